@@ -21,7 +21,7 @@ from benchmarks.methods import Prepared
 from benchmarks.workloads import Problem
 from gnn_attention import TokenGraph
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Outcome, Truth, gradients_of, judge, worst_errors
+from gnn_attention.verify.measure import Outcome, Truth, errors_of, gradients_of, judge, largest_of
 
 __all__ = ["Checked", "in_edges_of", "sampled_receivers"]
 
@@ -42,7 +42,8 @@ class Checked:
         out, gradients = self._solved(torch.float64, oracle.attention)
         orders = (partial(oracle.sdpa, number=number) for number in range(ORDERS))
         attempts = (self._solved(problem.grad_out.dtype, order) for order in orders)
-        self.truth = Truth(out, gradients, worst_errors(attempts, out, gradients))
+        errors = (errors_of(attempt, (out, gradients)) for attempt in attempts)
+        self.truth = Truth(out, gradients, largest_of(errors))
 
     def verdict(self, prepared: Prepared, backward: bool) -> Outcome:
         """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN before."""

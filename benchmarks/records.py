@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnn_attention._support import atomic_files
-from gnn_attention.verify.report import environment
+from tests.guarantees.environment import environment
 
 __all__ = [
     "Record",

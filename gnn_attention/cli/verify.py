@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 
 import torch
 
@@ -12,7 +13,9 @@ from gnn_attention import verify
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
-from gnn_attention.verify.report import Report, Result
+from gnn_attention.verify.report import Report
+
+KEPT_EVERY = 10.0  # seconds, of which a run that is killed loses no more
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -38,15 +41,24 @@ def run_checks(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"--resume {error}") from None
 
-    def keep(report: Report) -> None:
-        if file is not None:
-            atomic_files.write(file, report.to_json() + "\n")
+    latest, written = resumed, time.monotonic()
+    earlier = 0 if resumed is None else len(resumed.results)
+
+    def keep() -> None:
+        if file is not None and latest is not None:
+            atomic_files.write(file, latest.to_json() + "\n")
 
     with Progress("verify", unit="checks") as progress:
 
-        def show(done: int, due: int, result: Result) -> None:
-            progress.reach(done, due)
-            progress.advance(0, note=f"{result.group}, {result.dtype}")
+        def show(report: Report) -> None:
+            nonlocal latest, written
+            latest, done = report, len(report.results) - earlier
+            progress.reach(done, done + report.not_started)
+            if done:
+                progress.advance(0, note=f"{report.results[-1].group}, {report.results[-1].dtype}")
+            if time.monotonic() - written > KEPT_EVERY:
+                keep()
+                written = time.monotonic()
 
         try:
             report = verify.run(
@@ -57,14 +69,14 @@ def run_checks(args: argparse.Namespace) -> int:
                 jobs=_processors(args.device),
                 progress=show,
                 resumed=resumed,
-                keep=keep,
             )
         except KeyboardInterrupt:
+            keep()
             carried_on = f"the checks so far are in {file}, --resume {file} carries on"
             raise KeyboardInterrupt(
-                carried_on if file else "nothing was written (--json FILE would be)"
+                carried_on if file and latest else "nothing was written (--json FILE would be)"
             ) from None
-    keep(report)
+    keep()
     if place == "-":
         print(report.to_json())
     print(report, file=sys.stderr if place == "-" else sys.stdout)

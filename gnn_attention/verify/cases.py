@@ -12,13 +12,17 @@ from gnn_attention import convert, patterns, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dropout
 from gnn_attention.graph import TokenGraph
+from gnn_attention.heads import StandardHeads
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 DIM, VALUE_DIM = 16, 12  # channels of keys and of values
+WIDTH = 24  # channels of the tokens of a layer
 REACH = 3  # of the relative bias
 DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+KINDS = ("plain heads", "grouped heads with biases")
 
 Inputs = Mapping[str, Tensor]
 
@@ -35,7 +39,6 @@ class GraphCase:
     graph: TokenGraph
     edge: Callable[[int, int, int, int], bool]
     listed: list[tuple[int, int]] | None = None
-    first_dst: int = 0
     sizes: tuple[int, int] = (BATCH, HEADS)
     kv_heads: int = KV_HEADS
     dims: tuple[int, int] = (DIM, VALUE_DIM)
@@ -45,8 +48,24 @@ class GraphCase:
     def mask(self) -> Tensor:
         """Bool ``[batch, heads, dst, src]``, pair by pair from the definition."""
         shape = (*self.sizes, self.graph.num_dst, self.graph.num_src)
-        cells = [self.edge(b, h, i + self.first_dst, j) for b, h, i, j in product(*map(range, shape))]
+        cells = [self.edge(b, h, i + self.graph.dst_offset, j) for b, h, i, j in product(*map(range, shape))]
         return torch.tensor(cells, dtype=torch.bool).reshape(shape)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that a call, or a layer, may be given, and of the output of a call."""
+        (batch, heads), (dim, value_dim) = self.sizes, self.dims
+        num_dst, num_src = self.graph.num_dst, self.graph.num_src
+        return {
+            "q": (batch, heads, num_dst, dim),
+            "k": (batch, self.kv_heads, num_src, dim),
+            "v": (batch, self.kv_heads, num_src, value_dim),
+            "out": (batch, heads, num_dst, value_dim),
+            "x_src": (batch, num_src, WIDTH),
+            "x_dst": (batch, num_dst, WIDTH),
+            "table": (heads, 2 * REACH + 1),
+            "sink_logits": (heads,),
+            "bias": (batch, heads, self.edges().shape[1]),
+        }
 
     def edges(self) -> Tensor:
         """(src, dst) ``[2, E]`` in the order of a per-edge bias: as listed, else by receiver, then sender."""
@@ -62,8 +81,7 @@ class GraphCase:
     def places(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Samples, heads, absolute receivers and senders, which broadcast to ``[B, H, dst, src]``."""
         batch, heads, dst, src = (torch.arange(n, device=device) for n in self.mask.shape)
-        dst = dst + self.first_dst
-        return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst.unsqueeze(1), src
+        return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst.unsqueeze(1) + self.graph.dst_offset, src
 
 
 def graph_cases() -> Iterator[GraphCase]:
@@ -88,19 +106,17 @@ def graph_cases() -> Iterator[GraphCase]:
     hubs = lambda b, h, i, j: j <= i and not {i, j}.isdisjoint({2, 6})  # noqa: E731
     yield case("global_tokens", p.global_tokens(n, [2, 6]), hubs)
     yield case("cross", p.cross(7, n), lambda b, h, i, j: True)
-    yield case("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
-    yield case("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
     above = lambda b, h, i, j: j in _ancestors(parents, i)  # noqa: E731
-    yield case("rows of a tree", p.tree(parents).rows(5, 8), above, first_dst=5)
+    yield case("tree", p.tree(parents), above)
+    yield case("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i)
+    yield case("rows of a tree", p.tree(parents).rows(5, 8), above)
     yield case("one token", p.causal(1), lambda b, h, i, j: True)
     yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
     near: Any = lambda b, h, i, j: (j <= i) & (i - j <= h)  # noqa: E731
-    yield case("by head", rule(near, n, heads=HEADS, name="by head"), lambda b, h, i, j: 0 <= i - j <= h)
+    yield case("by head", rule(near, n, heads=HEADS, name="by head"), near)
     late: Any = lambda b, h, i, j: (j <= i) & (j >= 4 * (b % 3))  # noqa: E731
-    yield case(
-        "by sample", rule(late, n, batch=BATCH, name="by sample"), lambda b, h, i, j: i >= j >= 4 * (b % 3)
-    )
+    yield case("by sample", rule(late, n, batch=BATCH, name="by sample"), late)
     yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
     far: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
@@ -157,17 +173,11 @@ class Feature:
         """Whether it can be on a graph: a bias for each edge needs an order of edges."""
         return "bias" not in self.learns or not case.varies
 
-    def learned(self, case: GraphCase, rng: torch.Generator) -> dict[str, Tensor]:
-        batch, heads = case.sizes
-        shapes = {"table": (heads, 2 * REACH + 1), "sink_logits": (heads,)}
-        shapes["bias"] = (batch, heads, case.edges().shape[1])
-        return {name: torch.randn(*shapes[name], generator=rng, dtype=torch.float64) for name in self.learns}
-
     def options(self, inputs: Inputs) -> dict[str, Any]:
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
         return {**self.arguments, **mod, **{name: inputs[name] for name in self.learns if name != "table"}}
 
-    def factors(self, case: GraphCase, device: torch.device) -> Tensor | None:
+    def factors(self, case: GraphCase, device: str) -> Tensor | None:
         """Those of dropout, drawn with the seed 0: 0, or ``1 / (1 - p)`` where a weight stays."""
         if DROPOUT not in self.arguments:
             return None
@@ -191,9 +201,13 @@ class Feature:
         return logits + torch.zeros_like(logits).index_put((b, h, dst, src), bias)
 
 
-def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor, least: int = 0) -> Tensor:
-    """Uses every argument, and divides by 0 where a causal graph has no edge (by ``least`` or more)."""
-    return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=least)
+def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """Uses every argument, and divides by 0 where a causal graph has no edge."""
+    return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=0)
+
+
+def _finite_share(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return _share(x, b, h, dst, torch.minimum(src, dst))
 
 
 def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -230,10 +244,21 @@ ALL_FEATURES = [
     Feature(EVERY, LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
 ]
 FEATURES = {feature.name: feature for feature in ALL_FEATURES}
-SHARE = partial(_share, least=1)
 # what the rules, and the checks of dropout, add to that
 OPTIONS = FEATURES | {
     BIAS_AND_SINKS: Feature(BIAS_AND_SINKS, LEARNED),
-    "share": Feature("share", (), lambda _: _share, lambda _, *places: SHARE(*places), additive=False),
+    "share": Feature("share", (), lambda _: _share, _finite_share, additive=False),
     DROPOUT: Feature(DROPOUT, arguments={DROPOUT: 0.3}),
 }
+
+
+def drawn_heads(kind: str, seed: int) -> StandardHeads:
+    """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
+    rng = torch.Generator().manual_seed(seed)
+    heads = StandardHeads(WIDTH, HEADS)
+    if kind != KINDS[0]:
+        heads = StandardHeads(WIDTH, HEADS, DIM, VALUE_DIM, num_kv_heads=KV_HEADS, bias=True)
+    for name, parameter in heads.double().named_parameters():
+        spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
+        parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * spread
+    return heads

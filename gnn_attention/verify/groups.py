@@ -4,10 +4,10 @@ Small inputs make flat attention; inputs five times as large make it peaked, as 
 """
 
 import functools
-import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,24 +18,21 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import (
-    DIM,
+    BIAS_AND_SINKS,
     DROPOUT,
     DTYPES,
+    EVERY,
     FEATURES,
     GRAPHS,
-    HEADS,
-    KV_HEADS,
+    KINDS,
     OPTIONS,
-    VALUE_DIM,
-    Feature,
     GraphCase,
+    drawn_heads,
 )
-from gnn_attention.verify.measure import Outcome, judge
+from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge, worst_of
 from gnn_attention.verify.report import Check
-from gnn_attention.verify.truth import Problem
+from gnn_attention.verify.truth import Problem, leaves_of
 
-WIDTH = 24
-KINDS = ("plain heads", "grouped heads with biases")
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
     "factored": FactoredHeads.of,
@@ -55,51 +52,47 @@ LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity
 Row = Mapping[str, str]  # the dtype, and the other factors of a check
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Checks of one kind: ``run(device, backend, row)`` returns the outcome of a backend.
+def checks_of(
+    group: str, values: Mapping[str, Iterable[str]], device: str, backends: Sequence[Backend]
+) -> Iterator[Check]:
+    """The checks of a group on some backends; ``values`` are those of each factor.
 
-    The rows hold every combination of three values, of any factors. ``option(row)`` is the option that the
-    calls of a row have. Where inputs have sizes, pairs of values are checked without gradients, too.
+    The rows hold every combination of three values, of any factors and dtypes. Where inputs have sizes, pairs
+    of values are checked without gradients, too.
     """
-
-    name: str
-    run: Callable[[str, Backend, Row], Outcome]
-    values: Mapping[str, Any]  # of each factor, iterables of its values
-    option: Callable[[Row], str] = lambda row: row.get("option", "plain")
-
-    def checks(self, device: str, backends: Sequence[Backend]) -> Iterator[Check]:
-        """The checks of all rows on all backends."""
-        rows = grid(**{"dtype": DTYPES, **self.values}) if backends else []
-        if "option" in self.values:
-            rows = [row for row in rows if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
-        rows = [rows[number] for number in covering(rows, 3)]
-        forward = set(covering(rows, 2)) if "size" in self.values else set()
-        for (number, row), backend in itertools.product(enumerate(rows), backends):
-            check = self._check(device, backend, row)
-            yield from (check, check.forward_alone()) if number in forward else (check,)
-
-    def _check(self, device: str, backend: Backend, row: Row) -> Check:
+    rows = grid(**{"dtype": DTYPES, **values}) if backends else []
+    if "graph" in values:
+        rows = [row for row in rows if OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
+    rows = [rows[number] for number in covering(rows, 3)]
+    forward = set(covering(rows, 2)) if "size" in values else set()
+    for (number, row), backend in itertools.product(enumerate(rows), backends):
         factors = {name: value for name, value in row.items() if name != "dtype"}
-        skipped = unsupported(backend, device, DTYPES[row["dtype"]], self.option(row))
-        is_message_passing = "form" in row and backend.name == "message_passing"
-        if is_message_passing and GRAPHS[row["graph"]].varies:
+        option = row["option"] if "option" in row else RULES[row["rule"]][1]
+        skipped = unsupported(backend, device, row["dtype"], option)
+        if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].varies:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        name, run = ", ".join(factors.values()), partial(self.run, device, backend, row)
-        return Check(self.name, backend.name, row["dtype"], name, run, factors, skipped)
+        name, run = ", ".join(factors.values()), partial(run_row, device, backend, row)
+        check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
+        yield from (check, check.forward_alone()) if number in forward else (check,)
+
+
+def run_row(device: str, backend: Backend, row: Row) -> Outcome:
+    """The outcome of a backend on the problem of a row, or by its rule."""
+    if "rule" in row:
+        rule, _ = RULES[row["rule"]]
+        return worst_of(rule(partial(drawn_problem, device, row["dtype"]), backend))
+    problem = drawn_problem(device, **row)
+    return judge(*problem.solve(backend), problem.truth.for_backend(backend))
 
 
 @functools.lru_cache(maxsize=1024)
 @torch.no_grad()
-def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) -> str | None:
+def unsupported(backend: Backend, device: str, dtype: str, option: str) -> str | None:
     """Why a backend does not take calls with an option, without gradients; or None."""
-    # checks are listed where they cannot be run
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        return None
-    case, feature = GRAPHS["causal"], OPTIONS[option]
-    inputs = drawn(device, 0, dtype, case, feature)
-    q, k, v = (inputs[name] for name in "qkv")
-    reason = backend.unsupported_reason(AttentionCall.checked(q, k, v, case.graph, **feature.options(inputs)))
+    problem = drawn_problem(device, dtype, "causal", option)
+    q, k, v = (problem.inputs[name] for name in "qkv")
+    call = AttentionCall.checked(q, k, v, problem.graph, **problem.options(problem.inputs))
+    reason = backend.unsupported_reason(call)
     return None if reason is None else f"{backend.name}: {reason}"
 
 
@@ -116,19 +109,14 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
     """
-    combinations = [list(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
-    missing = set(itertools.chain.from_iterable(combinations))
-    queue = [(-len(values), number) for number, values in enumerate(combinations)]
-    heapq.heapify(queue)
-    chosen = []
-    while missing:
-        promised, number = heapq.heappop(queue)
-        gain = sum(combination in missing for combination in combinations[number])
-        if gain == -promised:
-            chosen.append(number)
-            missing.difference_update(combinations[number])
-        elif gain:
-            heapq.heappush(queue, (-gain, number))
+    combinations = [set(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
+    missing, chosen = set().union(*combinations), list[int]()
+    for gain in range(max(map(len, combinations), default=0), 0, -1):
+        for number, values in enumerate(combinations):
+            # no row adds more than this gain by now
+            if len(values & missing) == gain:
+                chosen.append(number)
+                missing -= values
     return sorted(chosen)
 
 
@@ -136,92 +124,142 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def attend_problem(
+def drawn_problem(
     device: str,
     dtype: str,
-    graph: str,
+    graph: str | GraphCase,
     option: str = "plain",
     size: str = "inputs x1",
+    form: str | None = None,
+    kind: str = "plain heads",
     rows: tuple[int, ...] | None = None,
 ) -> Problem:
     """A drawn call on a graph, with an option, whose inputs are multiplied by a size such as "inputs x5".
 
-    Gradients are those of the receivers ``rows`` (None: of all).
+    With a form and a kind it is a layer of drawn weights. Gradients are those of the receivers ``rows``, None
+    for all.
     """
-    case, feature = GRAPHS[graph], OPTIONS[option]
-    inputs = drawn(device, 0, DTYPES[dtype], case, feature, size)
+    case, feature = GRAPHS[graph] if isinstance(graph, str) else graph, OPTIONS[option]
+    heads = None if form is None else FORMS[form](drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
+    tokens = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
+    rng, shapes = torch.Generator().manual_seed(0 if heads is None else 1), case.shapes()
+
+    def draw(name: str, factor: float = 1.0) -> Tensor:
+        x = torch.randn(*shapes[name], generator=rng, dtype=torch.float64)
+        return (x * factor).to(device, DTYPES[dtype])
+
+    inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in tokens}
+    inputs |= {name: draw(name) for name in feature.learns}
+    direction = draw("out" if heads is None else "x_dst")
     if rows is not None:
-        inputs["direction"][:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0
-    return Problem.of(case, feature, inputs)
+        direction[:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0
+    return Problem(
+        inputs,
+        mask=case.mask.to(device),
+        direction=direction,
+        scale=feature.arguments.get("scale", case.dims[0] ** -0.5 if heads is None else heads.scale),
+        dense=partial(feature.dense, case),
+        additive=feature.additive,
+        factors=feature.factors(case, device),
+        heads=heads,
+        graph=case.graph,
+        options=feature.options,
+        layout=case.layout,
+    )
 
 
-@functools.lru_cache(maxsize=64)
-def layer_problem(
-    device: str,
-    dtype: str,
-    form: str,
-    kind: str,
-    graph: str,
-    option: str = "plain",
-    size: str = "inputs x1",
-) -> Problem:
-    """A layer in one form of drawn weights, on drawn tokens that are multiplied by the size."""
-    case, feature = GRAPHS[graph], FEATURES[option]
-    inputs = drawn(device, 1, DTYPES[dtype], case, feature, size, of_layer=True)
-    heads = FORMS[form](drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
-    return Problem.of(case, feature, inputs, heads)
+# ---- rules that no error bound of a call can express: exact zeros, where NaN and infinities go, and lse
+
+# (graph, option="plain", rows=None) -> a problem in one dtype, which all backends share
+Problems = Callable[..., Problem]
+Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
 
 
-def drawn(
-    device: str,
-    seed: int,
-    dtype: torch.dtype,
-    case: GraphCase,
-    feature: Feature,
-    size: str = "inputs x1",
-    of_layer: bool = False,
-) -> dict[str, Tensor]:
-    """The inputs of a call, or of a layer, what the feature learns, and the direction of the gradients."""
-    (batch, heads), (dim, value_dim), graph = case.sizes, case.dims, case.graph
-    rng, factor = torch.Generator().manual_seed(seed), float(size.removeprefix("inputs x"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "q": (heads, graph.num_dst, dim),
-        "k": (case.kv_heads, graph.num_src, dim),
-        "v": (case.kv_heads, graph.num_src, value_dim),
-    }
-    if of_layer:
-        shapes = {"x_src": (graph.num_src, WIDTH), "x_dst": (graph.num_dst, WIDTH)}
-    draw = partial(torch.randn, batch, generator=rng, dtype=torch.float64)
-    inputs = {name: draw(*shape) * factor for name, shape in shapes.items()} | feature.learned(case, rng)
-    inputs["direction"] = draw(*((graph.num_dst, WIDTH) if of_layer else (heads, graph.num_dst, value_dim)))
-    return {name: x.to(device, dtype) for name, x in inputs.items()}
+def _isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    isolated = ~GRAPHS["listed"].mask[0, 0].any(1)
+    for option in ("plain", BIAS_AND_SINKS):
+        problem = problems("listed", option)
+        leaves = leaves_of(problem.inputs)
+        plain, (out, info) = problem.call(backend, leaves), problem.call(backend, leaves, return_info=True)
+        gradients = gradients_of(plain.float(), torch.ones_like(plain), leaves).values()
+        yield f"outputs, {option}", holds(not torch.cat([plain, out])[:, :, isolated].any())
+        yield f"lse, {option}", holds((info.lse[:, :, isolated] == -torch.inf).all())
+        yield f"gradients, {option}", holds(all(g.isfinite().all() for g in gradients))
 
 
-def drawn_heads(kind: str, seed: int) -> StandardHeads:
-    """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
-    rng = torch.Generator().manual_seed(seed)
-    heads = StandardHeads(WIDTH, HEADS)
-    if kind != "plain heads":
-        heads = StandardHeads(WIDTH, HEADS, DIM, VALUE_DIM, num_kv_heads=KV_HEADS, bias=True)
-    for name, parameter in heads.double().named_parameters():
-        spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
-        parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * spread
-    return heads
+def _poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    """Outputs without a path from a poisoned token, and gradients of what they attend to, stay right.
+
+    The option "share" divides by 0 on pairs that are no edges of a causal graph.
+    """
+    cases = [
+        ("causal", 9, "plain"),
+        ("causal", 9, "share"),
+        ("no_self", 5, "plain"),
+        ("window", 2, "softcap"),
+    ]
+    for (graph, victim, option), poison in itertools.product(
+        cases, (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
+    ):
+        mask = GRAPHS[graph].mask[0, 0]
+        safe = ~mask[:, victim] & (torch.arange(len(mask)) != victim)
+        # senders to which no poisoned receiver attends
+        untouched = ~mask[~safe].any(0)
+        problem = problems(graph, option, rows=tuple(safe.nonzero().flatten().tolist()))
+        inputs = {name: x.clone() for name, x in problem.inputs.items()}
+        for x in inputs.values():
+            x[:, :, victim] = poison
+        out, gradients = problem.solve(backend, inputs)
+        reached = {name: x[:, :, untouched] for name, x in gradients.items() if name != "q"}
+        truth = problem.truth.rows(safe, untouched).for_backend(backend)
+        what = f"{poison:g} at token {victim} of {graph}, {option}, reached others"
+        yield what, judge(out[:, :, safe], reached, truth)
 
 
-# ---- the groups; that of rules is in the module of rules
+def _nan_is_attended_to(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    problem, receivers = problems("window"), GRAPHS["window"].mask[0, 0, :, 6]
+    for which in "qkv":
+        expected = receivers if which != "q" else torch.arange(len(receivers)) == 6
+        inputs = {name: x.clone() for name, x in problem.inputs.items()}
+        inputs[which][:, :, 6] = torch.nan
+        nan = problem.call(backend, inputs).isnan().cpu()
+        what = f"a NaN in {which} at token 6 of window(13, 4)"
+        exact = torch.equal(nan, expected.unsqueeze(1).expand(nan.shape))
+        yield what, holds(exact, "is not exactly where it is attended to")
 
 
-def _solve(make: Callable[..., Problem], device: str, backend: Backend, row: Row) -> Outcome:
-    problem = make(device, **row)
-    return judge(*problem.solve(backend), problem.truth.for_backend(backend))
+def _lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    """Half of a sink is given to the call, and half is added to its result by lse, with right gradients.
+
+    With ``a = sink - log 2`` the whole sink leaves ``exp(lse) / (exp(lse) + exp(a))`` of an output whose lse
+    counts a sink of a already. That is computed from the lse that is stored, as weights are by a backend that
+    computes them again.
+    """
+    for name, option in itertools.product(
+        ("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, EVERY)
+    ):
+        problem, recomputing = problems(name, option), replace(backend, recomputes=True)
+        leaves = leaves_of(problem.inputs)
+        half = leaves["sink_logits"] - math.log(2)
+        out, info = problem.call(backend, leaves | {"sink_logits": half}, return_info=True)
+        whole = out * (info.lse - half.to(info.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
+        gradients = gradients_of(whole, problem.direction, {key: leaves[key] for key in "qkv"})
+        yield f"{name} with {option}", judge(whole, gradients, problem.truth.for_backend(recomputing))
 
 
-CALLS = {"graph": GRAPHS, "option": FEATURES, "size": SIZES}
-LAYERS = {"form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS, "option": LAYER_OPTIONS, "size": SIZES}
-dropout_problem = partial(attend_problem, option=DROPOUT)
-GROUPS = (
-    Group("attend", partial(_solve, attend_problem), CALLS),
-    Group("layer", partial(_solve, layer_problem), LAYERS),
-    Group("dropout", partial(_solve, dropout_problem), {"graph": DROPOUT_GRAPHS}, lambda row: DROPOUT),
-)
+# each rule, and the option without which it cannot be checked
+RULES: dict[str, tuple[Rule, str]] = {
+    "isolated rows are exactly 0, lse -inf, gradients finite": (_isolated_rows, "edge bias"),
+    "NaN, inf and 1e4 reach only rows that attend to them": (_poison, "softcap"),
+    "a NaN that is attended to is not cleaned": (_nan_is_attended_to, "plain"),
+    "lse is that of the logits, bias and sinks, and so are its gradients": (_lse, EVERY),
+}
+
+# ---- the groups
+
+GROUPS: dict[str, Mapping[str, Iterable[str]]] = {
+    "attend": {"graph": GRAPHS, "option": FEATURES, "size": SIZES},
+    "layer": {"form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS, "option": LAYER_OPTIONS, "size": SIZES},
+    "dropout": {"graph": DROPOUT_GRAPHS, "option": (DROPOUT,)},
+    "rules": {"rule": RULES},
+}

@@ -11,7 +11,7 @@ inputs (the gradient of b_K is 0 in theory: no error is small in comparison). Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,8 @@ from gnn_attention.backends import Backend
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
+MOVES = 4
+FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
 
 Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 
@@ -40,12 +42,9 @@ class Truth:
     recomputed: Mapping[str, float] = field(default_factory=dict)
 
     def for_backend(self, backend: Backend) -> Truth:
-        """The truth with the yardstick of a backend."""
-        return self.of_recomputed_weights() if backend.recomputes else self
-
-    def of_recomputed_weights(self) -> Truth:
-        """The truth with the larger yardsticks for gradients."""
-        return replace(self, yardstick={**self.yardstick, **self.recomputed})
+        """The truth with the yardstick of a backend, which is larger for gradients of recomputed weights."""
+        larger = self.recomputed if backend.recomputes else {}
+        return replace(self, yardstick={**self.yardstick, **larger})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
         """The output of some receivers and the gradients of some senders alone (axis 2 of each)."""
@@ -80,23 +79,22 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     """
     results, true = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
     largest_gradient = max(map(largest, truth.gradients.values()), default=0.0)
-    units, limits, ratios = dict[str, float](), dict[str, float](), dict[str, float]()
+    ratios, shares, allowed = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, x in results.items():
         if x.dtype == torch.float64:
-            limits[name] = 1.0
-            units[name] = EXACT * (largest(truth.out) if name == "out" else largest_gradient)
+            limit, unit = 1.0, EXACT * (largest(truth.out) if name == "out" else largest_gradient)
         else:
-            limits[name] = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
+            limit = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
             rounding = torch.finfo(x.dtype).eps / 2 * largest(true[name])
-            units[name] = max(rounding, truth.yardstick.get(name, 0.0))
+            unit = max(rounding, truth.yardstick.get(name, 0.0))
         error = _error(x, true[name])
-        ratios[name] = error / units[name] if units[name] > 0 else math.inf if error else 0.0
-    shares = {name: ratio / limits[name] for name, ratio in ratios.items()}
+        ratios[name] = error / unit if unit > 0 else math.inf if error else 0.0
+        shares[name], allowed[name] = ratios[name] / limit, limit * unit
     worst = max(shares, key=lambda name: badness(shares[name]))
     where = ""
     if not shares[worst] <= 1.0:
         title = "output" if worst == "out" else f"gradient of {worst}"
-        where = _description(title, results[worst], true[worst], limits[worst] * units[worst])
+        where = _description(title, results[worst], true[worst], allowed[worst])
     gradient = max((ratios[name] for name in gradients), default=None, key=badness)
     return Outcome(shares[worst], ratios["out"], gradient, where)
 
@@ -116,22 +114,18 @@ def worst_of(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
     return Outcome(share)
 
 
-def worst_errors(
-    attempts: Iterable[Attempt], out: Tensor, gradients: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """The largest error of the output, as "out", and of each gradient, over several attempts at the truth.
-
-    >>> zero = torch.zeros(2)
-    >>> worst_errors([(zero - 3, {"q": zero}), (zero, {"q": zero + 1})], zero, {"q": zero})
-    {'out': 3.0, 'q': 1.0}
-    """
-    true = {"out": out, **gradients}
-    named = ({"out": attempt[0], **attempt[1]} for attempt in attempts)
-    return largest_of({name: _error(x, true[name]) for name, x in results.items()} for results in named)
+def errors_of(attempt: Attempt, true: Attempt) -> dict[str, float]:
+    """The largest error of the output, as "out", and of each gradient."""
+    wanted = {"out": true[0], **true[1]}
+    return {name: _error(x, wanted[name]) for name, x in {"out": attempt[0], **attempt[1]}.items()}
 
 
 def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest error of each name; a NaN is larger than any number."""
+    """The largest error of each name; a NaN is larger than any number.
+
+    >>> largest_of([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
+    {'out': 3.0, 'q': 1.0}
+    """
     worst: dict[str, float] = {}
     for each in errors:
         worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in each.items()}
@@ -176,3 +170,73 @@ def _description(name: str, result: Tensor, true: Tensor, allowed: float) -> str
     a, b, error = (float(x[index]) for x in (expected, came, off))
     place = [int(i) for i in index]
     return f"{name}{place}: expected {a:.9g}, came {b:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
+
+
+# ---- what roundings do to a truth
+
+
+@torch.enable_grad()
+def rounded(
+    truth: Truth, formula: Callable[..., tuple[Tensor, ...]], leaves: Mapping[str, Tensor], direction: Tensor
+) -> Truth:
+    """``truth`` with yardsticks no smaller than what roundings do to it: the least that a dtype can promise.
+
+    SDPA's error may be exactly 0 by luck: where a gradient is 0 in theory, it subtracts two sums that it
+    takes in one order. So its errors count at least as much as what happens to the truth, in float64,
+
+    * when every input is moved by up to a rounding of float32, in which sums are taken;
+    * and to the gradients, when ``delta = sum(grad_out * out)`` is: it is subtracted from ``grad_out . v``,
+      which may be nearly the same number. A kernel that computes weights again takes delta from the output as
+      it was stored: for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for
+      lse;
+    * and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change
+      by e makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it;
+    * and to the gradients of a layer, when those of its queries, keys and values are rounded to the dtype, in
+      which they are stored: the gradient of b_K is their sum, 0 in theory.
+
+    Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the stored lse.
+    """
+    single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
+    wide, grad_out = {name: x.detach().double() for name, x in leaves.items()}, direction.double()
+
+    def moved(number: int, delta: float, lse: float) -> Attempt:
+        """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
+        rng = torch.Generator().manual_seed(number)
+        inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
+        out, z, row_lse, *stored = formula(inputs)
+        (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)
+        by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
+        by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
+        total = (out * grad_out).sum() + (z * by_lse).sum() + (row_lse * by_delta).sum()
+        gradients = torch.autograd.grad(total, stored, retain_graph=True) if stored else ()
+        for x, gradient in zip(stored, gradients, strict=True):
+            total = total + (x * gradient * _signs(gradient, rng) * own).sum()
+        return out.detach(), gradients_of(total, torch.ones_like(total), inputs)
+
+    def worst(delta: float, lse: float) -> dict[str, float]:
+        true = truth.out, truth.gradients
+        return largest_of(errors_of(moved(number, delta, lse), true) for number in range(1, 1 + MOVES))
+
+    yardstick = largest_of([truth.yardstick, worst(single, 0.0)])
+    recomputed = largest_of([yardstick, truth.recomputed, worst(own, single)])
+    # the output of a kernel that computes weights again has no further rounding
+    del recomputed["out"]
+    return replace(truth, yardstick=yardstick, recomputed=recomputed)
+
+
+def nearby(x: Tensor, number: int) -> Tensor:
+    """Every number moved by up to 8 roundings of its dtype, so that roundings differ; number 0 moves none.
+
+    >>> x = torch.ones(3, dtype=torch.bfloat16)
+    >>> nearby(x, 0).equal(x), bool(0 < (nearby(x, 1) - x).abs().max() <= FAR * torch.finfo(x.dtype).eps)
+    (True, True)
+    """
+    if not number:
+        return x
+    moves = FAR * torch.finfo(x.dtype).eps * _signs(x, torch.Generator().manual_seed(number))
+    return (x.detach().double() * (1 + moves)).to(x.dtype)
+
+
+def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Numbers in [-1, 1]."""
+    return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1

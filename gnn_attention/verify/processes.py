@@ -4,7 +4,7 @@ import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from gnn_attention.verify.report import FORWARD, Check, Result
 DIED = "the process that ran it died"
 
 
-def results(checks: Sequence[Check], jobs: int) -> Iterator[Result]:
+def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
     """Run checks in so many processes; those of one problem follow each other in one, and share its truth.
 
     What was not finished when a process died runs again check by check in one process, which is made anew
@@ -24,10 +24,10 @@ def results(checks: Sequence[Check], jobs: int) -> Iterator[Result]:
     """
     problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
     parts = [list(part) for _, part in problems]
-    threads, others = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
+    others = set(multiprocessing.active_children())
     while parts:
         lost: list[Check] = []
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
         try:
             with _interrupts_blocked():
                 first = pool.submit(int)
@@ -65,12 +65,12 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _begin(threads: int) -> None:
+def _begin() -> None:
     # Ctrl-C reaches all processes of a terminal; the first one ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
+        torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def _run(checks: Sequence[Check]) -> list[Result]:

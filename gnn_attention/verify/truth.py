@@ -17,30 +17,30 @@ from torch.func import functional_call
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
-from gnn_attention.verify.cases import Feature, GraphCase
-from gnn_attention.verify.measure import Attempt, Truth, gradients_of, largest_of, worst_errors
-from gnn_attention.verify.roundings import rounded
+from gnn_attention.verify.measure import Attempt, Truth, errors_of, gradients_of, largest_of, nearby, rounded
 
 NEIGHBOURS = 16  # problems over which the yardstick is taken, the problem itself among them
 OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
-FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
 
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
 
 
 @dataclass(frozen=True, eq=False)
-class Formula:
-    """Dense attention, but for its inputs: "q", "k", "v", perhaps "sink_logits", and what ``dense`` needs.
+class Problem:
+    """A call of ``attend`` on "q", "k", "v" and what it learns, or a layer of ``heads`` on "x_src", "x_dst".
 
-    With ``heads`` it is a whole layer: inputs are "x_src", "x_dst" and the heads' weights by their names.
-    ``mask [B, H, dst, src]``; ``factors`` multiply the weights; gradients are those of ``(out *
-    direction).sum()`` for all inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a
-    mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype.
+    Inputs have the dtype and device under test. ``mask [B, H, dst, src]``; ``dense(inputs, logits)`` adds to
+    the logits; ``factors`` multiply the weights; gradients are those of ``(out * direction).sum()`` for all
+    inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a mask; without it, or with
+    factors, the yardstick is the plain formula in the inputs' dtype.
+
+    A backend is called with ``graph``, ``options(inputs)`` as further arguments, and q, k and v where
+    ``layout`` puts them in memory. A problem without a graph has a truth alone.
     """
 
+    inputs: Mapping[str, Tensor]
     mask: Tensor
     direction: Tensor
     scale: float
@@ -49,25 +49,32 @@ class Formula:
     factors: Tensor | None = None
     heads: Any = None
     neighbours: int = NEIGHBOURS
+    graph: Any = None
+    options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
+    layout: Callable[[Tensor], Tensor] = lambda x: x
 
-    @torch.enable_grad()
-    def truth(self, inputs: Mapping[str, Tensor]) -> Truth:
+    # ---- the truth
+
+    @cached_property
+    def truth(self) -> Truth:
         """Output and gradients in float64 on rounded inputs, and SDPA's errors in the dtype of the inputs.
 
         SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it
         is taken over 16 problems: this one, and 15 :func:`nearby`, each in another order with its own truth.
         """
-        out, gradients = self._solve(inputs)
-        if self.direction.dtype == torch.float64:
-            return Truth(out, gradients, {})
-        plain, fused = list[dict[str, float]](), list[dict[str, float]]()
-        for number in range(self.neighbours):
-            moved = {name: nearby(x, number) for name, x in inputs.items()}
-            solved = self._solve(moved)
-            plain.append(worst_errors([self.baseline(moved, number, widened=False)], *solved))
-            fused.append(worst_errors([self.baseline(moved, number, widened=True)], *solved))
-        truth = Truth(out, gradients, largest_of(plain), largest_of(fused))
-        return rounded(truth, self._sums, inputs, self.direction)
+        inputs = {**self.inputs, **plain_names(self.heads)}
+        with torch.enable_grad():
+            out, gradients = self._solve(inputs)
+            if self.direction.dtype == torch.float64:
+                return Truth(out, gradients, {})
+            plain, fused = list[dict[str, float]](), list[dict[str, float]]()
+            for number in range(self.neighbours):
+                moved = {name: nearby(x, number) for name, x in inputs.items()}
+                solved = self._solve(moved)
+                plain.append(errors_of(self.baseline(moved, number, widened=False), solved))
+                fused.append(errors_of(self.baseline(moved, number, widened=True), solved))
+            truth = Truth(out, gradients, largest_of(plain), largest_of(fused))
+            return rounded(truth, self._sums, inputs, self.direction)
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
         """By the formulas alone, no weight of a layer passing through its own projections."""
@@ -121,6 +128,32 @@ class Formula:
         results: tuple[Tensor, ...] = functional_call(_Layer(self.heads), weights, (*tokens, attention))
         return results
 
+    # ---- what a backend makes of it
+
+    def solve(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> Attempt:
+        """Output and gradients of a backend, perhaps with other inputs than the problem's own."""
+        leaves = leaves_of(self.inputs if inputs is None else inputs)
+        with torch.random.fork_rng([self.direction.device] if self.direction.is_cuda else []):
+            torch.manual_seed(0)
+            if self.heads is None:
+                out = self.call(backend, leaves)
+            else:
+                options = self.options(leaves)
+                layer = self.layer(backend, options.pop("score_mod", None))
+                out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
+                leaves |= plain_names(self.heads)
+        return out, gradients_of(out, self.direction, leaves)
+
+    def call(self, backend: Backend, inputs: Mapping[str, Tensor], **more: Any) -> Any:
+        """What ``attend`` makes of q, k and v in their places, and of its options."""
+        q, k, v = (self.layout(inputs[name]) for name in "qkv")
+        return attend(q, k, v, self.graph, backend=backend, **self.options(inputs), **more)
+
+    def layer(self, backend: Backend, score_mod: Any = None) -> MessagePassingAttention:
+        """The layer of these heads; "message_passing" by its name, which calls the layer's own four steps."""
+        by_name = backend.name == "message_passing"
+        return MessagePassingAttention(self.heads, score_mod, backend=backend.name if by_name else backend)
+
 
 class _Layer(nn.Module):
     """A layer whose weights and attention are given at each call."""
@@ -135,90 +168,11 @@ class _Layer(nn.Module):
         return self.heads.collect(z), z, q, k, v
 
 
-def nearby(x: Tensor, number: int) -> Tensor:
-    """Every number moved by up to 8 roundings of its dtype, so that roundings differ; number 0 moves none.
-
-    >>> x = torch.ones(3, dtype=torch.bfloat16)
-    >>> nearby(x, 0).equal(x), bool(0 < (nearby(x, 1) - x).abs().max() <= FAR * torch.finfo(x.dtype).eps)
-    (True, True)
-    """
-    if not number:
-        return x
-    rng = torch.Generator().manual_seed(number)
-    moves = 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1
-    return (x.detach().cpu().double() * (1 + FAR * torch.finfo(x.dtype).eps * moves)).to(x.device, x.dtype)
-
-
 def leaves_of(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     return {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
-    return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A call of ``attend``, or of a layer with ``heads``; inputs have the dtype and device under test.
-
-    ``options(inputs)`` are further arguments of the call, and ``layout`` puts q, k and v in their places in
-    memory.
-    """
-
-    graph: TokenGraph
-    formula: Formula
-    inputs: Mapping[str, Tensor]
-    options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
-    layout: Callable[[Tensor], Tensor] = lambda x: x
-
-    @staticmethod
-    def of(case: GraphCase, feature: Feature, inputs: Mapping[str, Tensor], heads: Any = None) -> Problem:
-        """The problem of a graph and a feature; "direction" multiplies the output before it is summed."""
-        own = dict(inputs)
-        direction, device = own.pop("direction"), inputs["direction"].device
-        scale = own["q"].shape[-1] ** -0.5 if heads is None else heads.scale
-        formula = Formula(
-            mask=case.mask.to(device),
-            direction=direction,
-            scale=feature.arguments.get("scale", scale),
-            dense=partial(feature.dense, case),
-            additive=feature.additive,
-            factors=feature.factors(case, device),
-            heads=heads,
-        )
-        return Problem(case.graph, formula, own, feature.options, case.layout)
-
-    @property
-    def heads(self) -> Any:
-        """The heads of a layer; None for a call of ``attend``."""
-        return self.formula.heads
-
-    @cached_property
-    def truth(self) -> Truth:
-        weights = {} if self.heads is None else plain_names(self.heads)
-        return self.formula.truth({**self.inputs, **weights})
-
-    def solve(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> Attempt:
-        """Output and gradients of a backend, perhaps with other inputs than the problem's own."""
-        leaves = leaves_of(self.inputs if inputs is None else inputs)
-        direction = self.formula.direction
-        with torch.random.fork_rng([direction.device] if direction.is_cuda else []):
-            torch.manual_seed(0)
-            if self.heads is None:
-                out = self.call(backend, leaves)
-            else:
-                options = self.options(leaves)
-                layer = self.layer(backend, options.pop("score_mod", None))
-                out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
-                leaves |= plain_names(self.heads)
-        return out, gradients_of(out, direction, leaves)
-
-    def call(self, backend: Backend, inputs: Mapping[str, Tensor], **more: Any) -> Any:
-        """What ``attend`` makes of q, k and v in their places, and of its options."""
-        q, k, v = (self.layout(inputs[name]) for name in "qkv")
-        return attend(q, k, v, self.graph, backend=backend, **self.options(inputs), **more)
-
-    def layer(self, backend: Backend, score_mod: Any = None) -> MessagePassingAttention:
-        """The layer of these heads; "message_passing" by its name, which calls the layer's own four steps."""
-        by_name = backend.name == "message_passing"
-        return MessagePassingAttention(self.heads, score_mod, backend=backend.name if by_name else backend)
+    """The weights by their names in the formulas; {} without heads."""
+    named = () if heads is None else heads.named_parameters()
+    return {name.removeprefix("standard."): parameter for name, parameter in named}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
 import sys
 import time
@@ -15,11 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gnn_attention.verify import report
+from tests.guarantees.environment import environment
 from tests.guarantees.guarantee import Guarantee, Tell
 from tests.guarantees.registry import GUARANTEES
-
-PACKAGES = ("torch", "torch_geometric", "networkx", "transformers", "triton", "numpy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--count {args.count}: expected 1 or more")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
         parser.error(f"--json {args.json}: expected a file in a folder that exists")
-    record: dict[str, Any] = {"environment": environment(), "guarantees": []}
+    record: dict[str, Any] = {"environment": environment("cpu"), "guarantees": []}
     results = record["guarantees"]
     for name in args.names or GUARANTEES:
         results.append(measure(GUARANTEES[name], args.count, Ticker(name)))
@@ -96,14 +93,6 @@ def describe(result: dict[str, Any]) -> str:
     lines += [f"       failed: {case}" for case in result["failures"][:20]]
     lines += [f"       skipped: {case}" for case in result["skipped"]]
     return "\n".join(lines) + "\n"
-
-
-def environment() -> dict[str, Any]:
-    """The machine, the commit and the versions that a record was measured with."""
-    installed = {
-        package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()
-    }
-    return report.environment("cpu") | {package: installed.get(package) for package in PACKAGES}
 
 
 def _now() -> str:

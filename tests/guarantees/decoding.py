@@ -21,7 +21,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.verify.measure import Truth, badness, judge
-from gnn_attention.verify.truth import Formula
+from gnn_attention.verify.truth import Problem
 from tests.guarantees.families import FAMILIES
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.problems import layer_truth
@@ -108,7 +108,7 @@ def _attend(dtype: torch.dtype, decoding: Decoding) -> tuple[Tensor, Truth]:
         outs.append(cache.attend(part[0]))
     out = torch.cat(outs, dim=2)
     inputs = {"q": q, "k": k, "v": v}
-    return out, Formula(decoding.mask, torch.ones_like(out), DIM**-0.5).truth(inputs)
+    return out, Problem(inputs, decoding.mask, torch.ones_like(out), DIM**-0.5).truth
 
 
 def _layer(

@@ -90,7 +90,7 @@ def _measure(count: int, tell: Tell) -> Measured:
         draw = ScaledDraw(number)
         problem, setting = attend_problem(draw), (draw.numbers.dtype, draw.numbers.size)
         plain, fused = (
-            [problem.formula.baseline(problem.inputs, number, widened) for number in range(ORDERS)]
+            [problem.baseline(problem.inputs, number, widened) for number in range(ORDERS)]
             for widened in (False, True)
         )
         for name, result in results(problem, usual_backends()):
@@ -129,7 +129,7 @@ def _shares(
     outcome = judge(*attempt, truth.for_backend(backend))
     yield "largest", outcome.output or 0.0
     yield "largest of gradients", outcome.gradient or 0.0
-    if int((problem.formula.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
+    if int((problem.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
         return
     if truth.out.numel() >= FEWEST_NUMBERS:
         yield "mean", _mean_share(attempt[0], truth.out, [[out for out, _ in plain]])

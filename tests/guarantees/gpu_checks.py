@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.verify.cases import FEATURES, GraphCase
-from gnn_attention.verify.groups import drawn, layer_problem
+from gnn_attention.verify.groups import drawn_problem
 from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.truth import Problem, leaves_of
 
@@ -41,7 +40,7 @@ def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
     q, k, v = (leaves[name] for name in "qkv")
     options = problem.options(leaves)
     out, info = attend(q, k, v, problem.graph, backend=backend, return_info=True, **options)
-    gradients = gradients_of(out, problem.formula.direction, leaves)
+    gradients = gradients_of(out, problem.direction, leaves)
     return {"output": out.detach(), "lse": info.lse.detach(), **gradients}
 
 
@@ -58,15 +57,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _small_problem(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Problem:
+def _small_problem(device: str, dtype: str, graph: str, backend: Backend) -> Problem:
     """A call with a bias for each edge where the backend has one."""
-    feature = FEATURES["edge bias" if backend.capabilities.bias else "plain"]
-    return Problem.of(case, feature, drawn(device, 7, dtype, case, feature))
+    return drawn_problem(device, dtype, graph, "edge bias" if backend.capabilities.bias else "plain")
 
 
-def run_opcheck(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Outcome:
+def run_opcheck(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
     """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
-    problem = _small_problem(device, dtype, case, backend)
+    problem = _small_problem(device, dtype, graph, backend)
     with Recorder() as recorder:
         problem.solve(backend)
     if not recorder.calls:
@@ -86,24 +84,23 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
     return leaf.requires_grad_(differentiable)
 
 
-def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Outcome:
+def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
     """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
-    problem = _small_problem(device, dtype, case, backend)
+    problem = _small_problem(device, dtype, graph, backend)
     leaves = leaves_of(problem.inputs)
 
     def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        out: Tensor = attend(q, k, v, case.graph, bias=bias, backend=backend)
+        out: Tensor = attend(q, k, v, problem.graph, bias=bias, backend=backend)
         return out
 
     out = _compiled(device, run)(**leaves)
-    gradients = gradients_of(out, problem.formula.direction, leaves)
+    gradients = gradients_of(out, problem.direction, leaves)
     return judge(out, gradients, problem.truth.for_backend(backend))
 
 
 def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
     """The same of a layer on its message-passing path."""
-    kind = "grouped heads with biases"
-    problem = layer_problem(device, dtype, "standard", kind, graph)
+    problem = drawn_problem(device, dtype, graph, form="standard", kind="grouped heads with biases")
     layer, x = problem.layer(BACKENDS["message_passing"]), leaves_of(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
@@ -111,7 +108,7 @@ def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
         return out
 
     out = _compiled(device, run)(**x)
-    gradients = gradients_of(out, problem.formula.direction, x)
+    gradients = gradients_of(out, problem.direction, x)
     return judge(out, gradients, problem.truth)
 
 

@@ -23,20 +23,18 @@ from itertools import product
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.plan.packing import packing
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS
+from gnn_attention.verify.cases import DROPOUT, DTYPES, FEATURES, GRAPHS, KINDS
 from gnn_attention.verify.groups import (
     DROPOUT_GRAPHS,
-    KINDS,
     LAYER_OPTIONS,
+    RULES,
     covering,
-    drawn,
-    dropout_problem,
+    drawn_problem,
     grid,
-    layer_problem,
+    run_row,
 )
 from gnn_attention.verify.measure import Outcome, judge
 from gnn_attention.verify.report import FORWARD, Check
-from gnn_attention.verify.rules import RULES, run_rule
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_opcheck
 from tests.guarantees.gpu_large import LARGE, large_layer, large_problem
@@ -169,11 +167,11 @@ def _takes_call(backend: str, row: Row) -> bool:
 
 
 def _attend_problem(device: str, row: Row) -> Problem:
-    case, feature = GRAPHS[row["graph"]], FEATURES[row["option"]]
+    case = GRAPHS[row["graph"]]
     if "channels" in row:
         width = int(row["channels"].split()[0])
         case = replace(case, dims=(width, width))
-    return Problem.of(case, feature, drawn(device, 0, DTYPES[row["dtype"]], case, feature))
+    return drawn_problem(device, row["dtype"], case, row["option"])
 
 
 def _is_message_passing(backend: str, row: Row) -> bool:
@@ -181,7 +179,7 @@ def _is_message_passing(backend: str, row: Row) -> bool:
 
 
 def _layer_problem(device: str, row: Row) -> Problem:
-    return layer_problem(device, form="standard", **row)
+    return drawn_problem(device, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:
@@ -196,7 +194,7 @@ def _takes_shape(backend: str, row: Row) -> bool:
 
 def _dropout_checks(device: str) -> Iterator[Check]:
     for row in grid(dtype=CORE_DTYPES, graph=DROPOUT_GRAPHS):
-        problem = partial(dropout_problem, device, **row)
+        problem = partial(drawn_problem, device, **row, option=DROPOUT)
         for backend in EVERYWHERE:
             run = partial(_solve, problem, backend)
             yield Check("dropout", backend, row["dtype"], row["graph"], run, factors={"graph": row["graph"]})
@@ -207,7 +205,7 @@ def _rule_checks(device: str) -> Iterator[Check]:
     for row in grid(dtype=CORE_DTYPES, rule=RULES):
         varlen = row["rule"] == VARLEN_RULE and takes("varlen", row["dtype"], GRAPHS["window"].graph)
         for backend in (*EVERYWHERE, "varlen") if varlen else EVERYWHERE:
-            run = partial(run_rule, device, BACKENDS[backend], row)
+            run = partial(run_row, device, BACKENDS[backend], row)
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 
 
@@ -259,11 +257,11 @@ def _operator_checks(device: str) -> Iterator[Check]:
         ("varlen", "bfloat16", "window"),
     ]
     for backend, dtype, graph in operators:
-        run = partial(run_opcheck, device, DTYPES[dtype], GRAPHS[graph], BACKENDS[backend])
+        run = partial(run_opcheck, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"opcheck on {graph}", run)
     others = [("dense", "float32", "causal"), ("reference", "float32", "listed")]
     for backend, dtype, graph in [*operators, *others]:
-        run = partial(run_compiled, device, DTYPES[dtype], GRAPHS[graph], BACKENDS[backend])
+        run = partial(run_compiled, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"{COMPILED} on {graph}", run)
     run = partial(run_compiled_layer, device, "float32", "window")
     yield Check("operators", MESSAGE_PASSING, "float32", f"{COMPILED} on window", run)

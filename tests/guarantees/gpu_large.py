@@ -16,9 +16,8 @@ import torch
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import HEADS, KV_HEADS
-from gnn_attention.verify.groups import drawn_heads
-from gnn_attention.verify.truth import Formula, Problem
+from gnn_attention.verify.cases import HEADS, KV_HEADS, drawn_heads
+from gnn_attention.verify.truth import Problem
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
 
@@ -111,15 +110,16 @@ def large_problem(
     shapes |= {"bias": (1, HEADS, graph.num_edges), "sink_logits": (HEADS,)} if full else {}
     inputs = {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()}
     inputs = {name: x.to(device, dtype) for name, x in inputs.items()}
-    formula = Formula(
+    direction = inputs.pop("direction")
+    return Problem(
+        inputs,
         mask=large.mask(tokens).to(device).expand(samples, HEADS, -1, -1),
-        direction=inputs.pop("direction"),
+        direction=direction,
         scale=dim**-0.5,
         dense=partial(_add_bias, graph) if full else lambda inputs, logits: logits,
         neighbours=ORDERS,
-    )
-    return Problem(
-        graph, formula, inputs, lambda given: {name: given[name] for name in given.keys() - set("qkv")}
+        graph=graph,
+        options=lambda given: {name: given[name] for name in given.keys() - set("qkv")},
     )
 
 
@@ -139,5 +139,5 @@ def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int)
     shapes = dict.fromkeys(("x_src", "x_dst", "direction"), (1, tokens, width))
     inputs = {name: torch.randn(shape, generator=rng).to(device, dtype) for name, shape in shapes.items()}
     mask = large.mask(tokens).expand(1, HEADS, -1, -1).to(device)
-    formula = Formula(mask, inputs.pop("direction"), heads.scale, heads=heads)
-    return Problem(large.graph(tokens), formula, inputs)
+    direction = inputs.pop("direction")
+    return Problem(inputs, mask, direction, heads.scale, heads=heads, graph=large.graph(tokens))

@@ -14,19 +14,18 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnn_attention.verify.report import Report, Result, environment
+from gnn_attention.verify import Report, Result
+from tests.guarantees.environment import ROOT, environment, output
 from tests.guarantees.gpu_core import MESSAGE_PASSING, core_checks, digest
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "tests" / "records"
 COMMAND = "`python3 -m benchmarks.gpu_run` is ready"
 # patterns of the files that the device runs for a backend; those after "!" are left out
@@ -57,7 +56,7 @@ def gpu_environment(device: str) -> dict[str, Any]:
     """The environment of a run, with the driver and the compilers of a GPU."""
     about = environment(device) | dict.fromkeys(("driver", "cudnn", "capability", "triton_key", "ptxas"))
     if device.startswith("cuda"):
-        about["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        about["driver"] = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         about["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         with suppress(ImportError, AttributeError):
@@ -73,15 +72,8 @@ def ptxas_release() -> str | None:
     spec = importlib.util.find_spec("triton")
     own = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if spec and spec.origin else None
     program = os.environ.get("TRITON_PTXAS_PATH") or own
-    release = re.search(r"V([0-9.]+)", _output(str(program), "--version") or "")
+    release = re.search(r"V([0-9.]+)", output(str(program), "--version") or "")
     return release[1] if release else None
-
-
-def _output(*command: str) -> str | None:
-    """What a program prints; None where it is not there or fails."""
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return None
 
 
 def digests(root: Path = ROOT) -> dict[str, str]:
@@ -159,7 +151,7 @@ def records(folder: Path = RECORDS) -> list[tuple[Path, Report]]:
     dated = []
     for file in folder.glob("*.json"):
         made = json.loads(file.read_text(encoding="utf-8"))
-        if {"environment", "summary", "results"} <= made.keys() and made["environment"].get("cuda"):
+        if {"environment", "not_started", "results"} <= made.keys() and made["environment"].get("cuda"):
             dated.append((str(made["environment"]["date"]), file))
     return [(file, Report.from_file(file)) for _, file in sorted(dated, reverse=True)]
 
@@ -243,16 +235,15 @@ def markdown(folder: Path = RECORDS, root: Path = ROOT) -> str:
 
 
 def table(report: Report) -> str:
-    """Checks, and the worst errors in units of SDPA's own, by backend and dtype."""
-    head = ["backend", "dtype", "checks", "failed", "skipped"]
-    head += ["output (allowed: 2, float64: 1)", "gradient (3, float64: 1)"]
-    rows = [[*name.split(), *_summary(results)] for name, results in sorted(_cells(report.results).items())]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
-def _summary(results: list[Result]) -> Iterator[str]:
-    ran = [result for result in results if result.skipped is None]
-    yield from (str(len(ran)), str(sum(not result.passed for result in ran)), str(len(results) - len(ran)))
-    for name in ("output", "gradient"):
-        errors = [error for result in ran if (error := getattr(result, name)) is not None]
-        yield f"{max(errors):.2f}" if errors else "-"
+    """Checks, and the worst error as a share of what is allowed, by backend and dtype."""
+    rows = [
+        ["backend", "dtype", "checks", "failed", "skipped", "worst error of what is allowed"],
+        ["---"] * 6,
+    ]
+    for name, results in sorted(_cells(report.results).items()):
+        ran = [result for result in results if result.skipped is None]
+        failed = sum(not result.passed for result in ran)
+        shares = [result.share for result in ran if result.share is not None]
+        counts = map(str, (len(ran), failed, len(results) - len(ran)))
+        rows.append([*name.split(), *counts, f"{max(shares):.2f}" if shares else "-"])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -18,10 +18,10 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase, tokens_first
-from gnn_attention.verify.groups import drawn
+from gnn_attention.verify.cases import GraphCase, tokens_first
+from gnn_attention.verify.groups import drawn_problem
 from gnn_attention.verify.measure import Outcome, gradients_of, judge
-from gnn_attention.verify.truth import Formula, Problem
+from gnn_attention.verify.truth import Problem
 
 SAMPLES = 2
 OPTIONS_OF_SHAPES = ("plain", "bias and sinks")
@@ -83,7 +83,7 @@ def shape_graphs(n: int) -> dict[str, tuple[TokenGraph, Tensor]]:
 
 def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
     """A drawn call of a shape on a graph, plain or with all that is learned for an edge."""
-    shape, feature = SHAPES[row["shape"]], OPTIONS[row["option"]]
+    shape = SHAPES[row["shape"]]
     graph, mask = shape_graphs(tokens)[row["graph"]]
     table: list[list[bool]] = mask.tolist()
     case = GraphCase(
@@ -95,8 +95,7 @@ def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
         dims=(shape.dim, shape.value_dim),
         layout=shape.layout,
     )
-    inputs = drawn(device, 8, DTYPES[row["dtype"]], case, feature)
-    return Problem.of(case, feature, inputs)
+    return drawn_problem(device, row["dtype"], case, row["option"])
 
 
 def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Outcome:
@@ -116,8 +115,8 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> O
     compared = receivers + FAR_WINDOW
     near = {name: x.detach()[:, :, -compared:].clone() for name, x in leaves.items()}
     mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)
-    formula = Formula(mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5)
+    problem = Problem(near, mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5)
     # the first receivers of the part have senders outside of it
-    truth = formula.truth(near).rows(torch.arange(FAR_WINDOW, compared), torch.arange(compared))
+    truth = problem.truth.rows(torch.arange(FAR_WINDOW, compared), torch.arange(compared))
     last = {name: x[:, :, -compared:] for name, x in gradients.items()}
     return judge(out[:, :, -receivers:], last, truth.for_backend(backend))

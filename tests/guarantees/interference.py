@@ -88,7 +88,7 @@ class Poisoning:
         found = call(self.problem, inputs, qkv, backend, return_info=with_lse)
         results = {"out": found[0], "lse": found[1].lse} if with_lse else {"out": found}
         outs = list(results.values())
-        along = [self.problem.formula.direction, *(torch.ones_like(x) for x in outs[1:])]
+        along = [self.problem.direction, *(torch.ones_like(x) for x in outs[1:])]
         gradients = torch.autograd.grad(outs, qkv, along, allow_unused=True, materialize_grads=True)
         named = zip("qkv", gradients, strict=True)
         return results | {f"gradient of {letter}": x for letter, x in named}

@@ -15,7 +15,7 @@ from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify.measure import Attempt, Truth
-from gnn_attention.verify.truth import Formula, Problem, plain_names
+from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 
 MESSAGE_PASSING = "message_passing"  # of a layer its own four steps, edge by edge
@@ -52,15 +52,17 @@ def attend_problem(draw: Draw) -> Problem:
         inputs["sink_logits"] = draw_normal(numbers.heads)
     rng.manual_seed(draw.number + 1)
     direction = draw_normal(numbers.batch, numbers.heads, graph.num_dst, numbers.value_dim).to(dtype)
-    formula = Formula(
+    return Problem(
+        {name: x.to(dtype) for name, x in inputs.items()},
         mask=draw.mask,
         direction=direction,
         scale=numbers.scale or numbers.dim**-0.5,
         dense=partial(_modified, draw),
         additive="softcap" not in numbers.mod,
+        graph=graph,
+        options=partial(_options, draw),
+        layout=partial(_laid_out, numbers),
     )
-    rounded = {name: x.to(dtype) for name, x in inputs.items()}
-    return Problem(graph, formula, rounded, partial(_options, draw), partial(_laid_out, numbers))
 
 
 def _laid_out(numbers: Numbers, x: Tensor) -> Tensor:
@@ -132,14 +134,12 @@ def layer_problem(draw: Draw) -> Problem:
     }
     direction = inputs.pop("direction").to(dtype)
     rounded = {name: (x * numbers.size).to(dtype) for name, x in inputs.items()}
-    formula = Formula(draw.mask, direction, heads.scale, heads=heads)
-    return Problem(draw.graph, formula, rounded)
+    return Problem(rounded, draw.mask, direction, heads.scale, heads=heads, graph=draw.graph)
 
 
 def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
     """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
-    inputs = {"x_src": x_src, "x_dst": x_dst} | plain_names(heads)
-    return Formula(mask, direction, heads.scale, heads=heads).truth(inputs)
+    return Problem({"x_src": x_src, "x_dst": x_dst}, mask, direction, heads.scale, heads=heads).truth
 
 
 def call(

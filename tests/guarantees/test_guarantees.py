@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
 
 import pytest
 import torch
 
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
-from tests.guarantees import endurance
+from tests.guarantees import endurance, environment
 from tests.guarantees.__main__ import main
 from tests.guarantees.draws import Draw
 from tests.guarantees.equality import outcomes
@@ -205,3 +206,25 @@ def test_wrong_options_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_a_record_names_the_commit_and_whether_files_differ(tmp_path, monkeypatch):
+    """A copy without a repository, also inside of another one, gets its commit from the environment."""
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("GNN_ATTENTION_COMMIT", raising=False)
+
+    def place():
+        about = environment.environment("cpu")
+        return about["commit"] and len(about["commit"]), about["dirty"]
+
+    assert place() == (None, None)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert place() == (40, False)
+    (tmp_path / "gnn_attention").mkdir()
+    (tmp_path / "gnn_attention" / "new.py").touch()
+    assert place() == (40, True)
+    monkeypatch.setenv("GNN_ATTENTION_COMMIT", "0123abcd")
+    assert place() == (8, None)

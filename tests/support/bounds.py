@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import EXACT, Truth, judge
-from gnn_attention.verify.truth import Formula
+from gnn_attention.verify.truth import Problem
 
 
 def error(found, true):
@@ -96,7 +96,7 @@ def attention_truth(
 
     inputs = {"q": q, "k": k, "v": v} | ({} if sink_logits is None else {"sink_logits": sink_logits})
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return Formula(mask, direction, scale, dense, additive=modify is None).truth(inputs)
+    return Problem(inputs, mask, direction, scale, dense, additive=modify is None).truth
 
 
 def formula(q, k, v, mask, scale):

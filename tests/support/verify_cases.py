@@ -2,10 +2,8 @@
 in other dtypes.
 """
 
-from dataclasses import replace
-
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS
-from gnn_attention.verify.groups import GROUPS
+from gnn_attention.verify.groups import checks_of
 
 SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH]
 
@@ -13,7 +11,7 @@ SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.size
 def checked(backends, graph, dtype, features):
     """What came of the checks of some backends; AssertionError if one failed."""
     values = {"dtype": [dtype], "graph": [graph], "option": features, "size": ["inputs x1"]}
-    outcomes = [check() for check in replace(GROUPS[0], values=values).checks("cpu", backends)]
+    outcomes = [check() for check in checks_of("attend", values, "cpu", backends)]
     assert not [(x.backend, x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
     return outcomes
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.verify.measure import Truth, judge
-from gnn_attention.verify.roundings import rounded
+from gnn_attention.verify.measure import Truth, judge, rounded
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -238,15 +238,13 @@ def forward_only(run):
 
 
 def test_without_a_backward_pass_the_output_is_judged_alone():
-    """Right outputs pass, and no gradient is said to be right; wrong ones fail. For pytest: one by one."""
+    """Right outputs pass, wrong ones fail. For pytest: one by one."""
     double = changed(lambda call: replace(call, scale=2 * call.scale))
     backends = [forward_only(dense.run), BACKENDS["dense"], forward_only(double), Backend("double", double)]
     found = []
     for backend in backends:
         found += results_of(backend, "attend: causal, plain, inputs x1 [", "float32]")
     assert [result.passed for result in found] == [True, True, False, False]
-    assert [result.gradient is None for result in found] == [True, False, True, False]
-    assert found[0].output == found[1].output
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
     [
         ({"backends": ["nope"]}, "backends must be one of .*, got "),
         ({"selection": "nope"}, "selection must be .*, got "),
-        ({"device": "nope"}, r"device must be one that torch knows, such as 'cpu', .* got 'nope'"),
+        ({"device": "nope"}, r"device must be one that torch knows, got 'nope': Expected one of cpu"),
         ({"only": "no such label"}, "only: no check has 'no such label' in its label"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
         ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "2 processes take backends by name"),
@@ -295,13 +293,13 @@ def test_the_command_names_wrong_options_before_the_checks(options, message, cap
 
 
 def test_json_without_a_file_is_all_of_stdout(capsys):
-    """The record names device, versions, flags, commit and every case."""
+    """The record names device, versions, sources and every check."""
     assert main([*COMMAND, "--json"]) == 0
     captured = capsys.readouterr()
     assert "all equal" in captured.err
     record = json.loads(captured.out)
-    names = "device torch python deterministic commit dirty date cuda platform numpy triton sources command"
-    assert set(names.split()) <= record["environment"].keys()
-    assert record["summary"]["ok"]
-    fields = "group backend dtype name passed output gradient share"
+    names = "device torch python gnn_attention sources selection"
+    assert names.split() == list(record["environment"])
+    assert record["ok"]
+    fields = "group backend dtype name passed share"
     assert [" ".join(result) for result in record["results"]] == [fields]
