@@ -46,7 +46,7 @@ PATIENCE = 150.0  # seconds that a task may take
 FAR, BENCH = "far", "bench"
 SHOWN = 40  # failures in full
 # a run is carried on only where these are the same
-SAME = ("device", "cuda", "torch", "triton", "triton_key", "core", "digests", "trial")
+SAME = ("device", "cuda", "torch", "triton", "triton_key", "core", "sources", "trial")
 # what the interpreter of the kernel does in seconds: sixteen tokens, and a check of each backend and dtype
 TRIAL_WORKLOADS: tuple[str, ...] = ("fill8",)
 TRIAL_SIZES: dict[str, Any] = {"tokens": 16, "heads": 2, "dim": 16}
@@ -181,7 +181,6 @@ def _begin(run: Run) -> dict[str, Any]:
     place = {
         **gpu_record.gpu_environment(run.device),
         "core": core,
-        "digests": gpu_record.digests(),
         "trial": run.trial,
     }
     file = run.out / "place.json"

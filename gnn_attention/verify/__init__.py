@@ -51,16 +51,20 @@ def run(
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
     device, selection = _device(device), choice("selection", selection, ("pairs", "all"))
     chosen = _choose(list(checks(device, backends)), selection, only)
-    _refuse_tf32(device, chosen)
+    is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if is_tf32 and any(check.dtype == "float32" for check in chosen):
+        raise ValueError(
+            f"'float32' cannot be checked on {device!r}: its products are rounded to TensorFloat-32 here; "
+            "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or choose checks of another dtype"
+        )
     here = environment(device)
     report = Report((), here) if resumed is None else resumed
     different = [name for name, x in here.items() if report.environment.get(name) != x]
     if different:
         raise ValueError(f"the earlier record was made with other {', '.join(different)}; begin a new record")
-    about = {**here, "selection": "only" if only else selection}
     known = {result.label for result in report.results}
     due = [check for check in chosen if check.label not in known]
-    report = replace(report, environment=about, not_started=len(due))
+    report = replace(report, not_started=len(due))
     progress(report)
     together = processes.results(due, jobs) if jobs > 1 and len(due) >= FEW else (check() for check in due)
     # a run that is interrupted ends its processes at once
@@ -107,15 +111,6 @@ def _pairs(every: Sequence[Check]) -> list[Check]:
         of_group = {f"{check.group}, {name}": value for name, value in values.items()}
         rows.append(of_group if check.skipped is None else {"skipped": check.skipped})
     return [every[number] for number in covering(rows, 2)]
-
-
-def _refuse_tf32(device: str, chosen: Sequence[Check]) -> None:
-    is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    if is_tf32 and any(check.dtype == "float32" for check in chosen):
-        raise ValueError(
-            f"'float32' cannot be checked on {device!r}: its products are rounded to TensorFloat-32 here; "
-            "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or choose checks of another dtype"
-        )
 
 
 def _device(device: str | None) -> str:

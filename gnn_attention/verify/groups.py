@@ -4,11 +4,11 @@ Small inputs make flat attention; inputs five times as large make it peaked, as 
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from gnn_attention.verify.cases import (
     GraphCase,
     drawn_heads,
 )
-from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge, worst_of
+from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.report import Check
 from gnn_attention.verify.truth import Problem, leaves_of
 
@@ -65,7 +65,7 @@ def checks_of(
         rows = [row for row in rows if OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
     rows = [rows[number] for number in covering(rows, 3)]
     forward = set(covering(rows, 2)) if "size" in values else set()
-    for (number, row), backend in itertools.product(enumerate(rows), backends):
+    for (number, row), backend in product(enumerate(rows), backends):
         factors = {name: value for name, value in row.items() if name != "dtype"}
         option = row["option"] if "option" in row else RULES[row["rule"]][1]
         skipped = unsupported(backend, device, row["dtype"], option)
@@ -78,11 +78,15 @@ def checks_of(
 
 def run_row(device: str, backend: Backend, row: Row) -> Outcome:
     """The outcome of a backend on the problem of a row, or by its rule."""
-    if "rule" in row:
-        rule, _ = RULES[row["rule"]]
-        return worst_of(rule(partial(drawn_problem, device, row["dtype"]), backend))
-    problem = drawn_problem(device, **row)
-    return judge(*problem.solve(backend), problem.truth.for_backend(backend))
+    if "rule" not in row:
+        problem = drawn_problem(device, **row)
+        return judge(*problem.solve(backend), problem.truth.for_backend(backend))
+    share, (rule, _) = 0.0, RULES[row["rule"]]
+    for name, outcome in rule(partial(drawn_problem, device, row["dtype"]), backend):
+        if not outcome.passed:
+            return Outcome(outcome.share, where=f"{name}: {outcome.where}")
+        share = max(share, outcome.share)
+    return Outcome(share)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -98,7 +102,7 @@ def unsupported(backend: Backend, device: str, dtype: str, option: str) -> str |
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
     """Every combination of the values of each name, as rows."""
-    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+    return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
 
 
 def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
@@ -109,10 +113,10 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
     """
-    combinations = [set(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
-    missing, chosen = set().union(*combinations), list[int]()
-    for gain in range(max(map(len, combinations), default=0), 0, -1):
-        for number, values in enumerate(combinations):
+    held = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
+    missing, chosen = set().union(*held), list[int]()
+    for gain in range(max(map(len, held), default=0), 0, -1):
+        for number, values in enumerate(held):
             # no row adds more than this gain by now
             if len(values & missing) == gain:
                 chosen.append(number)
@@ -198,9 +202,7 @@ def _poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome
         ("no_self", 5, "plain"),
         ("window", 2, "softcap"),
     ]
-    for (graph, victim, option), poison in itertools.product(
-        cases, (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
-    ):
+    for (graph, victim, option), poison in product(cases, (0.0, 1e4, torch.nan, torch.inf, -torch.inf)):
         mask = GRAPHS[graph].mask[0, 0]
         safe = ~mask[:, victim] & (torch.arange(len(mask)) != victim)
         # senders to which no poisoned receiver attends
@@ -235,9 +237,7 @@ def _lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     counts a sink of a already. That is computed from the lse that is stored, as weights are by a backend that
     computes them again.
     """
-    for name, option in itertools.product(
-        ("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, EVERY)
-    ):
+    for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, EVERY)):
         problem, recomputing = problems(name, option), replace(backend, recomputes=True)
         leaves = leaves_of(problem.inputs)
         half = leaves["sink_logits"] - math.log(2)

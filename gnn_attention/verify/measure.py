@@ -54,11 +54,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison found; None where it measures no error.
+    """What a comparison found: the worst error over the allowed one, and what was expected there and came.
 
-    ``output`` and ``gradient`` are the worst errors of the output and of its gradients, in units of the
-    yardstick. ``share`` is the worst error over the allowed one, of output and gradients. ``where`` says what
-    was expected there and what came.
+    ``output`` and ``gradient`` are the worst errors of each in units of the yardstick, None where none is.
     """
 
     share: float
@@ -102,16 +100,6 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
 def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
     """The outcome of a condition that measures no error."""
     return Outcome(0.0) if condition else Outcome(math.inf, where=where)
-
-
-def worst_of(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
-    """The outcome of several named comparisons: the first that fails, or the worst share."""
-    share = 0.0
-    for name, outcome in outcomes:
-        if not outcome.passed:
-            return Outcome(outcome.share, where=f"{name}: {outcome.where}")
-        share = max(share, outcome.share)
-    return Outcome(share)
 
 
 def errors_of(attempt: Attempt, true: Attempt) -> dict[str, float]:

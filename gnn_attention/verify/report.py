@@ -121,11 +121,6 @@ class Report:
         """Checks that were run and did not pass."""
         return [r for r in self.results if not r.passed and r.skipped is None]
 
-    @property
-    def skipped(self) -> list[Result]:
-        """Checks that were not run, each with its reason."""
-        return [r for r in self.results if r.skipped is not None]
-
     def __str__(self) -> str:
         """A graph, how near attention along such graphs came to dense attention, and what failed."""
         ran, about = [r for r in self.results if r.skipped is None], self.environment
@@ -136,13 +131,12 @@ class Report:
         for r in self.failures[:SHOWN]:
             alone = f"gnn-attention verify --only {shlex.quote(r.label)}"
             lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  alone: {alone}"]
-        reasons = Counter(r.skipped for r in self.skipped)
+        reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
         lines += [f"skipped {count}: {reason}" for reason, count in reasons.items()]
         verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
         left = f", {self.not_started} NOT STARTED" if self.not_started else ""
         where = ", ".join(f"{key} {about[key]}" for key in ("device", "torch") if key in about)
-        every = "; every check: gnn-attention verify --all" if about.get("selection") == "pairs" else ""
-        return "\n".join([*lines, f"{len(ran)} checks, {verdict}{left} ({where}){every}"])
+        return "\n".join([*lines, f"{len(ran)} checks, {verdict}{left} ({where})"])
 
     def to_json(self) -> str:
         """The environment, and every result in a line, without what is None or empty."""
@@ -164,11 +158,7 @@ class Report:
 
 
 def environment(device: str) -> dict[str, str | None]:
-    """The device, the versions, and the sha256 of all Python files of the package.
-
-    >>> environment("cpu")["python"] == platform.python_version()
-    True
-    """
+    """The device, the versions, and the sha256 of all Python files of the package."""
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     files = [(str(file.relative_to(PACKAGE)), file.read_bytes()) for file in sorted(PACKAGE.rglob("*.py"))]
     return {

@@ -24,17 +24,15 @@ from gnn_attention.verify.measure import Attempt, Truth, errors_of, gradients_of
 NEIGHBOURS = 16  # problems over which the yardstick is taken, the problem itself among them
 OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 
-Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
-
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A call of ``attend`` on "q", "k", "v" and what it learns, or a layer of ``heads`` on "x_src", "x_dst".
 
-    Inputs have the dtype and device under test. ``mask [B, H, dst, src]``; ``dense(inputs, logits)`` adds to
-    the logits; ``factors`` multiply the weights; gradients are those of ``(out * direction).sum()`` for all
-    inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a mask; without it, or with
-    factors, the yardstick is the plain formula in the inputs' dtype.
+    Inputs have the dtype and device under test. ``dense(inputs, logits)`` returns new logits, as large as the
+    mask ``[B, H, dst, src]``; ``factors`` multiply the weights; gradients are those of ``(out *
+    direction).sum()`` for all inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a
+    mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype.
 
     A backend is called with ``graph``, ``options(inputs)`` as further arguments, and q, k and v where
     ``layout`` puts them in memory. A problem without a graph has a truth alone.
@@ -44,7 +42,7 @@ class Problem:
     mask: Tensor
     direction: Tensor
     scale: float
-    dense: Dense = lambda inputs, logits: logits
+    dense: Callable[[Mapping[str, Tensor], Tensor], Tensor] = lambda inputs, logits: logits
     additive: bool = True
     factors: Tensor | None = None
     heads: Any = None

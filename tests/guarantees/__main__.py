@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnn_attention._support.progress import Progress
 from tests.guarantees.environment import environment
 from tests.guarantees.guarantee import Guarantee, Tell
 from tests.guarantees.registry import GUARANTEES
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"environment": environment("cpu"), "guarantees": []}
     results = record["guarantees"]
     for name in args.names or GUARANTEES:
-        results.append(measure(GUARANTEES[name], args.count, Ticker(name)))
+        with Progress(name, unit="cases") as progress:
+            results.append(measure(GUARANTEES[name], args.count, progress.begin))
         print(describe(results[-1]), flush=True)
         if args.json is not None:
             Path(args.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -51,18 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Ticker:
-    """Prints on stderr what a guarantee does, at most every 5 seconds."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.printed = name, time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() > self.printed + 5:
-            self.printed = time.monotonic()
-            print(f"{self.name}: {text}"[:120], file=sys.stderr, flush=True)
-
-
 def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, Any]:
     """A row of the record: the promise, how many cases ran, for how long, and what came of them."""
     cases, began = guarantee.full if count is None else count, time.monotonic()
@@ -76,14 +66,13 @@ def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, An
         "value": outcome.value,
         "holds": outcome.holds,
         "failures": list(outcome.failures),
-        "skipped": list(outcome.skipped),
         "seconds": round(time.monotonic() - began, 1),
-        "date": _now(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Whether a guarantee holds, its promise and bar, what was measured, what failed or was skipped."""
+    """Whether a guarantee holds, its promise and bar, what was measured and what failed."""
     part = "" if result["full"] else f" (in part: {result['count']:,} cases)"
     lines = [
         f"{'holds' if result['holds'] else 'FAILS'}  {result['name']}: {result['promise']}{part}",
@@ -91,12 +80,7 @@ def describe(result: dict[str, Any]) -> str:
         f"       {result['value']}",
     ]
     lines += [f"       failed: {case}" for case in result["failures"][:20]]
-    lines += [f"       skipped: {case}" for case in result["skipped"]]
     return "\n".join(lines) + "\n"
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 if __name__ == "__main__":

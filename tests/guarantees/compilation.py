@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.measure import EXACT
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import FORMS
 
 SIZES, FEW = 12, 2  # sizes that a program serves, and programs that may be made for them
@@ -194,20 +194,22 @@ CASES: list[tuple[Callable[[str], None], str]] = [
 ]
 
 
-def _measure(count: int, tell: Tell) -> Measured:
-    failures = []
-    for check, what in CASES[:count]:
-        name = f"{check.__name__[1:].replace('_', ' ')}, {what}"
-        tell(name)
+def _check(work: Callable[[], None], subject: str) -> Iterator[Finding]:
+    """A graph break, a limit, a wrong export: all of them raise."""
+    torch.compiler.reset()
+    try:
+        work()
+    finally:
         torch.compiler.reset()
-        try:
-            check(what)
-        except Exception as error:  # a graph break, a limit, a wrong export: all of them fail the case
-            failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        finally:
-            torch.compiler.reset()
-    value = f"{len(failures)} of {min(count, len(CASES))} cases failed"
-    return Measured(value, tuple(failures), () if count else ("no case was run",))
+    yield "case", 0.0, ""
+
+
+def _measure(count: int, tell: Tell) -> Measured:
+    names = (f"{check.__name__[1:].replace('_', ' ')}, {what}" for check, what in CASES)
+    works = [partial(check, what) for check, what in CASES[:count]]
+    tally = run_cases(zip(names, works, strict=False), [""], _check, tell)
+    value = f"{len(tally.failures)} of {len(works)} cases failed"
+    return tally.measured(value, [("case", "")])
 
 
 GUARANTEE = Guarantee(

@@ -8,7 +8,7 @@ parts are its own. The rule is that of ``gnn_attention.verify``. Other heads and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +20,10 @@ from gnn_attention.cache import KeyValueCache
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.model import Config, LanguageModel
-from gnn_attention.verify.measure import Truth, badness, judge
+from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.families import FAMILIES
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import layer_truth
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE_DIM, WIDTH, VOCABULARY = 4, 4, 2, 6, 5, 12, 50
@@ -54,16 +54,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"case {self.number}: {self.way}, {self.family}, chunks of {self.chunk}"
-
-    def error(self) -> float:
-        """The error of decoding in chunks as a share of what is allowed.
-
-        >>> Case(0).error() <= 1
-        True
-        """
-        with torch.no_grad():
-            out, truth = WAYS[self.way](Decoding(self))
-            return badness(judge(out, {}, truth).share)
 
 
 class Decoding:
@@ -143,19 +133,17 @@ WAYS: dict[str, Way] = {
 }
 
 
+def _check(case: Case, subject: str) -> Iterator[Finding]:
+    with torch.no_grad():
+        out, truth = WAYS[case.way](Decoding(case))
+    share = judge(out, {}, truth).share
+    yield "case", share, "" if share <= 1 else f"{share:.3g} times the error that is allowed"
+
+
 def _measure(count: int, tell: Tell) -> Measured:
-    worst, failures = 0.0, []
-    for case in map(Case, range(count)):
-        tell(str(case))
-        try:
-            share = case.error()
-        except Exception as error:  # whatever is raised is a failure
-            failures.append(f"{case}: {type(error).__name__}: {error}"[:300])
-            continue
-        worst = max(worst, share)
-        failures += [] if share <= 1 else [f"{case}: {share:.3g} times the error that is allowed"]
-    value = f"{len(failures):,} of {count:,} differ, largest error {worst:.2g} of what is allowed"
-    return Measured(value, tuple(failures), () if count else ("no case was decoded",))
+    tally = run_cases(((case, case) for case in map(Case, range(count))), [""], _check, tell)
+    worst = f"largest error {tally.worst.get('case', 0.0):.2g} of what is allowed"
+    return tally.measured(f"{len(tally.failures):,} of {count:,} differ, {worst}", [("case", "")])
 
 
 GUARANTEE = Guarantee(

@@ -8,21 +8,19 @@ compared bit for bit. Calls are large enough for torch to share them among threa
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 import torch
 
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend, RefusalError
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import relative_bias
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import usual_backends
 
 TOKENS, SHORT, DIM, REACH = 128, 70, 24, 6
@@ -133,31 +131,19 @@ def differing(first: Bits, second: Bits) -> list[str]:
 
 
 def _measure(count: int, tell: Tell) -> Measured:
-    compared: Counter[tuple[str, str]] = Counter()
-    differ: Counter[str] = Counter()
-    failures = []
-    for call, (name, backend) in product(calls() if count else (), usual_backends().items()):
-        tell(f"{call}, {name}")
-        try:
-            with _setting(2):
-                first = call.bits(backend)
-            for number in range(count):
-                for way, second in variations(call, backend, number):
-                    compared[way, name] += 1
-                    if wrong := differing(first, second):
-                        differ[way] += 1
-                        failures.append(f"{call}, {name}, {way}: {', '.join(wrong)} differ")
-        except RefusalError:
-            continue
-        except Exception as error:  # whatever it raises is a failure
-            failures.append(f"{call}, {name}: {type(error).__name__}: {str(error)[:200]}")
+    def check(call: Call, name: str) -> Iterator[Finding]:
+        with _setting(2):
+            first = call.bits(BACKENDS[name])
+        for number in range(count):
+            for way, second in variations(call, BACKENDS[name], number):
+                wrong = differing(first, second)
+                yield way, 0.0, f"{way}: {', '.join(wrong)} differ" if wrong else ""
+
+    tally = run_cases(((call, call) for call in calls()), usual_backends(), check, tell)
     promised = {"repeats": usual_backends(), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
-    words = []
-    for way, names in promised.items():
-        failures += [f"no {way} of {name} were compared" for name in names if not compared[way, name]]
-        total = sum(compared[way, name] for name in names)
-        words.append(f"{total - differ[way]:,}/{total:,} {way}")
-    return Measured(f"{', '.join(words)} gave the same bits, of outputs, lse and gradients", tuple(failures))
+    words = (f"{tally.total(way) - tally.wrong[way]:,}/{tally.total(way):,} {way}" for way in promised)
+    value = f"{', '.join(words)} gave the same bits, of outputs, lse and gradients"
+    return tally.measured(value, [(way, name) for way, names in promised.items() for name in names])
 
 
 GUARANTEE = Guarantee(

@@ -31,7 +31,6 @@ from tests.guarantees import equality
 from tests.guarantees.draws import Draw
 from tests.guarantees.families import any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import problem_of
 
 ALLOWED = 0.02  # of the memory in the second quarter
 SAMPLES = 1000  # of the memory at most, and 8 at least
@@ -47,9 +46,8 @@ def _graph(chance: random.Random, most: int) -> TokenGraph:
 
 
 def _equality(chance: random.Random) -> str | None:
-    problem = problem_of(Draw(chance.choice(DRAWS)))
-    wrong = [outcome for _, outcome in equality.outcomes(problem) if outcome and not outcome.passed]
-    return wrong[0].where if wrong else None
+    failures = equality.compare([Draw(chance.choice(DRAWS))], lambda text: None).failures
+    return failures[0] if failures else None
 
 
 def _algebra(chance: random.Random) -> str | None:
@@ -136,9 +134,9 @@ def judge(outcome: dict[str, Any]) -> tuple[str, ...]:
 def _measure(seconds: int, tell: Tell) -> Measured:
     """Soak in a process of its own, with a temporary folder of its own."""
     if not Path("/proc/self/statm").exists():
-        return Measured("nothing measured", skipped=("resident memory is read from /proc, as in Linux",))
+        return Measured("nothing measured", ("resident memory is read from /proc, as in Linux",))
     if seconds <= 0:
-        return Measured("nothing measured", skipped=("0 seconds",))
+        return Measured("nothing measured", ("0 seconds",))
     tell(f"{seconds} s of mixed work")
     program = (
         "import json; from tests.guarantees import endurance; "

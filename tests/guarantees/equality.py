@@ -9,17 +9,17 @@ named refusal.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 
-from gnn_attention.backends import Backend
-from gnn_attention.verify.measure import EXACT, Outcome, badness, holds, judge
+from gnn_attention.backends import BACKENDS
+from gnn_attention.verify.measure import EXACT, judge
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Numbers
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import problem_of, results, usual_backends
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tally, Tell, run_cases
+from tests.guarantees.problems import problem_of, takes, usual_backends
 
 
 @dataclass(frozen=True)
@@ -35,39 +35,24 @@ class DoubleDraw(Draw):
         return replace(Numbers.drawn(random.Random(self.number)), dtype="float64")
 
 
-def outcomes(
-    problem: Problem, backends: Mapping[str, Backend] | None = None
-) -> Iterator[tuple[str, Outcome | None]]:
-    """The errors of each backend on a problem, or None where the backend refuses it by name."""
-    backends = usual_backends() if backends is None else backends
-    for name, result in results(problem, backends):
-        if result is None:
-            yield name, None
-        elif isinstance(result, Exception):
-            yield name, holds(False, f"{type(result).__name__}: {str(result)[:200]}")
-        else:
-            yield name, judge(*result, problem.truth.for_backend(backends[name]))
+def compare(draws: Iterable[Draw], tell: Tell) -> Tally:
+    """Every backend on every draw, by the rule of ``verify``."""
+    cases = ((f"case {draw}", problem_of(draw)) for draw in draws)
+    return run_cases(cases, usual_backends(), _check, tell)
+
+
+def _check(problem: Problem, name: str) -> Iterator[Finding]:
+    if takes(problem, name):
+        outcome = judge(*problem.solve(BACKENDS[name]), problem.truth.for_backend(BACKENDS[name]))
+        yield "judged call", outcome.share, outcome.where
 
 
 def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
-    judged: Counter[str] = Counter()
-    refused, worst, failures = 0, 0.0, []
-    for number in range(count):
-        tell(f"case {number:,} of {count:,}")
-        case = draw(number)
-        for name, outcome in outcomes(problem_of(case)):
-            if outcome is None:
-                refused += 1
-                continue
-            judged[name] += 1
-            worst = max(worst, badness(outcome.share))
-            if not outcome.passed:
-                failures.append(f"case {case}, {name}: {outcome.where}")
-    mismatches = len(failures)
-    failures += [f"no case of {name} was judged" for name in usual_backends() if not judged[name]]
-    calls = f"{judged.total():,} calls judged, {refused:,} refused by name"
-    value = f"{mismatches} mismatches in {count:,} cases: {calls}, worst error {worst:.2g} of what is allowed"
-    return Measured(value, tuple(failures))
+    tally = compare(map(draw, range(count)), tell)
+    calls = f"{tally.total('judged call'):,} calls judged, {tally.total('refused'):,} refused by name"
+    mismatches = f"{len(tally.failures)} mismatches in {count:,} cases"
+    worst = f"worst error {tally.worst.get('judged call', 0.0):.2g} of what is allowed"
+    return tally.measured(f"{mismatches}: {calls}, {worst}", product(["judged call"], usual_backends()))
 
 
 GUARANTEES = (

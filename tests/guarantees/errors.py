@@ -16,21 +16,20 @@ from itertools import product
 import torch
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import (
     ALLOWED_GRADIENT,
     ALLOWED_OUTPUT,
     Attempt,
-    badness,
     judge,
     largest,
 )
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import Definition, any_family
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import attend_problem, results, usual_backends
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.problems import problem_of, usual_backends
 
 ALLOWED = {
     "largest": ALLOWED_OUTPUT,
@@ -44,6 +43,7 @@ VANISHED = 1e-9  # of the largest gradient: below it a gradient is 0 in theory
 LENGTHS = (33, 47, 65, 97, 113, 129)  # no multiples of the sizes of tiles
 GROUPS = ((4, 1), (2, 2), (1, 4), (2, 3))  # heads of k and v, query heads for each
 WIDTHS = (8, 17, 24, 33, 64)
+SETTING = "{} x{:g}"
 SETTINGS = tuple(product(("float32", "bfloat16", "float16"), (1.0, 5.0)))
 
 
@@ -81,65 +81,60 @@ class ScaledDraw(Draw):
         rng = random.Random(f"graph {self.number}")
         return *any_family(rng, rng.choice(LENGTHS), self.numbers.batch, self.numbers.heads), None, "family"
 
+    @property
+    def setting(self) -> str:
+        return SETTING.format(self.numbers.dtype, self.numbers.size)
+
+    @cached_property
+    def problem(self) -> Problem:
+        return problem_of(self)
+
+    @cached_property
+    def attempts(self) -> dict[str, list[Attempt]]:
+        """SDPA's attempts at the problem in several orders, of the plain kernel and of the fused one."""
+        kernels, inputs = {"plain": False, "fused": True}, self.problem.inputs
+        return {
+            name: [self.problem.baseline(inputs, number, widened) for number in range(ORDERS)]
+            for name, widened in kernels.items()
+        }
+
+
+def _check(draw: ScaledDraw, name: str) -> Iterator[Finding]:
+    for kind, share in _shares(draw, BACKENDS[name]):
+        wrong = f"{kind} error {share:.3g} times that of SDPA, allowed {ALLOWED[kind]}"
+        yield f"{draw.setting} {kind}", share, "" if share <= ALLOWED[kind] else wrong
+
 
 def _measure(count: int, tell: Tell) -> Measured:
-    worst: dict[tuple[str, float, str], float] = {}
-    measured, failures = set(), []
-    for number in range(count):
-        tell(f"case {number} of {count}")
-        draw = ScaledDraw(number)
-        problem, setting = attend_problem(draw), (draw.numbers.dtype, draw.numbers.size)
-        plain, fused = (
-            [problem.baseline(problem.inputs, number, widened) for number in range(ORDERS)]
-            for widened in (False, True)
-        )
-        for name, result in results(problem, usual_backends()):
-            if isinstance(result, Exception):
-                failures.append(f"case {draw}, {name}: {type(result).__name__}: {result}"[:500])
-            elif result is not None:
-                for kind, share in _shares(problem, plain, fused, name, result):
-                    measured.add((*setting, name, kind))
-                    worst[*setting, kind] = max(worst.get((*setting, kind), 0.0), badness(share))
-                    if not share <= ALLOWED[kind]:
-                        allowed = f"{share:.3g} times that of SDPA, allowed {ALLOWED[kind]}"
-                        failures.append(f"case {draw}, {name}: {kind} error {allowed}")
-    for setting, name, kind in product(SETTINGS, usual_backends(), ALLOWED):
-        if (*setting, name, kind) not in measured:
-            failures.append(f"no {kind} error of {name} was measured in {setting[0]} x{setting[1]:g}")
-    return Measured(_value(worst, count), tuple(failures))
-
-
-def _value(worst: dict[tuple[str, float, str], float], count: int) -> str:
+    cases = ((f"case {draw}", draw) for draw in map(ScaledDraw, range(count)))
+    tally, settings = run_cases(cases, usual_backends(), _check, tell), [SETTING.format(*x) for x in SETTINGS]
     rows = []
-    for dtype, size in SETTINGS:
-        out, mean, gradient, gradient_mean = (worst.get((dtype, size, kind), 0.0) for kind in ALLOWED)
-        rows.append(f"{dtype} x{size:g} {out:.2f}/{mean:.2f} ({gradient:.2f}/{gradient_mean:.2f})")
-    return f"{count:,} cases; max/mean, of gradients in brackets: {'; '.join(rows)}"
+    for setting in settings:
+        worst = [tally.worst.get(f"{setting} {kind}", 0.0) for kind in ALLOWED]
+        rows.append(f"{setting} {worst[0]:.2f}/{worst[1]:.2f} ({worst[2]:.2f}/{worst[3]:.2f})")
+    value = f"{count:,} cases; max/mean, of gradients in brackets: {'; '.join(rows)}"
+    kinds = [f"{setting} {kind}" for setting, kind in product(settings, ALLOWED)]
+    return tally.measured(value, product(kinds, usual_backends()))
 
 
-def _shares(
-    problem: Problem,
-    plain: list[Attempt],
-    fused: list[Attempt],
-    name: str,
-    attempt: Attempt,
-) -> Iterator[tuple[str, float]]:
+def _shares(draw: ScaledDraw, backend: Backend) -> Iterator[tuple[str, float]]:
     """The largest and the mean errors of the output and of each gradient, as shares of SDPA's."""
-    backend, truth = BACKENDS[name], problem.truth
-    outcome = judge(*attempt, truth.for_backend(backend))
+    (out, gradients), truth = draw.problem.solve(backend), draw.problem.truth
+    outcome = judge(out, gradients, truth.for_backend(backend))
     yield "largest", outcome.output or 0.0
     yield "largest of gradients", outcome.gradient or 0.0
-    if int((problem.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
+    if int((draw.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
         return
+    plain, fused = draw.attempts["plain"], draw.attempts["fused"]
     if truth.out.numel() >= FEWEST_NUMBERS:
-        yield "mean", _mean_share(attempt[0], truth.out, [[out for out, _ in plain]])
-    most = max((largest(gradient) for gradient in truth.gradients.values()), default=0.0)
+        yield "mean", _mean_share(out, truth.out, [[attempt[0] for attempt in plain]])
+    most = max(map(largest, truth.gradients.values()), default=0.0)
     for key, gradient in truth.gradients.items():
         if gradient.numel() >= FEWEST_NUMBERS and largest(gradient) > VANISHED * most:
             # the fused kernel computes weights again in its backward pass, as such a backend does
             groups = [plain, fused] if backend.recomputes and key in fused[0][1] else [plain]
-            others = [[gradients[key] for _, gradients in group] for group in groups]
-            yield "mean of gradients", _mean_share(attempt[1][key], gradient, others)
+            others = [[attempt[1][key] for attempt in group] for group in groups]
+            yield "mean of gradients", _mean_share(gradients[key], gradient, others)
 
 
 def _mean_share(x: Tensor, true: Tensor, others: list[list[Tensor]]) -> float:

@@ -1,13 +1,12 @@
 """Records of the core on a GPU, and what the newest one says of each backend in each dtype.
 
-A record lies in ``tests/records/<date>-<device>.json``: an environment, the result of every check, which checks
-each cell (a backend in a dtype) has, and a digest of what the device runs for each backend. Sources are compared
-without comments and docstrings. A later change marks a cell as changed; it does not erase the record.
+A record lies in ``tests/records/<date>-<device>.json``: an environment and the result of every check. A cell (a
+backend in a dtype) is verified if all checks that the core of today has of it passed. That the package has
+changed since is said; it does not erase the record, whose commit is named.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
@@ -24,30 +23,10 @@ import torch
 
 from gnn_attention.verify import Report, Result
 from tests.guarantees.environment import ROOT, environment, output
-from tests.guarantees.gpu_core import MESSAGE_PASSING, core_checks, digest
+from tests.guarantees.gpu_core import core_checks
 
 RECORDS = ROOT / "tests" / "records"
 COMMAND = "`python3 -m benchmarks.gpu_run` is ready"
-# patterns of the files that the device runs for a backend; those after "!" are left out
-RUNS = {
-    "rows": (
-        *("gnn_attention/backends/gpu/**/*.py", "!gnn_attention/backends/gpu/flash_varlen.py"),
-        *("gnn_attention/backends/rows.py", "gnn_attention/backends/dropout.py"),
-        "gnn_attention/edge_softmax.py",
-    ),
-    "dense": ("gnn_attention/backends/dense.py",),
-    "varlen": ("gnn_attention/backends/varlen.py", "gnn_attention/backends/gpu/flash_varlen.py"),
-    "flex": ("gnn_attention/backends/flex.py", "gnn_attention/backends/_flex_block_mask.py"),
-    "reference": (*("gnn_attention/backends/reference.py", "gnn_attention/edge_softmax.py"),),
-    MESSAGE_PASSING: ("gnn_attention/layer/**/*.py",),
-}
-CHECKS = "checks"  # the digest of what judges
-JUDGES = (
-    *("gnn_attention/verify/*.py", "!gnn_attention/verify/processes.py"),
-    "!gnn_attention/verify/__init__.py",
-    *("tests/guarantees/gpu_*.py", "!tests/guarantees/gpu_record.py"),
-)
-
 
 # ---- where a record was made
 
@@ -76,39 +55,6 @@ def ptxas_release() -> str | None:
     return release[1] if release else None
 
 
-def digests(root: Path = ROOT) -> dict[str, str]:
-    """The digest of what the device runs for each backend, and of what judges."""
-    return {name: _digest_of_files(root, patterns) for name, patterns in {**RUNS, CHECKS: JUDGES}.items()}
-
-
-def _digest_of_files(root: Path, patterns: Iterable[str]) -> str:
-    files: set[Path] = set()
-    for pattern in patterns:
-        if pattern.startswith("!"):
-            files.discard(root / pattern[1:])
-        else:
-            files.update(root.glob(pattern))
-    # without their names: a file may be renamed
-    return digest(source_digest(file.read_text(encoding="utf-8")) for file in files)
-
-
-@functools.lru_cache(maxsize=1024)
-def source_digest(text: str) -> str:
-    """The sha256 of a source without its comments and docstrings.
-
-    >>> source_digest("def f(x):\\n    'Doc.'\\n    return x + 1") == source_digest("def f(x): return x + 1  # why")
-    True
-    """
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and ast.get_docstring(node) is not None
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
-
-
 # ---- records
 
 
@@ -121,13 +67,9 @@ def _cells(checks: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 @functools.cache
-def core_cells() -> dict[str, dict[str, Any]]:
-    """Of each cell of the core: how many checks it has, and the digest of their labels."""
-    cells = _cells(core_checks())
-    return {
-        name: {"checks": len(each), "labels": digest(check.label for check in each)}
-        for name, each in cells.items()
-    }
+def core_labels() -> dict[str, list[str]]:
+    """The labels of the checks of each cell of the core."""
+    return {name: [check.label for check in cell] for name, cell in _cells(core_checks()).items()}
 
 
 def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Path = RECORDS) -> Path:
@@ -136,13 +78,13 @@ def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Pa
     ``place`` is :func:`gpu_environment`, with ``trial=True`` if the run was a rehearsal.
     """
     results = tuple(results)
-    about = {**place, "cells": core_cells(), "digests": digests()}
-    missing = {check.label for check in core_checks()}.difference(result.label for result in results)
+    labels = {label for cell in core_labels().values() for label in cell}
+    missing = labels.difference(result.label for result in results)
     device = re.sub(r"[^a-z0-9]+", "-", str(place["device"]).lower()).strip("-")
     # two runs of a day are two files: 2026-11-23T0914
     file = folder / f"{str(place['date'])[:16].replace(':', '')}-{device}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(Report(results, about, len(missing)).to_json() + "\n", encoding="utf-8")
+    file.write_text(Report(results, dict(place), len(missing)).to_json() + "\n", encoding="utf-8")
     return file
 
 
@@ -156,68 +98,55 @@ def records(folder: Path = RECORDS) -> list[tuple[Path, Report]]:
     return [(file, Report.from_file(file)) for _, file in sorted(dated, reverse=True)]
 
 
-def refusal(report: Report, now: Mapping[str, str]) -> str | None:
-    """Why a record says nothing of any cell, or None; ``now`` are today's digests of sources."""
+def refusal(report: Report) -> str | None:
+    """Why a record says nothing of any cell, or None."""
     about = report.environment
     if about.get("trial") or about.get("interpreted") is not False:
         return "was a rehearsal, whose kernels were interpreted"
-    if not any(result.passed for result in report.results):
-        return "ran no check that passed"
-    if not {"cells", "digests"} <= about.keys() or not about["digests"].keys() >= now.keys():
-        return "does not say which sources and checks it ran"
-    if about["digests"][CHECKS] == now[CHECKS] and about["cells"] != core_cells():
-        return "was not of the core of checks"
-    return None
+    return None if any(result.passed for result in report.results) else "ran no check that passed"
 
 
-def _problem(results: list[Result], cell: Mapping[str, Any]) -> str | None:
-    """Why a cell is not verified: what failed, was skipped or was not run; None if it is."""
-    skipped = sum(result.skipped is not None for result in results)
-    failed = sum(not result.passed for result in results) - skipped
-    counts = {"failed": failed, "skipped": skipped, "not run": cell["checks"] - len(results)}
-    if any(counts.values()):
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    is_core = digest(result.label for result in results) == cell["labels"]
-    return None if is_core else "other checks than those of the core"
+def _problem(labels: Iterable[str], results: Mapping[str, Result]) -> str:
+    """Why a cell is not verified: what failed, was skipped or was not run; "" if it is."""
+    found = [results.get(label) for label in labels]
+    skipped = sum(result is not None and result.skipped is not None for result in found)
+    failed = sum(result is not None and not result.passed for result in found) - skipped
+    counts = {"failed": failed, "skipped": skipped, "not run": found.count(None)}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def newest(folder: Path = RECORDS, root: Path = ROOT) -> tuple[Path, Report] | None:
+def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
     """The newest record of a GPU that says something of a cell, or None."""
-    made, now = records(folder), digests(root)
-    return next(((file, report) for file, report in made if refusal(report, now) is None), None)
+    return next(((file, report) for file, report in records(folder) if refusal(report) is None), None)
 
 
-def status(folder: Path = RECORDS, root: Path = ROOT) -> str:
+def status(folder: Path = RECORDS) -> str:
     """What is verified on a GPU, in one sentence.
 
     >>> status(Path("nowhere"))
     'On a GPU the library is **untested**: no machine with one has run the checks yet; `python3 -m benchmarks.gpu_run` is ready.'
     """
-    untested, made = "On a GPU the library is **untested**:", records(folder)
+    untested, made, record = "On a GPU the library is **untested**:", records(folder), newest(folder)
     if not made:
         return f"{untested} no machine with one has run the checks yet; {COMMAND}."
-    record, now = newest(folder, root), digests(root)
     if record is None:
-        return f"{untested} the last run ({_when(made[0][1])}) {refusal(made[0][1], now)}; {COMMAND}."
+        return f"{untested} the last run ({_when(made[0][1])}) {refusal(made[0][1])}; {COMMAND}."
     file, report = record
-    cells, before = report.environment["cells"], report.environment["digests"]
-    results = _cells(report.results)
-    problems = {name: _problem(results.get(name, []), cell) for name, cell in cells.items()}
-    notes = [f"{name}: {problem}" for name, problem in problems.items() if problem]
-    changed = [name if name != CHECKS else "the checks" for name in now if before[name] != now[name]]
-    notes += [f"changed since: {', '.join(changed)}"] if changed else []
-    ending = "".join(f"; {note}" for note in notes)
-    verified = [name for name, problem in problems.items() if problem is None]
+    results, cells = {result.label: result for result in report.results}, core_labels()
+    problems = {name: _problem(labels, results) for name, labels in cells.items()}
+    notes = [f"; {name}: {problem}" for name, problem in problems.items() if problem]
+    if report.environment.get("sources") != environment("cpu")["sources"]:
+        notes.append("; the package has changed since")
+    verified = [name for name, problem in problems.items() if not problem]
     if not verified:
-        return f"{untested} the last run ({_when(report)}) verified nothing{ending}."
+        return f"{untested} the last run ({_when(report)}) verified nothing{''.join(notes)}."
     backends = defaultdict[str, list[str]](list)
     for name in verified:
         backend, dtype = name.split()
         backends[backend].append(dtype)
     counts = ", ".join(f"{backend} in {', '.join(dtypes)}" for backend, dtypes in backends.items())
-    checks = sum(len(results[name]) for name in verified)
-    place = f"`tests/records/{file.name}`"
-    return f"The library is **verified** on {_when(report)}: {counts}, {checks:,} checks{ending} ({place})."
+    counts += f", {sum(len(cells[name]) for name in verified):,} checks{''.join(notes)}"
+    return f"The library is **verified** on {_when(report)}: {counts} (`tests/records/{file.name}`)."
 
 
 def _when(report: Report) -> str:
@@ -228,9 +157,9 @@ def _when(report: Report) -> str:
 # ---- the table of the documentation
 
 
-def markdown(folder: Path = RECORDS, root: Path = ROOT) -> str:
+def markdown(folder: Path = RECORDS) -> str:
     """What is verified on GPUs, and the table of the record if there is one."""
-    record, sentence = newest(folder, root), status(folder, root)
+    record, sentence = newest(folder), status(folder)
     return sentence if record is None else f"{sentence}\n\n{table(record[1])}"
 
 

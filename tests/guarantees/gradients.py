@@ -9,21 +9,21 @@ refuse them by name, but never gives wrong ones.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import Backend
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.truth import Problem, leaves_of
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import FAMILIES, Definition, shuffled_list
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import MESSAGE_PASSING, call, problem_of, takes, usual_backends
 
 KINDS = (
@@ -31,7 +31,6 @@ KINDS = (
     *("prefix", "documents", "tree", "globals", "by head", "full"),
 )
 FORMS = ("attend", "standard", "attend", "factored", "attend", "merged")
-OUTCOMES = ("checked", "checked twice", "refused", "refused twice")
 TWICE = ("dense", "reference", MESSAGE_PASSING)  # these refuse no second derivative
 
 
@@ -92,48 +91,34 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
     return update, [*inputs.values(), *weights.values()]
 
 
-def _check(problem: Problem, name: str, backend: Backend) -> list[str]:
+def _check(problem: Problem, name: str) -> Iterator[Finding]:
     """What came of the gradients and of the second derivatives; a wrong one raises."""
-    run, leaves = _function(problem, backend)
-    try:
-        run(*leaves)
-    except NotImplementedError:
-        return ["refused"]
+    if not takes(problem, name):
+        return
+    run, leaves = _function(problem, BACKENDS[name])
+    run(*leaves)
     gradcheck(run, leaves, nondet_tol=0.0, fast_mode=True)
+    yield "gradient", 0.0, ""
     try:
         gradgradcheck(run, leaves, nondet_tol=0.0, fast_mode=True)
     except NotImplementedError:
-        if name in TWICE:
-            raise
-        return ["checked", "refused twice"]
-    return ["checked", "checked twice"]
+        yield "refused second derivative", 0.0, "it is refused" if name in TWICE else ""
+    else:
+        yield "second derivative", 0.0, ""
 
 
 def _measure(count: int, tell: Tell) -> Measured:
-    outcomes: Counter[tuple[str, str]] = Counter()
-    failures = []
-    for number in range(count):
-        tell(f"case {number} of {count}")
-        draw = SmallDraw(number)
-        problem = problem_of(draw)
-        for name, backend in usual_backends().items():
-            if not takes(problem, name):
-                continue
-            try:
-                outcomes.update((name, outcome) for outcome in _check(problem, name, backend))
-            except Exception as error:  # gradcheck reports a wrong derivative by an exception, too
-                said = " ".join(str(error).split())[:300]
-                failures.append(f"case {draw}, {name}: {type(error).__name__}: {said}")
-    wrong = len(failures)
-    for name in usual_backends():
-        for outcome in ("checked", "checked twice") if name in TWICE else ("checked",):
-            if not outcomes[name, outcome]:
-                failures.append(f"no call of {name} was {outcome}")
-    total = {outcome: sum(outcomes[key] for key in outcomes if key[1] == outcome) for outcome in OUTCOMES}
-    checked = f"{total['checked']:,} gradients and {total['checked twice']:,} second derivatives checked"
-    refused = f"{total['refused']:,} calls and {total['refused twice']:,} second derivatives"
-    value = f"{wrong} failures in {count:,} cases: {checked}; refused by name {refused}"
-    return Measured(value, tuple(failures))
+    cases = ((f"case {draw}", problem_of(draw)) for draw in map(SmallDraw, range(count)))
+    tally = run_cases(cases, usual_backends(), _check, tell)
+    checked = (
+        f"{tally.total('gradient'):,} gradients, {tally.total('second derivative'):,} second derivatives"
+    )
+    refused = (
+        f"{tally.total('refused'):,} calls, {tally.total('refused second derivative'):,} second derivatives"
+    )
+    value = f"{len(tally.failures)} failures in {count:,} cases: {checked}; refused by name {refused}"
+    twice = product(["second derivative"], [name for name in usual_backends() if name in TWICE])
+    return tally.measured(value, [*product(["gradient"], usual_backends()), *twice])
 
 
 GUARANTEE = Guarantee(

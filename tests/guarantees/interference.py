@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -24,12 +24,12 @@ from itertools import product
 import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.verify.measure import badness
 from gnn_attention.verify.truth import leaves_of
 from tests.guarantees.draws import DTYPES, Draw, Numbers
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import attend_problem, call, usual_backends
 
 LAMBDA = 6.0  # a sum of roundings is beyond LAMBDA sqrt(n) eps / 2 once in 10^7
@@ -145,34 +145,26 @@ def _largest_change(before: Tensor, after: Tensor) -> float:
     return float(changes.max()) / max(1.0, size) if changes.numel() else 0.0
 
 
+def _check(case: Poisoning, name: str) -> Iterator[Finding]:
+    yield "changed", *case.change(BACKENDS[name])
+
+
 def _measure(count: int, tell: Tell) -> Measured:
-    worst: dict[str, float] = {}
-    failures, poisons, changed = [], set(), set()
-    for number in range(count):
-        tell(f"graph {number} of {count}")
-        case = Poisoning(PoisonedDraw(number))
-        if case.receivers.any() and not case.receivers.all() and not case.senders.all():
-            poisons.add(str(case.draw.poison))
-        for name, backend in usual_backends().items():
-            try:
-                share, wrong = case.change(backend)
-            except RefusalError:
-                continue
-            except Exception as error:  # whatever it raises is a failure
-                share, wrong = math.inf, f"{type(error).__name__}: {str(error)[:200]}"
-            worst[name] = max(worst.get(name, 0.0), share)
-            if wrong:
-                changed.add(number)
-                poison = "{1} in {0}".format(*case.draw.poison)
-                failures.append(f"case {case.draw}, {poison}, {name}: {wrong}")
-    failures += [
-        f"no graph of {count} with {each} had strangers" for each in map(str, POISONS) if each not in poisons
+    cases = [Poisoning(PoisonedDraw(number)) for number in range(count)]
+    labels = [f"case {case.draw}, {case.draw.poison[1]:g} in {case.draw.poison[0]}" for case in cases]
+    tally = run_cases(zip(labels, cases, strict=True), usual_backends(), _check, tell)
+    with_strangers = (
+        case for case in cases if case.receivers.any() and not case.receivers.all() and not case.senders.all()
+    )
+    poisons = {str(case.draw.poison) for case in with_strangers}
+    tally.failures += [
+        f"no graph with {each} had strangers" for each in map(str, POISONS) if each not in poisons
     ]
-    failures += [f"nothing was measured of {name}" for name in usual_backends() if name not in worst]
-    exact = ", ".join(name for name, share in worst.items() if share == 0)
-    largest = f"{max(worst.values(), default=0.0):.2g} of what another order of sums may make"
-    value = f"{len(changed):,} of {count:,} graphs changed; largest change {largest}; not a bit in {exact}"
-    return Measured(value, tuple(failures))
+    largest = f"{tally.worst.get('changed', 0.0):.2g} of what another order of sums may make"
+    value = (
+        f"{tally.wrong['changed']:,} of {tally.total('changed'):,} calls changed; largest change {largest}"
+    )
+    return tally.measured(value, product(["changed"], usual_backends()))
 
 
 GUARANTEE = Guarantee(
@@ -182,7 +174,7 @@ GUARANTEE = Guarantee(
         "gradients"
     ),
     bar=(
-        "0 graphs changed: not a bit in the reference, elsewhere 6 sqrt(n) eps for sums of n numbers, and a "
+        "0 calls changed: not a bit in the reference, elsewhere 6 sqrt(n) eps for sums of n numbers, and a "
         "half's rounding"
     ),
     quick=48,

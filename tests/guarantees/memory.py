@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.explorer import page
 from gnn_attention.graph import TokenGraph
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 
 HEADS, DIM, FACTOR = 8, 64, 6
 TOKENS, FEWER = 2048, 1024  # fewer where all pairs are visited
@@ -109,20 +109,15 @@ def _options(kind: str, graph: TokenGraph, dtype: torch.dtype) -> dict[str, Any]
     return {"dropout": 0.1} if kind == "dropout" else {}
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Memory of both passes as shares of what is allowed, and the largest tensor as a share of ``E H C``."""
+def check_call(
+    name: str, family: str, kind: str, dtype: torch.dtype, tokens: int = TOKENS
+) -> Iterator[Finding]:
+    """Memory of both passes as shares of what is allowed, and the largest tensor as a share of ``E H C``.
 
-    forward: float
-    backward: float
-    largest: float
+    It is that of a second call: what is cached with the graph was made by the first.
 
-
-def peak_of_call(name: str, family: str, kind: str, dtype: torch.dtype, tokens: int = TOKENS) -> Peak:
-    """Both passes of a second call: what is cached with the graph was made by the first.
-
-    >>> peak_of_call("rows", "window", "plain", torch.float32, tokens=256).forward <= 1
-    True
+    >>> [share <= 1 for _, share, _ in check_call("rows", "window", "plain", torch.float32, tokens=256)]
+    [True, True, True]
     """
     all_pairs = name == "dense" or (name, family) == ("tiles", "list")
     n = min(tokens, FEWER) if all_pairs or name == "reference" else tokens
@@ -149,7 +144,10 @@ def peak_of_call(name: str, family: str, kind: str, dtype: torch.dtype, tokens: 
     # a workspace comes on top of the results: out and its logits in one pass, three gradients in the other
     allowed = [max(formula, workspace + count * n * HEADS * DIM * (wide + own)) for count in (2, 4)]
     largest = 0 if name == "reference" else max(first.largest, second.largest)
-    return Peak(first.peak / allowed[0], second.peak / allowed[1], largest / (edges * DIM * own))
+    for what, share in (("forward", first.peak / allowed[0]), ("backward", second.peak / allowed[1])):
+        yield what, share, f"{share:.2f} of what is allowed {what}" if share > 1 else ""
+    share = largest / (edges * DIM * own)
+    yield "largest", share, f"{share:.2f} of E H C in a tensor" if share >= 1 else ""
 
 
 def _without_error(outcome: Allocated) -> Allocated:
@@ -222,31 +220,26 @@ def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
 # ---- the guarantee
 
 
+def _check_limit(work: Callable[[], Any], is_refused: bool) -> Iterator[Finding]:
+    yield "refused" if is_refused else "answered", 0.0, fault_of(work, is_refused) or ""
+
+
 def _measure(count: int, tell: Tell) -> Measured:
     """``count`` calls, and all refusals and answers."""
-    worst, failures = Peak(0.0, 0.0, 0.0), []
-    for number, call in enumerate(CALLS[:count]):
-        case = ", ".join(call)
-        tell(case)
-        try:
-            peak = peak_of_call(*call, DTYPES[number % 3])
-        except Exception as error:  # whatever is raised is a failure
-            failures.append(f"{case}: {type(error).__name__}: {error}"[:300])
-            continue
-        for what, share in (("forward", peak.forward), ("backward", peak.backward)):
-            failures += [f"{case}: {share:.2f} of what is allowed {what}"] if share > 1 else []
-        failures += [f"{case}: {peak.largest:.2f} of E H C in a tensor"] if peak.largest >= 1 else []
-        worst = Peak(*map(max, vars(worst).values(), vars(peak).values()))
-    for name, work in (REFUSED | ANSWERED).items():
-        tell(name)
-        fault = fault_of(work, name in REFUSED)
-        failures += [] if fault is None else [f"{name}: {fault}"]
-    calls = f"{min(count, len(CALLS))} calls took at most {worst.forward:.2f} and {worst.backward:.2f}"
+    cases: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        (", ".join(call), partial(check_call, *call, DTYPES[number % 3]))
+        for number, call in enumerate(CALLS[:count])
+    ]
+    cases += [(name, partial(_check_limit, work, True)) for name, work in REFUSED.items()]
+    cases += [(name, partial(_check_limit, work, False)) for name, work in ANSWERED.items()]
+    tally = run_cases(cases, [""], lambda check, subject: check(), tell)
+    forward, backward, largest = (tally.worst.get(what, 0.0) for what in ("forward", "backward", "largest"))
     value = (
-        f"{calls} of what is allowed to each pass, largest tensor {worst.largest:.2f} of E H C; "
-        f"{len(REFUSED)} refused and {len(ANSWERED)} answered, {len(failures)} failures"
+        f"{min(count, len(CALLS))} calls took at most {forward:.2f} and {backward:.2f} of what is allowed to each "
+        f"pass, largest tensor {largest:.2f} of E H C; {len(REFUSED)} refused and {len(ANSWERED)} answered, "
+        f"{len(tally.failures)} failures"
     )
-    return Measured(value, tuple(failures), () if count else ("no call was measured",))
+    return tally.measured(value, [("forward", "")])
 
 
 GUARANTEE = Guarantee(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from gnn_attention import score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.score_mods import ScoreMod
-from gnn_attention.verify.measure import Attempt, Truth
+from gnn_attention.verify.measure import Truth
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 
@@ -159,19 +159,3 @@ def takes(problem: Problem, backend: str) -> bool:
     """The message-passing path of a layer needs one list of edges."""
     varies = problem.graph.batch is not None or problem.graph.heads is not None
     return not (varies and problem.heads is not None and backend == MESSAGE_PASSING)
-
-
-def results(
-    problem: Problem, backends: Mapping[str, Backend]
-) -> Iterator[tuple[str, Attempt | Exception | None]]:
-    """What each backend makes of a problem.
-
-    It is a result, the exception that was raised, or None where the backend refuses the problem by name.
-    """
-    for name, backend in backends.items():
-        try:
-            yield name, problem.solve(backend) if takes(problem, name) else None
-        except RefusalError:
-            yield name, None
-        except Exception as error:  # a guarantee reports whatever a backend raises
-            yield name, error

@@ -110,14 +110,10 @@ def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
     assert (report.results[0].share, report.ok) == (None, False)
 
 
-RESULT = {"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": True}
-WRONG = [None, [3], [{"group": "a"}], [RESULT | {"more": 1}]]
-
-
-@pytest.mark.parametrize("results", WRONG)
-def test_what_is_no_record_is_named(results, tmp_path):
+@pytest.mark.parametrize("result", [3, {"group": "a"}])
+def test_what_is_no_record_is_named(result, tmp_path):
     file = tmp_path / "record.json"
-    file.write_text(json.dumps(json.loads(Report(()).to_json()) | {"results": results}))
+    file.write_text(json.dumps(json.loads(Report(()).to_json()) | {"results": [result]}))
     with pytest.raises(ValueError, match=r"record\.json: expected a record that verify --json wrote, got"):
         Report.from_file(file)
 
