@@ -77,4 +77,4 @@ def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
     """The call as Python text, with the number of graphs where they are many; no empty arguments."""
     names = [graph.name for graph in graphs]
     shown = names if len(names) <= 6 else [text.listed(names, "graphs")]
-    return text.call(function, True, *shown, *(argument for argument in arguments if argument))
+    return f"{function}({', '.join([*shown, *filter(None, arguments)])})"

@@ -28,17 +28,6 @@ def bracketed(name: str) -> str:
     return f"({name})" if expression else name
 
 
-def call(word: str, causal: bool, /, *arguments: object, **options: tuple[object, object]) -> str:
-    """A builder's call as Python text; an option ``(value, default)`` and ``causal`` only if not the default.
-
-    >>> call("strides", False, 9, 2), call("bigbird", True, 8, heads=(None, None), seed=(4, 0))
-    ('strides(9, 2, causal=False)', 'bigbird(8, seed=4)')
-    """
-    given = [f"{name}={value!r}" for name, (value, default) in options.items() if value != default]
-    given += [] if causal else ["causal=False"]
-    return f"{word}({', '.join([*map(str, arguments), *given])})"
-
-
 def listed(values: Sequence[object], word: str, longest: int = 6) -> str:
     """A list as Python text, or its length in words where it is long: ``[50 lengths]``."""
     return str(list(values)) if len(values) <= longest else f"[{len(values)} {word}]"

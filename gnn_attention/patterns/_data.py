@@ -12,10 +12,9 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns._symbols import dst, look_up, src
 
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, Any]
 Tables = tuple[Tensor, ...]
 
 
@@ -37,25 +36,27 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     return data.detach().to("cpu", wide, copy=True)[(None,) * (2 - extra)], sizes
 
 
+def as_tensor(name: str, data: Any) -> Tensor:
+    """A tensor as it is, and lists of numbers as int64 or float64."""
+    if isinstance(data, Tensor):
+        return data
+    try:
+        table = torch.as_tensor(data, device="cpu")
+        return (
+            torch.as_tensor(data, dtype=torch.float64, device="cpu") if table.is_floating_point() else table
+        )
+    except (RuntimeError, TypeError, ValueError):
+        wanted = "a tensor or lists of numbers of one length"
+        raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
+
+
 def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     """:func:`all_axes` of a list or a tensor of integers; TypeError for anything else."""
-    try:
-        table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
-    except (RuntimeError, TypeError, ValueError):
-        wanted = "a tensor or lists of integers of one length"
-        raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
-    if table.numel() == 0:
-        table = table.to(torch.int64)
+    table = as_tensor(name, data)
+    table = table if table.numel() else table.to(torch.int64)
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
         raise TypeError(f"{name} must be integers, got {table.dtype}")
     return all_axes(name, table, axes)
-
-
-def square(name: str, graph: TokenGraph) -> None:
-    """TypeError or ValueError for anything but a graph with the same tokens on both sides."""
-    checks.instance(name, graph, TokenGraph)
-    if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(f"{name} must be square, the same tokens on both sides, got {graph!r}")
 
 
 def table(numbers: Sequence[int]) -> Int[Tensor, " tokens"]:
@@ -98,13 +99,3 @@ def own_axes(table: Tensor, sizes: Sizes) -> Tensor:
 def same(ours: Tensor, theirs: Tensor | None = None) -> Any:
     """Whether the entry of the receiver is that of the sender, in another table if there is one."""
     return look_up(ours, dst) == look_up(ours if theirs is None else theirs, src)
-
-
-def labels(table: Tensor, sizes: Sizes, word: str) -> str:
-    """Labels in a graph's name: spelt out where they are few and the same for all heads."""
-    return shown(table, word) if sizes else text.listed(table[0, 0].tolist(), word, 8)
-
-
-def shown(data: Any, word: str) -> str:
-    """The data in a graph's name: their shape in words."""
-    return f"{list(data.shape) if isinstance(data, Tensor) else [len(data)]} {word}"

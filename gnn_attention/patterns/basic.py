@@ -1,9 +1,8 @@
 """The simplest graphs: all tokens, the token itself, the past, the future, all others, another sequence."""
 
-from dataclasses import replace
-
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, src
 from gnn_attention.patterns.sequences import prefix
 
@@ -11,24 +10,27 @@ __all__ = ["anti_causal", "causal", "causal_aligned", "cross", "encoder_decoder"
 __all__ += ["self_loops", "strict_causal"]
 
 
+@builder()
 def full(n: int) -> TokenGraph:
     """Every token attends to every token, ``n^2`` edges (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> full(5).num_edges
     25
     """
-    return TokenGraph.from_rule(rules.everyone, checks.size("n", n), name=f"full({n})")
+    return TokenGraph.from_rule(rules.everyone, n)
 
 
+@builder()
 def self_loops(n: int) -> TokenGraph:
     """Each token attends to itself alone, n edges: the identity of ``@``, ``g ** 0``.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    return TokenGraph.from_rule(dst == src, checks.size("n", n), name=f"self_loops({n})")
+    return TokenGraph.from_rule(dst == src, n)
 
 
+@builder()
 def cross(num_dst: int, num_src: int) -> TokenGraph:
     """Every receiver attends to every sender of another sequence.
 
@@ -37,10 +39,10 @@ def cross(num_dst: int, num_src: int) -> TokenGraph:
     >>> cross(2, 3).in_degree().tolist()
     [3, 3]
     """
-    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
-    return TokenGraph.from_rule(rules.everyone, num_dst, num_src, name=f"cross({num_dst}, {num_src})")
+    return TokenGraph.from_rule(rules.everyone, num_dst, num_src)
 
 
+@builder()
 def causal(n: int) -> TokenGraph:
     """Each token attends to itself and all before it: ``src <= dst``, ``n (n + 1) / 2`` edges.
 
@@ -50,18 +52,20 @@ def causal(n: int) -> TokenGraph:
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
     """
-    return TokenGraph.from_rule(rules.causal, checks.size("n", n), name=f"causal({n})")
+    return TokenGraph.from_rule(rules.causal, n)
 
 
+@builder()
 def anti_causal(n: int) -> TokenGraph:
     """Each token attends to itself and all after it: ``src >= dst``, ``n (n + 1) / 2`` edges.
 
     >>> anti_causal(4).in_degree().tolist()
     [4, 3, 2, 1]
     """
-    return TokenGraph.from_rule(src >= dst, checks.size("n", n), name=f"anti_causal({n})")
+    return TokenGraph.from_rule(src >= dst, n)
 
 
+@builder()
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     """Each receiver attends to the senders up to its own time, in sequences of different lengths.
 
@@ -77,31 +81,32 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     0 ■ ■ ■ ·   0 <- 0 1 2
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     """
-    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
     align = checks.choice("align", align, ("upper_left", "lower_right"))
     later = 0 if align == "upper_left" else num_src - num_dst
-    name = f"causal_aligned({num_dst}, {num_src}, {align!r})"
-    return TokenGraph.from_rule(src <= dst + later, num_dst, num_src, name=name)
+    return TokenGraph.from_rule(src <= dst + later, num_dst, num_src)
 
 
+@builder()
 def strict_causal(n: int) -> TokenGraph:
     """Each token attends to all before it: ``src < dst``; token 0 has no in-edges and gets 0.
 
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
     """
-    return TokenGraph.from_rule(src < dst, checks.size("n", n), name=f"strict_causal({n})")
+    return TokenGraph.from_rule(src < dst, n)
 
 
+@builder()
 def no_self(n: int) -> TokenGraph:
     """Every token attends to every other: ``src != dst``, ``n (n - 1)`` edges.
 
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
     """
-    return TokenGraph.from_rule(dst != src, checks.size("n", n), name=f"no_self({n})")
+    return TokenGraph.from_rule(dst != src, n)
 
 
+@builder()
 def encoder_decoder(source: int, target: int) -> TokenGraph:
     """``source`` tokens attend to each other, ``target`` tokens after them to the source and their own past.
 
@@ -112,6 +117,4 @@ def encoder_decoder(source: int, target: int) -> TokenGraph:
     >>> encoder_decoder(2, 3).in_degree().tolist()
     [2, 2, 3, 4, 5]
     """
-    source, target = checks.size("source", source), checks.size("target", target)
-    name = f"encoder_decoder({source}, {target})"
-    return replace(prefix(source + target, source), name=name)
+    return prefix(source + target, source)

@@ -9,23 +9,23 @@ compressed branch's attention summed over the heads of a group as importance, an
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
 __all__ += ["tile_top_k"]
 
 
+@builder(block=1)
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
     """Each token attends to its past in ``k`` blocks.
 
@@ -40,8 +40,6 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     [[0, 0, 1, 2, 0, 1], [0, 1, 1, 2, 3, 3]]
     """
     values, sizes = _data.all_axes("logits", logits, "n blocks")
-    block, k = checks.size("block", block, 1), checks.size("k", k)
-    initial, local = checks.size("initial", initial), checks.size("local", local)
     n, blocks = values.shape[-2:]
     if blocks != -(-n // block) or initial + local > k:
         columns = f"a column for each of the {-(-n // block)} blocks of {block}"
@@ -52,11 +50,11 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
     chosen = _data.largest(forced.masked_fill(column > own, -torch.inf), k)
-    name = f"block_top_k({_data.shown(logits, 'logits')}, {block}, {k}, initial={initial}, local={local})"
     rule = rules.past(partial(rules.chosen, _data.own_axes(chosen, sizes), 1, block))
-    return TokenGraph.from_rule(rule, n, name=name, **sizes)
+    return TokenGraph.from_rule(rule, n, **sizes)
 
 
+@builder(block=1, top=1)
 def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """Each token attends to its own block and ``top - 1`` earlier ones with largest ``q . mean(k)``.
 
@@ -68,11 +66,11 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     [1, 2, 3, 4, 3, 4]
     """
     queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    logits = queries @ block_means(keys, checks.size("block", block, 1)).mT
-    graph = block_top_k(logits[(0,) * (4 - q.dim())], block, checks.size("top", top, 1))
-    return replace(graph, name=f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
+    logits = queries @ block_means(keys, block).mT
+    return block_top_k(logits[(0,) * (4 - q.dim())], block, top)
 
 
+@builder(page=1)
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     """Each token attends to its past in the ``top`` pages whose keys could give it the largest logit.
 
@@ -86,11 +84,11 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     [1, 2, 2, 2, 2]
     """
     queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    bounds = _page_bounds(queries, keys, checks.size("page", page, 1))
-    graph = block_top_k(bounds[(0,) * (4 - q.dim())], page, checks.size("top", top), local=0)
-    return replace(graph, name=f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
+    bounds = _page_bounds(queries, keys, page)
+    return block_top_k(bounds[(0,) * (4 - q.dim())], page, top, local=0)
 
 
+@builder(block=1, stride=1)
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
     """Each token attends to the pooled blocks that lie wholly in its past.
 
@@ -103,13 +101,12 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     >>> compressed_blocks(5, 2).in_degree().tolist()
     [0, 1, 1, 2, 2]
     """
-    n, block = checks.size("n", n), checks.size("block", block, 1)
-    stride = block if stride is None else checks.size("stride", stride, 1)
+    stride = block if stride is None else stride
     senders = max(0, (n - block) // stride + 1)
-    name = f"compressed_blocks({n}, {block}, {stride})"
-    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, senders, name=name)
+    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, senders)
 
 
+@builder(tile=1)
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     """The tokens of a tile attend to all of the ``top`` tiles with the largest product of means.
 
@@ -123,14 +120,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     [[0, 1, 0, 1, 2, 3, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     queries, keys, sizes = _data.queries_and_keys(q, k)
-    tile, top = checks.size("tile", tile, 1), checks.size("top", top)
     products = block_means(queries, tile) @ block_means(keys, tile).mT
     chosen = _data.own_axes(_data.largest(products, top), sizes)
-    name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
     rule = partial(rules.chosen, chosen, tile, tile)
-    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
+    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
 
 
+@builder(block=1)
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
     """Each token attends to its own block and the one sorted to it.
 
@@ -142,13 +138,12 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    table, sizes, named = _block_table("order", order, n, block)
+    table, sizes = _block_table("order", order, n, block)
     chosen = look_up(_data.own_axes(table, sizes), dst // block) == src // block
-    rule = rules.past((dst // block == src // block) | chosen, causal)
-    name = text.call("sorted_blocks", causal, n, named, block)
-    return TokenGraph.from_rule(rule, n, name=name, **sizes)
+    return TokenGraph.from_rule(rules.past((dst // block == src // block) | chosen, causal), n, **sizes)
 
 
+@builder(block=1)
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
     """Each block attends to one block.
 
@@ -159,12 +154,12 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
     [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    table, sizes, named = _block_table("permutation", permutation, n, block)
+    table, sizes = _block_table("permutation", permutation, n, block)
     blocks = table.shape[-1]
     if not torch.equal(table.sort(dim=-1).values, torch.arange(blocks, device="cpu").expand(table.shape)):
         raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
     rule = look_up(_data.own_axes(table, sizes), dst // block) == src // block
-    return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
+    return TokenGraph.from_rule(rule, n, **sizes)
 
 
 def in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
@@ -200,15 +195,13 @@ def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     return bounds.scatter(-1, place, own)
 
 
-def _block_table(
-    name: str, data: Tensor | Sequence[Any], n: int, block: int
-) -> tuple[Tensor, _data.Sizes, str]:
-    """A block for each block: ``[batch, heads, blocks]``, sizes, and the data in a graph's name."""
+def _block_table(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes]:
+    """A block for each block, ``[batch, heads, blocks]``, and the sizes."""
     table, sizes = _data.whole_numbers(name, data, "blocks")
-    blocks = -(-checks.size("n", n) // checks.size("block", block, 1))
+    blocks = -(-n // block)
     if table.shape[-1] != blocks:
         wanted = f"a block for each of the {blocks} blocks of {block} tokens"
         raise ValueError(f"{name} must name {wanted}, got {table.shape[-1]}")
     if outside := table[(table < 0) | (table >= blocks)].tolist():
         raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
-    return table, sizes, _data.labels(table, sizes, name)
+    return table, sizes

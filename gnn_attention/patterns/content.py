@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import any_of, compute, dst, look_up, src
 
 __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "vertical_slash"]
 
 
+@builder()
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` senders of its largest logits.
 
@@ -39,13 +40,13 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     if causal:
         future = torch.ones(num_dst, num_src, dtype=torch.bool, device="cpu").triu(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(future, -torch.inf)
-    chosen = _data.own_axes(_data.largest(values, checks.size("k", k)), sizes)
-    name = text.call("top_k", causal, _data.shown(logits, "logits"), k)
+    chosen = _data.own_axes(_data.largest(values, k), sizes)
     if not sizes:
-        return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src, name=name)
-    return TokenGraph.from_rule(partial(rules.chosen, chosen, 1, 1), num_dst, num_src, name=name, **sizes)
+        return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src)
+    return TokenGraph.from_rule(partial(rules.chosen, chosen, 1, 1), num_dst, num_src, **sizes)
 
 
+@builder()
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` tokens nearest to it, itself included.
 
@@ -59,11 +60,11 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     """
     values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
-    found = _neighbours(values.double(), min(checks.size("k", k), n), causal, loops)
-    name = text.call("nearest", causal, _data.shown(points, "points"), k, loops=(loops, True))
-    return TokenGraph.from_indices(_data.own_axes(found, sizes), n, name=name)
+    found = _neighbours(values.double(), min(k, n), causal, loops)
+    return TokenGraph.from_indices(_data.own_axes(found, sizes), n)
 
 
+@builder()
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
     """Tokens that share a bucket in some round attend to each other.
 
@@ -82,10 +83,10 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
     shared = any_of(_data.same(_data.own_axes(labels[:, :, r], sizes)) for r in range(labels.shape[2]))
     rule = (shared & (dst != src)) | (look_up(alone, dst) & (dst == src))
-    name = text.call("shared_bucket", causal, _data.shown(buckets, "buckets"))
-    return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], name=name, **sizes)
+    return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], **sizes)
 
 
+@builder(num_buckets=2, rounds=1)
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
     """Tokens whose vectors point in similar directions attend to each other.
 
@@ -98,19 +99,17 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
     """
     values, sizes = _data.all_axes("vectors", vectors, "n dim")
-    rounds = checks.size("rounds", rounds, 1)
-    if checks.size("num_buckets", num_buckets, 2) % 2:
+    if num_buckets % 2:
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
-    generator = torch.Generator(device="cpu").manual_seed(checks.size("seed", seed))
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
     directions = torch.randn(shape, generator=generator, device="cpu")
     turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
     buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
-    shown = _data.shown(vectors, "vectors")
-    name = text.call("lsh", causal, shown, num_buckets, rounds, seed=(seed, None))
-    return TokenGraph.from_rule(shared_bucket(buckets, causal).rule, values.shape[2], name=name, **sizes)
+    return TokenGraph.from_rule(shared_bucket(buckets, causal).rule, values.shape[2], **sizes)
 
 
+@builder()
 def clusters(
     dst_labels: Tensor | Sequence[Any], src_labels: Tensor | Sequence[Any] | None = None, causal: bool = True
 ) -> TokenGraph:
@@ -129,11 +128,11 @@ def clusters(
         shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
         raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
     tables = [ours] if src_labels is None else [ours, theirs]
-    name = text.call("clusters", causal, *(_data.labels(table, sizes, "labels") for table in tables))
     rule = rules.past(_data.same(*(_data.own_axes(table, sizes) for table in tables)), causal)
-    return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], name=name, **sizes)
+    return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], **sizes)
 
 
+@builder()
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
     """Each centroid's ``w`` closest queries attend to its ``w`` closest keys.
 
@@ -152,15 +151,15 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     if dim != keys.shape[-1] or samples != 1 or heads not in (1, keys.shape[1]):
         wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
         raise ValueError(f"centroids must be {wanted}, got {list(centroids.shape)}")
-    members = [_data.largest(centres @ x.mT, checks.size("w", w)) for x in (queries, keys)]
+    members = [_data.largest(centres @ x.mT, w) for x in (queries, keys)]
     of_dst, of_src = ([_data.own_axes(table, sizes) for table in side.unbind(2)] for side in members)
     pairs = zip(of_dst, of_src, strict=True)
     together = any_of(look_up(attending, dst) & look_up(attended, src) for attending, attended in pairs)
-    name = text.call("routing", causal, *map(_data.shown, (q, k, centroids), ("q", "k", "centroids")), w)
     rule = rules.past(together, causal)
-    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
+    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
 
 
+@builder()
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
     """Chosen columns that every token attends to, and chosen distances.
 
@@ -172,15 +171,13 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
     """
-    n = checks.size("n", n)
     chosen = [_positions("columns", columns, n), _positions("slashes", slashes, n)]
     heads = {len(table) for table in chosen if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
         wanted = "given for the same number of heads, at least 1"
         raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
-    name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
     on_lines = look_up(chosen[0], src) | look_up(chosen[1], compute(torch.clamp, dst - src, 0))
-    return TokenGraph.from_rule((src <= dst) & on_lines, n, heads=max(heads, default=None), name=name)
+    return TokenGraph.from_rule((src <= dst) & on_lines, n, heads=max(heads, default=None))
 
 
 DISTANCES_AT_ONCE = 2**20  # 8 MB

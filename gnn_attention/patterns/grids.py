@@ -14,7 +14,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.text import call
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import any_of, dst, look_up, src
 
 __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial"]
@@ -28,6 +28,7 @@ PerAxis = int | Sizes
 Flags = bool | Sequence[bool]
 
 
+@builder()
 def natten(
     shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, stride: PerAxis = 1, causal: Flags = False
 ) -> TokenGraph:
@@ -56,15 +57,10 @@ def natten(
     strides, ends = _per_axis("stride", stride, sizes), _per_axis("causal", causal, sizes, None)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
-    options = {
-        "dilation": (_shown(steps), 1),
-        "stride": (_shown(strides), 1),
-        "causal": (_shown(ends), False),
-    }
-    name = call("natten", True, sizes, _shown(kernels), **options)
-    return TokenGraph.from_rule(_in_box(sizes, spans, steps), math.prod(sizes), name=name)
+    return TokenGraph.from_rule(_in_box(sizes, spans, steps), math.prod(sizes))
 
 
+@builder()
 def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGraph:
     """Windowed attention: each token attends to its window.
 
@@ -86,10 +82,10 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
             got = f"got {by} for a window of {size} along axis {axis}"
             raise ValueError(f"shift must be less than window, {got}")
     spans = [_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
-    name = call("swin", True, sizes, _shown(windows), shift=(_shown(shifts), 0))
-    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes), name=name)
+    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes))
 
 
+@builder()
 def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenGraph:
     """Each token attends to its block and a margin of ``halo`` around it, cut at the border.
 
@@ -103,10 +99,10 @@ def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenG
     sizes = _shape(shape)
     blocks, halos = _per_axis("block", block, sizes), _per_axis("halo", halo, sizes, 0)
     spans = [_blocks(size, each, 0, by) for size, each, by in zip(sizes, blocks, halos, strict=True)]
-    name = call("haloed_blocks", True, sizes, _shown(blocks), _shown(halos))
-    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes), name=name)
+    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes))
 
 
+@builder()
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     """Each token attends to the tokens that differ from it along one axis only.
 
@@ -121,17 +117,14 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     sizes = _shape(shape)
     lines = list(zip(places(sizes), sizes, strict=True))
     if axis is not None:
-        axis = checks.position("axis", axis)
-        if not 0 <= axis < len(sizes):
-            raise IndexError(f"axis must be in 0 .. {len(sizes) - 1} for a grid of shape {sizes}, got {axis}")
-        lines = lines[axis : axis + 1]
+        lines = [lines[checks.index("axis", axis, len(sizes))]]
     along = (
         (dst // (place * size) == src // (place * size)) & ((dst - src) % place == 0) for place, size in lines
     )
-    name = call("axial", True, sizes, axis=(axis, None))
-    return TokenGraph.from_rule(any_of(along), math.prod(sizes), name=name)
+    return TokenGraph.from_rule(any_of(along), math.prod(sizes))
 
 
+@builder()
 def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
     """Each pixel attends to its own block so far and the memory above and next to that block.
 
@@ -155,28 +148,26 @@ def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> Tok
     right = left + wide
     around = (top - above <= row) & (row < top + tall) & (left - beside <= column) & (column < right + beside)
     rule = around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
-    name = call("image_local_2d", True, sizes, _shown((tall, wide)), _shown((above, beside)))
-    return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
+    return TokenGraph.from_rule(rule, math.prod(sizes))
 
 
-def sliding_tile(
-    shape: Sequence[int], tile: PerAxis, window: PerAxis, text: int = 0, tiled: bool = False
-) -> TokenGraph:
+@builder()
+def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bool = False) -> TokenGraph:
     """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
     It is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
-    ``clamp(t - window // 2, 0, size // tile - window)`` on. ``text`` further tokens stand behind the video,
-    attend to all and are attended to by all. ``tiled=True``: the tokens stand tile by tile, as the kernels
-    want them, so that every block of the mask is empty or full. ``window`` counts tiles, as in FastVideo;
-    attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video Generation with Sliding Tile
-    Attention (arXiv 2502.04507). ValueError where a tile does not divide the grid, or for a large window.
+    ``clamp(t - window // 2, 0, size // tile - window)`` on. ``tiled=True``: the tokens stand tile by tile, as
+    the kernels want them, so that every block of the mask is empty or full. Tokens of a text behind the
+    video, joined to all both ways, are ``algebra.extend(graph, text, "both", "full")``. ``window`` counts
+    tiles, as in FastVideo; attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video
+    Generation with Sliding Tile Attention (arXiv 2502.04507). ValueError where a tile does not divide the
+    grid, or for a large window.
 
-    >>> sliding_tile((6,), 2, 2, text=1).in_degree().tolist()
-    [5, 5, 5, 5, 5, 5, 7]
+    >>> sliding_tile((6,), 2, 2).in_degree().tolist()
+    [4, 4, 4, 4, 4, 4]
     """
     sizes = _shape(shape)
     tiles, windows = _per_axis("tile", tile, sizes), _per_axis("window", window, sizes)
-    text = checks.size("text", text)
     for axis, (size, each) in enumerate(zip(sizes, tiles, strict=True)):
         if size % each:
             raise ValueError(f"tile must divide the grid, got {each} along axis {axis}, which has {size}")
@@ -188,47 +179,38 @@ def sliding_tile(
         box = _in_box(counts, spans, ones, math.prod(tiles))
     else:
         box = _in_box(sizes, list(map(_spread, spans, tiles)))
-    video, options = math.prod(sizes), {"text": (text, 0), "tiled": (tiled, False)}
-    name = call("sliding_tile", True, sizes, _shown(tiles), _shown(windows), **options)
-    return TokenGraph.from_rule((dst >= video) | (src >= video) | box, video + text, name=name)
+    return TokenGraph.from_rule(box, math.prod(sizes))
 
 
-def svg_spatial(
-    frames: int, frame_size: int, w: int, prompt: int = 0, first_frame: bool = False
-) -> TokenGraph:
+@builder(frame_size=1)
+def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
     """A token of a video attends to those less than ``w`` away in the sequence: ``|dst - src| < w``.
 
-    Sparse VideoGen's spatial head. ``prompt`` tokens stand before the ``frames * frame_size`` tokens of the
-    video, attend to all and are attended to by all; ``first_frame=True``: so is the first frame attended to
-    by all. attention-gym's ``width`` counts frames and rounds: w is its ``width * token_per_frame``, rounded
-    down to a multiple of ``round_width``. Sparse VideoGen (2025, arXiv 2502.01776).
+    Sparse VideoGen's spatial head, on ``frames * frame_size`` tokens. A prompt before the video, joined to
+    all both ways, is ``memory_tokens(graph, prompt, causal=False)``; a first frame that all attend to is
+    ``graph | sinks(n, frame_size, causal=False)``. attention-gym's ``width`` counts frames and rounds: w is
+    its ``width * token_per_frame``, rounded down to a multiple of ``round_width``. Sparse VideoGen (2025,
+    arXiv 2502.01776).
 
-    >>> svg_spatial(2, 2, 2, prompt=1).in_degree().tolist()
-    [5, 3, 4, 4, 3]
+    >>> svg_spatial(2, 2, 2).in_degree().tolist()
+    [2, 3, 3, 2]
     """
-    n, w = _video(frames, frame_size, prompt), checks.size("w", w)
-    shared = min(prompt + frame_size, n) if first_frame else prompt
-    options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
-    name = call("svg_spatial", True, frames, frame_size, w, **options)
-    return TokenGraph.from_rule((dst < prompt) | (src < shared) | (abs(dst - src) < w), n, name=name)
+    return TokenGraph.from_rule(abs(dst - src) < w, frames * frame_size)
 
 
-def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> TokenGraph:
+@builder(frame_size=1)
+def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
     """A token of a video attends to those less than ``w`` away inside their frame, in every frame.
 
     ``|p(dst) - p(src)| < w``. Sparse VideoGen's temporal head. ``p`` is the position inside the frame,
-    ``(i - prompt) % frame_size``; the ``prompt`` tokens before the video attend to all and are attended to by
-    all. In-degree of a video token without prompt: ``frames`` times that of
-    ``window(frame_size, w, causal=False)``. attention-gym's ``width`` is
+    ``i % frame_size``. In-degree: ``frames`` times that of ``window(frame_size, w, causal=False)``. A prompt
+    is joined as in :func:`svg_spatial`. attention-gym's ``width`` is
     ``w = width * token_per_frame // num_frames``. Sparse VideoGen (2025, arXiv 2502.01776).
 
-    >>> svg_temporal(2, 2, 1, prompt=1).in_degree().tolist()
-    [5, 3, 3, 3, 3]
+    >>> svg_temporal(2, 2, 1).in_degree().tolist()
+    [2, 2, 2, 2]
     """
-    n, w = _video(frames, frame_size, prompt), checks.size("w", w)
-    apart = (dst - prompt) % frame_size - (src - prompt) % frame_size
-    name = call("svg_temporal", True, frames, frame_size, w, prompt=(prompt, 0))
-    return TokenGraph.from_rule((dst < prompt) | (src < prompt) | (abs(apart) < w), n, name=name)
+    return TokenGraph.from_rule(abs(dst % frame_size - src % frame_size) < w, frames * frame_size)
 
 
 def places(sizes: Sequence[int]) -> list[int]:
@@ -262,11 +244,6 @@ def _per_axis(name: str, value: Any, sizes: Sequence[int], minimum: int | None =
         wanted = f"one value or {len(sizes)}, one for each axis of {tuple(sizes)}"
         raise ValueError(f"{name} must be {wanted}, got {checked}")
     return checked
-
-
-def _shown(values: tuple[int, ...]) -> Any:
-    """The one value that all axes share, else all of them."""
-    return values[0] if len(set(values)) == 1 else values
 
 
 def _in_box(sizes: Sequence[int], spans: Sequence[Interval], steps: Sequence[int] = (), unit: int = 1) -> Any:
@@ -303,11 +280,6 @@ def _blocks(size: int, block: int, shift: int, halo: int = 0) -> Interval:
 def _spread(span: Interval, tile: int) -> Interval:
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
-
-
-def _video(frames: int, frame_size: int, prompt: int) -> int:
-    video = checks.size("frames", frames) * checks.size("frame_size", frame_size, 1)
-    return checks.size("prompt", prompt) + video
 
 
 def _check_kernels(sizes: Sizes, kernels: Sizes, steps: Sizes, strides: Sizes, word: str = "kernel") -> None:

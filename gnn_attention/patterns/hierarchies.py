@@ -1,7 +1,5 @@
 """Hierarchies and logarithmic reach: powers of two, butterflies, partition trees, dilated segments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -10,13 +8,15 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import any_of, dst, head, look_up, src
 
 __all__ = ["binary_partition", "butterfly", "butterfly_factor", "fibottention", "h_matrix_level"]
 __all__ += ["log_sparse", "longnet", "power_attention"]
 
 
+@builder()
 def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ....
 
@@ -28,11 +28,10 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     >>> log_sparse(6).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    n = checks.size("n", n)
-    rule = rules.past(_zero_or_power(abs(dst - src), n), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("log_sparse", causal, n))
+    return TokenGraph.from_rule(rules.past(_zero_or_power(abs(dst - src), n), causal), n)
 
 
+@builder(block=1, window=1)
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
     """Each token attends to blocks at distances that are powers of two, to near and first ones.
 
@@ -44,31 +43,29 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
     """
-    n, block, window = checks.size("n", n), checks.size("block", block, 1), checks.size("window", window, 1)
-    sinks, gap = checks.size("sinks", sinks), dst // block - src // block
+    gap = dst // block - src // block
     rule = (src <= dst) & ((gap < window) | (src < sinks * block) | _zero_or_power(gap, -(-n // block)))
-    return TokenGraph.from_rule(rule, n, name=f"power_attention({n}, {block}, {window}, {sinks})")
+    return TokenGraph.from_rule(rule, n)
 
 
-def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
+@builder(block=1)
+def butterfly(n: int, block: int = 1) -> TokenGraph:
     """Each token attends to its own block and the blocks whose number differs in one binary digit.
 
-    ``blk(src) = blk(dst) xor 2^k``. ``k = 0 .. levels - 1``; all of them by default. In-degree
-    ``block * (1 + levels)`` where n is ``block`` times a power of two; for any other n, what is left of the
-    next power. Symmetric, not causal (``& causal(n)`` lets messages reach only the blocks whose digits
-    include the sender's). Everything is reached in ``log2(n / block)`` layers. The *flat* block butterfly of
-    Pixelated Butterfly (Dao et al. 2022, arXiv 2112.00029), a sum where the butterfly is a product:
-    :func:`butterfly_factor`; the low-rank matrix that the paper adds is no set of edges.
+    ``blk(src) = blk(dst) xor 2^k``. In-degree ``block * (1 + log2(n / block))`` where n is ``block`` times a
+    power of two; for any other n, what is left of the next power. Symmetric, not causal (``& causal(n)`` lets
+    messages reach only the blocks whose digits include the sender's). Everything is reached in
+    ``log2(n / block)`` layers. The *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022, arXiv
+    2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`; the low-rank matrix that
+    the paper adds is no set of edges.
 
     >>> butterfly(8).in_degree().tolist()
     [4, 4, 4, 4, 4, 4, 4, 4]
     """
-    n, block = checks.size("n", n), checks.size("block", block, 1)
-    below = -(-n // block) if levels is None else 2 ** checks.size("levels", levels)
-    name = text.call("butterfly", True, n, block=(block, 1), levels=(levels, None))
-    return TokenGraph.from_rule(_zero_or_power((dst // block) ^ (src // block), below), n, name=name)
+    return TokenGraph.from_rule(_zero_or_power((dst // block) ^ (src // block), -(-n // block)), n)
 
 
+@builder(block=1)
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     """One layer of a butterfly network.
 
@@ -81,15 +78,13 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     >>> butterfly_factor(4, 1).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    n = checks.size("n", n)
-    level, block = checks.size("level", level), checks.size("block", block, 1)
     # Numbers differ in digit 2^k at most iff their run of 2^(k+1) and their rest modulo 2^k agree.
     ours, theirs, stride = dst // block, src // block, 2**level
     rule = (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
-    name = text.call("butterfly_factor", True, n, level, block=(block, 1))
-    return TokenGraph.from_rule(rule, n, name=name)
+    return TokenGraph.from_rule(rule, n)
 
 
+@builder(k=1)
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     """Tokens and the spans of a binary tree above them.
 
@@ -103,7 +98,7 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     1911.04070; its code's ``step`` is k).
 
     >>> print(binary_partition(4))   # 4 and 5 are the halves, 6 is the root
-    binary_partition(4, 1): mask[dst, src] and in-edges
+    binary_partition(4): mask[dst, src] and in-edges
     0 ■ · · · · · ·   0 <- 0
     1 ■ ■ · · · · ·   1 <- 0 1
     2 ■ ■ ■ · · · ·   2 <- 0 1 2
@@ -112,17 +107,16 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     5 · · ■ ■ · · ·   5 <- 2 3
     6 ■ ■ ■ ■ · · ·   6 <- 0 1 2 3
     """
-    n, k = checks.size("n", n), checks.size("k", k, 1)
     first = _first_of_levels(n)
     token = torch.arange(n, device="cpu")
     parts = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])]
     parts += [_context(n, k, first, left) for left in ((True,) if causal else (True, False))]
     src, dst = torch.cat(parts, 1)
     order = (dst * first[-1] + src).argsort()
-    name = text.call("binary_partition", causal, n, k)
-    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], first[-1], name=name)
+    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], first[-1])
 
 
+@builder(heads=1)
 def longnet(
     n: int, segments: Iterable[int], dilations: Iterable[int], heads: int | None = None, causal: bool = True
 ) -> TokenGraph:
@@ -139,7 +133,6 @@ def longnet(
     >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
     [1, 2, 1, 2, 2, 2, 1, 2]
     """
-    n = checks.size("n", n)
     sizes, steps = checks.sizes("segments", segments, 1), checks.sizes("dilations", dilations, 1)
     if len(sizes) != len(steps) or not sizes:
         got = f"got {len(steps)} dilations for {len(sizes)} segments"
@@ -148,11 +141,10 @@ def longnet(
     for w, r in zip(sizes, steps, strict=True):
         offset = 0 if heads is None else head % r
         parts.append((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
-    shown = text.listed(sizes, "segments"), text.listed(steps, "dilations")
-    name = text.call("longnet", causal, n, *shown, heads=(heads, None))
-    return TokenGraph.from_rule(rules.past(any_of(parts), causal), n, heads=heads, name=name)
+    return TokenGraph.from_rule(rules.past(any_of(parts), causal), n, heads=heads)
 
 
+@builder(block=1)
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
     """The pairs of tokens that one level of a hierarchical matrix holds.
 
@@ -167,41 +159,33 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     >>> h_matrix_level(8, 1, 1).in_degree().tolist()
     [0, 0, 1, 2, 1, 2, 1, 2]
     """
-    n = checks.size("n", n)
-    block, level = checks.size("block", block, 1), checks.size("level", level)
     size = block * 2**level
     rule = abs(dst // size - src // size) <= 1
     if level:
         rule = rule & (abs(dst // (size // 2) - src // (size // 2)) > 1)
-    name = text.call("h_matrix_level", causal, n, block, level)
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
+    return TokenGraph.from_rule(rules.past(rule, causal), n)
 
 
-def fibottention(
-    n: int, heads: int, w_min: int = 5, w_max: int | None = None, modified: bool = False
-) -> TokenGraph:
+@builder(heads=1)
+def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None) -> TokenGraph:
     """Every head attends to the tokens at its own distances, on both sides.
 
     A row of the Wythoff array, which grows like Fibonacci's. Head i (from 1) takes ``|dst - src|`` from
     ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)`` and phi the golden
     ratio, up to ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always.
-    ``modified`` puts the two terms ``i - 1, m`` before them. Every distance belongs to one head alone (unless
-    ``modified``), so heads differ and no token attends to itself. ``w_max`` is ``n // 3`` by default, and at
-    least ``w_min``. A graph by head. Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the
-    authors' code; their class token is one of :func:`global_tokens`.
+    Every distance belongs to one head alone, so heads differ and no token attends to itself. ``w_max`` is
+    ``n // 3`` by default, and at least ``w_min``. A graph by head. Fibottention (Rahimian et al. 2024, arXiv
+    2406.19391), as in the authors' code; their class token is one of :func:`global_tokens`.
 
     >>> fibottention(6, 2).select(head=0).in_degree().tolist()
     [4, 4, 5, 5, 4, 4]
     """
-    n, heads, w_min = checks.size("n", n), checks.size("heads", heads, 1), checks.size("w_min", w_min)
     furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
     attended = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
     for row in range(heads):
-        distances = _wythoff_row(row + 1, w_min + (furthest - w_min) * row // max(heads - 1, 1), modified)
+        distances = _wythoff_row(row + 1, w_min + (furthest - w_min) * row // max(heads - 1, 1))
         attended[row, [distance for distance in distances if distance < n]] = True
-    bounds = () if w_min == 5 and w_max is None else (w_min, w_max)
-    name = text.call("fibottention", True, n, heads, *bounds, modified=(modified, False))
-    return TokenGraph.from_rule(look_up(attended, abs(dst - src)), n, heads=heads, name=name)
+    return TokenGraph.from_rule(look_up(attended, abs(dst - src)), n, heads=heads)
 
 
 def _zero_or_power(gap: Any, bound: int) -> Any:
@@ -233,11 +217,11 @@ def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edg
     return torch.cat(found, 1)
 
 
-def _wythoff_row(i: int, longest: int, modified: bool) -> list[int]:
-    """Row i of the Wythoff array up to ``longest`` and its first term; if modified, from two terms before."""
+def _wythoff_row(i: int, longest: int) -> list[int]:
+    """Row i of the Wythoff array up to ``longest``, and its first term."""
     m = (i + math.isqrt(5 * i * i)) // 2  # floor(i phi), exactly
     first = (m + math.isqrt(5 * m * m)) // 2
-    terms = [i - 1, m] if modified else [first, first + m]
+    terms = [first, first + m]
     while terms[-1] <= longest:
         terms.append(terms[-1] + terms[-2])
     return terms[:-1]

@@ -1,25 +1,27 @@
 """Tokens that every token attends to, and extra nodes: sinks, global tokens, memory, relays, latents."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import any_of, compute, dst, look_up, src
+from gnn_attention.patterns.basic import cross, full
+from gnn_attention.patterns.local import window
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "isab", "longformer"]
 __all__ += ["memory_tokens", "perceiver", "side_nodes", "sinks", "star", "tglobal"]
 
 
+@builder()
 def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``.
 
@@ -29,11 +31,10 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    n, s = checks.size("n", n), checks.size("s", s)
-    rule = rules.past((src < s) & (dst >= 0), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("sinks", causal, n, s))
+    return TokenGraph.from_rule(rules.past((src < s) & (dst >= 0), causal), n)
 
 
+@builder()
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
     """Chosen tokens G attend to all and are attended to by all.
 
@@ -44,12 +45,12 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     >>> global_tokens(4, [1]).edge_index.tolist()
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
-    n = checks.size("n", n)
-    table, shown = _token_table(n, tokens)
-    rule = rules.past(look_up(table, dst) | look_up(table, src), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("global_tokens", causal, n, shown))
+    listed = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
+    table = _data.marked(_operands.positions("tokens", listed, n, any_order=True), n)
+    return TokenGraph.from_rule(rules.past(look_up(table, dst) | look_up(table, src), causal), n)
 
 
+@builder()
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
     """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
 
@@ -63,42 +64,27 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
     [5, 3, 4, 4, 3]
     """
-    n, w = checks.size("n", n), checks.size("w", w)
-    table, shown = _token_table(n, tokens)
-    rule = (abs(dst - src) < w) | look_up(table, dst) | look_up(table, src)
-    return TokenGraph.from_rule(
-        rules.past(rule, causal), n, name=text.call("longformer", causal, n, w, shown)
-    )
+    return window(n, w, causal) | global_tokens(n, tokens, causal)
 
 
-def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> TokenGraph:
+@builder()
+def etc(n: int, w: int, num_global: int) -> TokenGraph:
     """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all.
 
     Long ones attend to a window. Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
-    ``src < g or dst < g or |dst - src| < w``. ``owner[i]`` is the global token of long token i (of its
-    sentence); with it a global token attends to, next to the global ones, only the long tokens that it owns:
-    the released models' "hard g2l" mask, one global token for each sentence. Never causal. The code's
-    ``local_radius`` r is ``w = r + 1``. Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code,
-    google-research/etcmodel. ValueError unless there is one owner for each long token, IndexError for an
-    owner outside ``0 .. g - 1``.
+    ``src < g or dst < g or |dst - src| < w``. Never causal. The code's ``local_radius`` r is ``w = r + 1``;
+    its released models have one global token for each sentence and take away the edges to it from other
+    sentences ("hard g2l"). Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code,
+    google-research/etcmodel.
 
-    >>> etc(4, 1, 2, owner=[0, 0, 1, 1]).in_degree().tolist()
-    [4, 4, 3, 3, 3, 3]
+    >>> etc(4, 1, 2).in_degree().tolist()
+    [6, 6, 3, 3, 3, 3]
     """
-    n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
     near = abs(dst - src) < w
-    if owner is None:
-        rule = (dst < first) | (src < first) | near
-        return TokenGraph.from_rule(rule, first + n, name=f"etc({n}, {w}, {first})")
-    owners = _operands.positions("owner", owner, first, "global tokens")
-    if len(owners) != n:
-        raise ValueError(f"owner must name one for each of the {n} long tokens, got {len(owners)} of them")
-    table = _data.table([*range(first), *owners])
-    rule = (src < first) | ((dst >= first) & near) | (look_up(table, src) == dst)
-    name = f"etc({n}, {w}, {first}, owner={text.listed(owners, 'owners')})"
-    return TokenGraph.from_rule(rule, first + n, name=name)
+    return TokenGraph.from_rule((dst < num_global) | (src < num_global) | near, num_global + n)
 
 
+@builder(block=1, heads=1)
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
     """Blocks of tokens attend to themselves, both neighbours, the first and last block, and random ones.
 
@@ -117,16 +103,15 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     >>> bigbird(6, 1, num_random=1).in_degree().tolist()
     [6, 5, 6, 6, 5, 6]
     """
-    n, size = checks.size("n", n), checks.size("block", block, 1)
-    last = -(-n // size) - 1
-    row, column = dst // size, src // size
+    last = -(-n // block) - 1
+    row, column = dst // block, src // block
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
     near = abs(row - column) <= 1
     rule = hubs | near | _drawn(row, column, last + 1, {0, last}, num_random, heads, seed)
-    name = text.call("bigbird", True, n, size, **_draw_options(num_random, heads, seed))
-    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
+    return TokenGraph.from_rule(rule, n, heads=heads)
 
 
+@builder(block=1, heads=1)
 def bigbird_etc(
     n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
 ) -> TokenGraph:
@@ -140,16 +125,13 @@ def bigbird_etc(
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
-    n, size = checks.size("n", n), checks.size("block", block, 1)
-    first = checks.size("num_global", num_global)
-    row, column = (compute(torch.clamp, token - first, 0) // size for token in (dst, src))
-    near = abs(row - column) <= 1
-    drawn = _drawn(row, column, -(-n // size), set(), num_random, heads, seed)
-    name = text.call("bigbird_etc", True, n, size, first, **_draw_options(num_random, heads, seed))
-    rule = (dst < first) | (src < first) | near | drawn
-    return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
+    row, column = (compute(torch.clamp, token - num_global, 0) // block for token in (dst, src))
+    drawn = _drawn(row, column, -(-n // block), set(), num_random, heads, seed)
+    rule = (dst < num_global) | (src < num_global) | (abs(row - column) <= 1) | drawn
+    return TokenGraph.from_rule(rule, num_global + n, heads=heads)
 
 
+@builder()
 def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     """``m`` memory tokens before the tokens of ``graph`` attend to all and are attended to by all.
 
@@ -164,14 +146,13 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     >>> memory_tokens(window(3, 1), 1, causal=False).edge_index.tolist()
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    _data.square("graph", graph)
-    m = checks.size("m", m)
+    _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
     inner = graph.rule if graph.num_dst else rules.everyone  # a graph of no tokens may be unable to answer
     rule = rules.past(partial(_memory, m, inner), causal)
-    name = text.call("memory_tokens", causal, graph.name, m)
-    return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch, name=name)
+    return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
 
+@builder(block=1)
 def tglobal(n: int, w: int, block: int) -> TokenGraph:
     """Each token attends to a window and every side node, one for each ``block`` tokens.
 
@@ -183,11 +164,10 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
     >>> tglobal(5, 1, 2).in_degree().tolist()
     [3, 3, 3, 3, 3]
     """
-    n, w, size = checks.size("n", n), checks.size("w", w), checks.size("block", block, 1)
-    rule = (src >= n) | (abs(dst - src) < w)
-    return TokenGraph.from_rule(rule, n, n + n // size, name=f"tglobal({n}, {w}, {size})")
+    return TokenGraph.from_rule((src >= n) | (abs(dst - src) < w), n, n + n // block)
 
 
+@builder(block=1)
 def side_nodes(n: int, block: int) -> TokenGraph:
     """Side node k attends to the tokens of block k.
 
@@ -200,11 +180,11 @@ def side_nodes(n: int, block: int) -> TokenGraph:
     0 ■ ■ · · ·   0 <- 0 1
     1 · · ■ ■ ■   1 <- 2 3 4
     """
-    n, size = checks.size("n", n), checks.size("block", block, 1)
-    rule = compute(torch.clamp, src // size, 0, max(n // size - 1, 0)) == dst
-    return TokenGraph.from_rule(rule, n // size, n, name=f"side_nodes({n}, {size})")
+    nodes = n // block
+    return TokenGraph.from_rule(compute(torch.clamp, src // block, 0, max(nodes - 1, 0)) == dst, nodes, n)
 
 
+@builder()
 def star(n: int) -> TokenGraph:
     """``n`` satellites attend to their neighbours on a ring, their embeddings and a relay.
 
@@ -219,11 +199,10 @@ def star(n: int) -> TokenGraph:
     >>> star(3).in_degree().tolist()
     [4, 5, 5, 5, 0, 0, 0]
     """
-    n = checks.size("n", n)
     gap = abs(dst - src)
     ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is attended to anyway
     to_satellite = (dst >= 1) & (dst <= n) & (ring | (src == 0) | (src == dst + n))
-    return TokenGraph.from_rule(to_satellite | ((dst == 0) & (src <= n)), 2 * n + 1, name=f"star({n})")
+    return TokenGraph.from_rule(to_satellite | ((dst == 0) & (src <= n)), 2 * n + 1)
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
@@ -239,8 +218,7 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     (6, 6, 9)
     """
     n, m = checks.size("n", n), checks.size("m", m)
-    there = TokenGraph.from_rule(rules.everyone, m, n, name=f"isab({n}, {m})[0]")
-    return there, TokenGraph.from_rule(rules.everyone, n, m, name=f"isab({n}, {m})[1]")
+    return cross(m, n), cross(n, m)
 
 
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
@@ -254,23 +232,15 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     [400, 16]
     """
     n, m = checks.size("n", n), checks.size("m", m)
-    reading = TokenGraph.from_rule(rules.everyone, m, n, name=f"perceiver({n}, {m})[0]")
-    return reading, TokenGraph.from_rule(rules.everyone, m, name=f"perceiver({n}, {m})[1]")
-
-
-def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
-    given = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    places = _operands.positions("tokens", given, n, any_order=True)
-    return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
+    return cross(m, n), full(m)
 
 
 def _drawn(
     row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
 ) -> Any:
     """Whether the block ``column`` is in R(row): drawn, or the row itself where there are fewer blocks."""
-    wanted = min(checks.size("num_random", num_random), blocks)
-    copies = 1 if heads is None else checks.size("heads", heads, 1)
-    generator = torch.Generator().manual_seed(checks.size("seed", seed))
+    wanted, copies = min(num_random, blocks), heads or 1
+    generator = torch.Generator().manual_seed(seed)
     every = torch.arange(blocks, device="cpu")
     table = every[None, :, None].repeat(copies, 1, wanted)
     lonely = torch.tensor([block not in hubs for block in range(blocks)], dtype=torch.bool, device="cpu")
@@ -281,10 +251,6 @@ def _drawn(
             table[head, place, : len(picks)] = picks
     tables = (table[0] if heads is None else table).unbind(-1)
     return any_of(look_up(drawn, row) == column for drawn in tables)
-
-
-def _draw_options(num_random: int, heads: int | None, seed: int) -> dict[str, tuple[object, object]]:
-    return {"num_random": (num_random, 3), "heads": (heads, None), "seed": (seed, 0)}
 
 
 def _memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -3,16 +3,17 @@
 from collections.abc import Iterable
 from typing import Any
 
-from gnn_attention._support import checks
 from gnn_attention.algebra import _operands
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, head, look_up, src
 
 __all__ = ["band", "chunked", "dilated", "duo_attention", "segment_recurrence", "sink_window"]
 __all__ += ["sparse_fixed", "sparse_strided", "strides", "summary_tokens", "window"]
 
 
+@builder()
 def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the last ``w`` tokens, itself included.
 
@@ -28,11 +29,10 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     2 · ■ ■ ·   2 <- 1 2
     3 · · ■ ■   3 <- 2 3
     """
-    n, w = checks.size("n", n), checks.size("w", w)
-    rule = _band(w - 1, 0 if causal else w - 1)
-    return TokenGraph.from_rule(rule, n, name=text.call("window", causal, n, w))
+    return TokenGraph.from_rule(_band(w - 1, 0 if causal else w - 1), n)
 
 
+@builder(dilation=1)
 def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     """Each token attends to ``w`` tokens at steps of ``dilation``, itself first.
 
@@ -44,13 +44,11 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     >>> dilated(5, 2, 2).in_degree().tolist()
     [1, 1, 2, 2, 2]
     """
-    n = checks.size("n", n)
-    w, step = checks.size("w", w), checks.size("dilation", dilation, 1)
-    reach = w * step - 1
-    rule = _band(reach, 0 if causal else reach, step)
-    return TokenGraph.from_rule(rule, n, name=text.call("dilated", causal, n, w, dilation))
+    reach = w * dilation - 1
+    return TokenGraph.from_rule(_band(reach, 0 if causal else reach, dilation), n)
 
 
+@builder(dilation=1)
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     """A window by distance: ``-right <= dst - src <= left``.
 
@@ -70,40 +68,28 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     >>> band(5, 2, 1).in_degree().tolist()
     [2, 3, 4, 4, 3]
     """
-    n = checks.size("n", n)
-    left, right = checks.size("left", left), checks.size("right", right)
-    step = checks.size("dilation", dilation, 1)
-    name = text.call("band", True, n, left, right, dilation=(step, 1))
-    return TokenGraph.from_rule(_band(left, right, step), n, name=name)
+    return TokenGraph.from_rule(_band(left, right, dilation), n)
 
 
-def chunked(
-    n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True, wrap: bool = False
-) -> TokenGraph:
+@builder(chunk=1)
+def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True) -> TokenGraph:
     """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks.
 
     ``-after <= c(dst) - c(src) <= before``. ``c(i) = i // chunk``, and ``src <= dst`` unless
     ``causal=False``; without it ``after`` adds nothing. Causal in-degree with ``after=0``:
     ``dst % chunk + 1 + min(dst // chunk, before) chunk``. ``chunked(n, chunk)`` is Llama 4's chunked
     attention (Hugging Face's ``chunked_overlay``, packed documents of one length); ``chunked(n, chunk, 1)``
-    is Reformer's local attention in a decoder (Kitaev et al. 2020, arXiv 2001.04451).
-
-    ``wrap=True``: the chunks stand in a ring, the last one before the first, as in Hugging Face's Reformer;
-    there ``causal=False`` lets the first chunk attend to the last.
+    is Reformer's local attention in a decoder (Kitaev et al. 2020, arXiv 2001.04451). In Hugging Face's
+    encoder the chunks stand in a ring: there the first chunk attends to the last one too.
 
     >>> chunked(6, 2, before=1).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    n, chunk = checks.size("n", n), checks.size("chunk", chunk, 1)
-    before, after = checks.size("before", before), checks.size("after", after)
     gap = dst // chunk - src // chunk
-    rule = (gap <= before) & (gap >= -after)
-    if wrap:
-        rule = (gap + after) % max(1, -(-n // chunk)) <= before + after
-    name = text.call("chunked", causal, n, chunk, before=(before, 0), after=(after, 0), wrap=(wrap, False))
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
+    return TokenGraph.from_rule(rules.past((gap <= before) & (gap >= -after), causal), n)
 
 
+@builder(segment=1)
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     """Each token attends to its segment so far and the ``memory`` tokens before the segment.
 
@@ -116,12 +102,10 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
     [1, 2, 2, 3, 2, 3]
     """
-    n = checks.size("n", n)
-    segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
-    rule = (src <= dst) & (src >= dst // segment * segment - memory)
-    return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
+    return TokenGraph.from_rule((src <= dst) & (src >= dst // segment * segment - memory), n)
 
 
+@builder()
 def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     """Each token attends to the first ``s`` tokens and the last ``w``, itself included.
 
@@ -135,10 +119,10 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     >>> sink_window(6, 2, 1).in_degree().tolist()
     [1, 2, 3, 3, 3, 3]
     """
-    n, w, s = checks.size("n", n), checks.size("w", w), checks.size("s", s)
-    return TokenGraph.from_rule(_sink_window(w, s), n, name=f"sink_window({n}, {w}, {s})")
+    return TokenGraph.from_rule(_sink_window(w, s), n)
 
 
+@builder(heads=1)
 def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int = 4) -> TokenGraph:
     """A graph for each head: the ``retrieval`` heads are causal, the others ``sink_window(n, w, s)``.
 
@@ -149,14 +133,12 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
-    n, heads = checks.size("n", n), checks.size("heads", heads, 1)
-    w, s = checks.size("w", w), checks.size("s", s)
     chosen = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
     rule = _sink_window(w, s) | ((src <= dst) & look_up(_data.marked(chosen, heads), head))
-    name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
-    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
+    return TokenGraph.from_rule(rule, n, heads=heads)
 
 
+@builder(stride=1)
 def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     """Each token attends to every ``stride``-th token before it, itself first.
 
@@ -167,11 +149,10 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     >>> strides(5, 2).in_degree().tolist()
     [1, 1, 2, 2, 3]
     """
-    n, stride = checks.size("n", n), checks.size("stride", stride, 1)
-    rule = rules.past((dst - src) % stride == 0, causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("strides", causal, n, stride))
+    return TokenGraph.from_rule(rules.past((dst - src) % stride == 0, causal), n)
 
 
+@builder(stride=1, c=1)
 def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the last ``c`` tokens of every chunk of ``stride``.
 
@@ -184,52 +165,43 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     >>> summary_tokens(5, 2, 1).in_degree().tolist()
     [0, 1, 1, 2, 2]
     """
-    n = checks.size("n", n)
-    stride, c = _stride_and_c(stride, c)
-    rule = rules.past((src % stride >= stride - c) & (dst >= 0), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("summary_tokens", causal, n, stride, c))
+    _check_summaries(stride, c)
+    return TokenGraph.from_rule(rules.past((src % stride >= stride - c) & (dst >= 0), causal), n)
 
 
-def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
+@builder(stride=1)
+def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
     """Strided attention: the last ``stride`` tokens, and every ``stride``-th before them.
 
     ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless ``causal=False``. Causal
-    in-degree ``min(dst + 1, stride) + dst // stride``; two layers reach everything. With ``heads`` the sets
-    are apart: even heads take the first, ``band(n, stride, 0)``, odd heads the second,
-    ``strides(n, stride)``. The authors' code gives the first set one token less; the union is the same. Child
-    et al. 2019, Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention.
+    in-degree ``min(dst + 1, stride) + dst // stride``; two layers reach everything. Heads that take the two
+    sets in turn are ``algebra.per_head(band(n, stride, 0), strides(n, stride), ...)``. The authors' code
+    gives the first set one token less; the union is the same. Child et al. 2019, Sparse Transformer (arXiv
+    1904.10509), two-dimensional factorised attention.
 
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    n, stride = checks.size("n", n), checks.size("stride", stride, 1)
     near, every = abs(dst - src) <= stride, (dst - src) % stride == 0
-    by_head = ((head % 2 == 0) & near) | ((head % 2 == 1) & every)
-    rule = rules.past(near | every if heads is None else by_head, causal)
-    name = text.call("sparse_strided", causal, n, stride, heads=(heads, None))
-    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
+    return TokenGraph.from_rule(rules.past(near | every, causal), n)
 
 
-def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
+@builder(stride=1, c=1)
+def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
     """Each token attends to its chunk of ``stride`` and the last ``c`` tokens of every chunk.
 
     ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst`` unless
     ``causal=False``. Causal in-degree ``dst % stride + 1 + (dst // stride) c``; two layers reach everything.
-    With ``heads``, head h attends to its own chunk and the h-th ``c`` tokens from each chunk's end (again
-    from the end after ``stride // c`` heads), as in the authors' code. Child et al. 2019, Sparse Transformer
-    (arXiv 1904.10509), two-dimensional factorised attention. Raises ValueError unless ``1 <= c <= stride``.
+    In the authors' code head h attends to the h-th ``c`` tokens from each chunk's end. Child et al. 2019,
+    Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention. Raises ValueError unless
+    ``1 <= c <= stride``.
 
     >>> sparse_fixed(6, 3, 1).in_degree().tolist()
     [1, 2, 3, 2, 3, 4]
     """
-    n = checks.size("n", n)
-    stride, c = _stride_and_c(stride, c)
-    # counted from the end of a chunk, where head h begins
-    first = 0 if heads is None else head % (stride // c) * c
-    place = src % stride + first
-    rule = (src // stride == dst // stride) | ((place >= stride - c) & (place < stride))
-    name = text.call("sparse_fixed", causal, n, stride, c, heads=(heads, None))
-    return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
+    _check_summaries(stride, c)
+    rule = (src // stride == dst // stride) | (src % stride >= stride - c)
+    return TokenGraph.from_rule(rules.past(rule, causal), n)
 
 
 def _band(left: int, right: int, step: int = 1) -> Any:
@@ -241,8 +213,6 @@ def _sink_window(w: int, s: int) -> Any:
     return (src <= dst) & ((src < s) | (dst - src < w))
 
 
-def _stride_and_c(stride: int, c: int) -> tuple[int, int]:
-    stride, c = checks.size("stride", stride, 1), checks.size("c", c, 1)
+def _check_summaries(stride: int, c: int) -> None:
     if c > stride:
         raise ValueError(f"c must be at most stride = {stride}, the length of a chunk, got {c}")
-    return stride, c

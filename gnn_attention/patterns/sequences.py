@@ -1,13 +1,13 @@
 """Sequences in one row of tokens: prefixes, packing, orders of generation, layouts of training, media."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from gnn_attention._support import checks
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["bidirectional_groups", "block_causal", "block_diffusion", "documents"]
@@ -15,6 +15,7 @@ __all__ += ["draft_training", "fill_in_the_middle", "media_cross", "permutation"
 __all__ += ["shared_prefix"]
 
 
+@builder()
 def prefix(n: int, p: int) -> TokenGraph:
     """The first ``p`` tokens attend to each other, the rest is causal: ``src < p or src <= dst``.
 
@@ -25,10 +26,10 @@ def prefix(n: int, p: int) -> TokenGraph:
     >>> prefix(4, 2).in_degree().tolist()
     [2, 2, 3, 4]
     """
-    n, p = checks.size("n", n), checks.size("p", p)
-    return TokenGraph.from_rule((src < p) | (src <= dst), n, name=f"prefix({n}, {p})")
+    return TokenGraph.from_rule((src < p) | (src <= dst), n)
 
 
+@builder()
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     """Packed documents: ``doc(src) = doc(dst)`` and ``src <= dst``.
 
@@ -39,11 +40,10 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     [[0, 0, 1, 2], [0, 1, 1, 2]]
     """
     sizes = checks.sizes("lengths", lengths)
-    rule = rules.past(_data.same(_data.owners(sizes)), causal)
-    name = text.call("documents", causal, text.listed(sizes, "lengths"))
-    return TokenGraph.from_rule(rule, sum(sizes), name=name)
+    return TokenGraph.from_rule(rules.past(_data.same(_data.owners(sizes)), causal), sum(sizes))
 
 
+@builder()
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """One prompt, several answers: ``src <= dst``, and src in the prompt or in dst's own answer.
 
@@ -56,13 +56,12 @@ def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     >>> shared_prefix(2, [2, 1]).in_degree().tolist()
     [1, 2, 3, 4, 3]
     """
-    prompt = checks.size("prompt", prompt)
     sizes = checks.sizes("answers", answers)
     rule = (src <= dst) & ((src < prompt) | _data.same(_data.owners([prompt, *sizes])))
-    name = f"shared_prefix({prompt}, {text.listed(sizes, 'answers')})"
-    return TokenGraph.from_rule(rule, prompt + sum(sizes), name=name)
+    return TokenGraph.from_rule(rule, prompt + sum(sizes))
 
 
+@builder(block=1)
 def block_causal(n: int, block: int) -> TokenGraph:
     """Blocks of ``block`` tokens attend to themselves both ways and all earlier blocks.
 
@@ -74,10 +73,10 @@ def block_causal(n: int, block: int) -> TokenGraph:
     >>> block_causal(5, 2).in_degree().tolist()
     [2, 2, 4, 4, 5]
     """
-    n, block = checks.size("n", n), checks.size("block", block, 1)
-    return TokenGraph.from_rule(src // block <= dst // block, n, name=f"block_causal({n}, {block})")
+    return TokenGraph.from_rule(src // block <= dst // block, n)
 
 
+@builder()
 def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     """Causal text with groups (images) that attend to themselves both ways.
 
@@ -94,10 +93,10 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     places: dict[tuple[bool, int], int] = {}
     keys = ((number >= 0, number if number >= 0 else token) for token, number in enumerate(numbers))
     group = _data.table([places.setdefault(key, len(places)) for key in keys])
-    name = f"bidirectional_groups({text.listed(numbers, 'groups', 8)})"
-    return TokenGraph.from_rule((src <= dst) | _data.same(group), len(numbers), name=name)
+    return TokenGraph.from_rule((src <= dst) | _data.same(group), len(numbers))
 
 
+@builder()
 def permutation(order: Sequence[int], context: int = 0, stream: str = "content") -> TokenGraph:
     """Generation in any order: each token attends to those that come before it in ``order``, and itself.
 
@@ -119,14 +118,13 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     if sorted(places) != list(range(len(places))):
         got = f"got {text.listed(places, 'positions', 8)}"
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")
-    context, stream = checks.size("context", context), checks.choice("stream", stream, ("content", "query"))
+    stream = checks.choice("stream", stream, ("content", "query"))
     rank = _data.table(places).argsort()
     last = (rank - int(stream == "query")).clamp(min=context - 1)
-    options = {"context": (context, 0), "stream": (stream, "content")}
-    name = text.call("permutation", True, text.listed(places, "positions", 8), **options)
-    return TokenGraph.from_rule(look_up(rank, src) <= look_up(last, dst), len(places), name=name)
+    return TokenGraph.from_rule(look_up(rank, src) <= look_up(last, dst), len(places))
 
 
+@builder()
 def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> TokenGraph:
     """The tokens ``start .. stop - 1`` are generated last, after prefix and suffix.
 
@@ -139,17 +137,16 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     >>> fill_in_the_middle(5, 1, 3).in_degree().tolist()
     [1, 4, 5, 2, 3]
     """
-    n, start, stop = checks.size("n", n), checks.size("start", start), checks.size("stop", stop)
     if not start <= stop <= n:
         got = f"got start {start} and stop {stop}"
         raise IndexError(f"the middle must lie in 0 <= start <= stop <= n = {n}, {got}")
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
     rank = _data.table(places).argsort()
-    name = text.call("fill_in_the_middle", True, n, start, stop, order=(order, "psm"))
-    return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank, dst), n, name=name)
+    return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank, dst), n)
 
 
+@builder(block=1)
 def block_diffusion(n: int, block: int) -> TokenGraph:
     """Noised tokens attend to their noised block and the clean blocks before it.
 
@@ -164,14 +161,13 @@ def block_diffusion(n: int, block: int) -> TokenGraph:
     >>> block_diffusion(3, 2).in_degree().tolist()
     [2, 2, 3, 2, 2, 3]
     """
-    n, block = checks.size("n", n), checks.size("block", block, 1)
     among_noised = (dst < n) & (src < n) & (src // block == dst // block)
     earlier = (dst < n) & (src >= n) & ((src - n) // block < dst // block)
     among_clean = (dst >= n) & (src >= n) & ((src - n) // block <= (dst - n) // block)
-    rule = among_noised | earlier | among_clean
-    return TokenGraph.from_rule(rule, 2 * n, name=f"block_diffusion({n}, {block})")
+    return TokenGraph.from_rule(among_noised | earlier | among_clean, 2 * n)
 
 
+@builder(block=1)
 def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
     """Each token attends to the whole verified prefix and its own draft's past.
 
@@ -185,12 +181,10 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
     >>> draft_training(2, 2, 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    prefix, blocks = checks.size("prefix", prefix), checks.size("blocks", blocks)
-    block = checks.size("block", block, 1)
-    name = f"draft_training({prefix}, {blocks}, {block})"
-    return replace(shared_prefix(prefix, [block] * blocks), name=name)
+    return shared_prefix(prefix, [block] * blocks)
 
 
+@builder(tokens=1)
 def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) -> TokenGraph:
     """Text attends to the last image before it.
 
@@ -203,7 +197,6 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     >>> media_cross(4, [1, 3], 2).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]
     """
-    n, tokens = checks.size("n", n), checks.size("tokens", tokens, 1)
     places = _operands.positions("media", media, n, "text positions")
     if any(later <= earlier for earlier, later in pairwise(places)):
         got = text.listed(places, "positions")
@@ -211,5 +204,4 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     so_far = look_up(_data.marked(places, n).cumsum(0), dst)
     medium = src // tokens + 1
     rule = medium == so_far if last else medium <= so_far
-    name = text.call("media_cross", True, n, text.listed(places, "media"), tokens, last=(last, True))
-    return TokenGraph.from_rule(rule, n, len(places) * tokens, name=name)
+    return TokenGraph.from_rule(rule, n, len(places) * tokens)

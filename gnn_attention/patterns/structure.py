@@ -8,26 +8,26 @@ two layers whose results are added, and never their union, which is ``full(n)`` 
 graphs, or ``no_self(n)`` with :func:`edge_types`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.algebra.tokens import extend
 from gnn_attention.algebra.walks import closure
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
 
+@builder()
 def with_self_loops(graph: TokenGraph) -> TokenGraph:
     """The graph in which every token attends to itself too: ``g(src, dst) or src = dst``.
 
@@ -39,10 +39,11 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
     >>> with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3)).edge_index.tolist()
     [[0, 2, 0, 1], [1, 2, 0, 1]]
     """
-    _data.square("graph", graph)
-    return replace(graph | graph**0, name=f"with_self_loops({graph.name})")
+    _operands.square("with_self_loops", graph, "only these have loops")
+    return graph | graph**0
 
 
+@builder(k=1)
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
     """Each token attends to all within ``k`` hops.
 
@@ -55,11 +56,10 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
     >>> k_hop(chain, 2).edge_index.tolist()
     [[0, 0, 1, 1, 2], [1, 2, 2, 3, 3]]
     """
-    k = checks.size("k", k, 1)
-    _data.square("graph", graph)
-    return replace(closure(graph, k), name=f"k_hop({graph.name}, {k})")
+    return closure(graph, k)
 
 
+@builder()
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them.
 
@@ -72,30 +72,29 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     >>> virtual_nodes(chain).edge_index.tolist()
     [[0, 1, 3, 3, 3, 0, 1, 2], [1, 2, 0, 1, 2, 3, 3, 3]]
     """
-    m = checks.size("m", m)
-    _data.square("graph", graph)
-    return replace(extend(graph, m, "both", "none"), name=f"virtual_nodes({graph.name}, {m})")
+    return extend(graph, m, "both", "none")
 
 
+@builder()
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
     """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``.
 
-    ``strict=True``: ``<``. ``times`` holds a number for each token, compared exactly; the order of the tokens
-    does not matter. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError
-    or ValueError for times that are no ``n`` numbers.
+    ``strict=True``: ``<``. ``times [n]`` are compared as integers or as float64; the order of the tokens does
+    not matter. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or
+    ValueError for times that are no ``n`` numbers.
 
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
     >>> temporal(path, [5, 3.5, 5]).edge_index.tolist()
     [[1, 1], [0, 2]]
     """
-    _data.square("graph", graph)
-    values = _numbers(times, graph.num_dst)
-    place = {value: rank for rank, value in enumerate(sorted(set(values)))}
-    ranks = _data.table([place[value] for value in values])
+    _operands.square("temporal", graph, "only these have one time for a token")
+    values, sizes = _data.all_axes("times", _data.as_tensor("times", times), "n")
+    if sizes or values.shape[-1] != graph.num_dst:
+        wanted = f"{graph.num_dst} numbers, one for each token"
+        raise ValueError(f"times must be {wanted}, got {quoted(times)}")
+    ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
-    shown = graph.name, text.listed(values, "times", 8)
-    name = text.call("temporal", True, *shown, strict=(strict, False))
-    return replace(graph & at_positions_of(graph, order), name=name)
+    return graph & at_positions_of(graph, order)
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
@@ -142,7 +141,7 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     [[0, 3, 2, 1], [1, 0, 3, 2], [2, 1, 0, 3], [3, 2, 1, 0]]
     """
     checks.instance("graph", graph, TokenGraph)
-    _data.square("structure", structure)
+    _operands.square("shortest_paths", structure, "only these have paths")
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
     (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst
@@ -156,19 +155,6 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
 
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
-
-
-def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
-    checks.check_order("times", times)
-    values = times.tolist() if isinstance(times, Tensor) else times
-    values = list(values) if isinstance(values, Iterable) else None
-    if values is None or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
-        wanted = "a sequence or a one-dimensional tensor of numbers"
-        raise TypeError(f"times must be {wanted}, got {quoted(times)}")
-    if len(values) != n or any(v != v for v in values):
-        got = text.listed(values, "times", 8)
-        raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {got}")
-    return values
 
 
 def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Trees over tokens: speculative decoding, prompts that share prefixes, documents in sections."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._builder import builder
 from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
@@ -19,6 +19,7 @@ __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decod
 ROOTED = "positions (-1 for a root)"
 
 
+@builder()
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """Each token attends to itself and its ancestors: ``src`` on the path from ``dst`` to its root.
 
@@ -37,10 +38,10 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     parents = checks.integers("parents", parents, ROOTED)
     above = _above(*_visits(parents))
     rule = above if causal else partial(rules.or_, above, partial(rules.transposed, above))
-    name = text.call("tree", causal, text.listed(parents, "parents", 8))
-    return TokenGraph.from_rule(rule, len(parents), name=name)
+    return TokenGraph.from_rule(rule, len(parents))
 
 
+@builder()
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     """Tree attention after a prompt.
 
@@ -54,14 +55,14 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
     """
-    prompt, parents = checks.size("prompt", prompt), checks.integers("parents", parents, ROOTED)
+    parents = checks.integers("parents", parents, ROOTED)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = _above(torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
-    name = f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
-    return TokenGraph.from_rule(rule, n, name=name)
+    return TokenGraph.from_rule(rule, n)
 
 
+@builder()
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     """Each token attends to its segment up to itself, and to the whole of each segment above.
 
@@ -81,10 +82,10 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
         wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
         raise ValueError(f"parents must name {wanted}, got {len(parents)}")
     enter, leave = (times.repeat_interleave(_data.table(sizes)) for times in _visits(parents))
-    name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
-    return TokenGraph.from_rule(_above(enter, leave), len(enter), name=name)
+    return TokenGraph.from_rule(_above(enter, leave), len(enter))
 
 
+@builder()
 def family(parents: Sequence[int]) -> TokenGraph:
     """Each token attends to itself, its parent, its children and its siblings.
 
@@ -100,11 +101,10 @@ def family(parents: Sequence[int]) -> TokenGraph:
     _visits(parents)  # refuses what is no forest
     table = _data.table(parents)
     of_dst, of_src = look_up(table, dst), look_up(table, src)
-    rule = (of_src == of_dst) | (of_dst == src) | (of_src == dst)
-    name = f"family({text.listed(parents, 'parents', 8)})"
-    return TokenGraph.from_rule(rule, len(parents), name=name)
+    return TokenGraph.from_rule((of_src == of_dst) | (of_dst == src) | (of_src == dst), len(parents))
 
 
+@builder()
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     """A document in sections and sentences, each headed by an anchor token.
 
@@ -129,8 +129,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
         parents.append(0)
         for words in sentences:
             parents += [section] + [len(parents)] * words
-    name = f"hierarchical_document({text.listed(document, 'sections')})"
-    return replace(family(parents), name=name)
+    return family(parents)
 
 
 def _above(enter: Tensor, leave: Tensor) -> Any:

@@ -13,10 +13,7 @@ from gnn_attention import convert, patterns
 SEEDED = {
     "random_senders": lambda seed: patterns.random_senders(40, 3, seed=seed),
     "random_senders, all": lambda seed: patterns.random_senders(40, 3, seed=seed, causal=False),
-    "expander of cycles": lambda seed: patterns.expander(40, 2, seed=seed),
-    "expander of permutations": lambda seed: patterns.expander(
-        40, 2, method="permutations", seed=seed, causal=False
-    ),
+    "expander": lambda seed: patterns.expander(40, 2, seed=seed),
     "watts_strogatz": lambda seed: patterns.watts_strogatz(40, 4, 0.3, seed=seed),
     "erdos_renyi": lambda seed: patterns.erdos_renyi(40, 0.2, seed=seed),
 }

@@ -83,8 +83,3 @@ class TestFibottention:
         graph = patterns.fibottention(75, 3)
         assert [self.distances(graph, head) for head in range(3)] == [(1, 2, 3, 5), (4, 7, 11), (6, 10, 16)]
         assert self.distances(patterns.fibottention(75, 5, 2, 2), 4) == (12,)
-
-    def test_modified_rows_begin_two_terms_earlier(self):
-        graph = patterns.fibottention(75, 3, modified=True)
-        rows = [(0, 1, 2, 3, 5), (1, 3, 4, 7, 11), (2, 4, 6, 10, 16)]
-        assert [self.distances(graph, head) for head in range(3)] == rows

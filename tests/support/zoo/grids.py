@@ -80,16 +80,13 @@ axial((2, n, 3), axis=1): [x == y for _, x, y in pairs((2, n, 3), i, j)][::2] ==
     degree=n; layers=None; nodes=6 * n; symmetric=True; sizes=(1, 2, 4)
 image_local_2d((n, 6), (2, 3), (1, 2)): in_memory(i, j) and generated(j) <= generated(i)
     layers=None; nodes=6 * n; causal=False; acyclic=True; sizes=(2, 4, 6); named_at=4
-sliding_tile((n,), 2, 1, text=2): i // 2 == j // 2 or i >= n or j >= n
-    degree=4 if i < n else n + 2; layers=1 if n == 2 else 2; nodes=n + 2; symmetric=True; sizes=(2, 6);
-    named_at=4
+sliding_tile((n,), 2, 1): i // 2 == j // 2
+    degree=2; layers=1 if n == 2 else None; symmetric=True; sizes=(2, 6); named_at=4
 sliding_tile((4, n), 2, (1, 2), tiled=True): within((2, n // 2), (1, 2), i // 4, j // 4)
     degree=8; layers=None; nodes=4 * n; causal=False; sizes=(4, 6, 8); named_at=6
-svg_spatial(n, 3, 4, prompt=2): i in (0, 1) or j in (0, 1) or j in range(i - 3, i + 4)
-    layers=1 if n < 2 else 2; nodes=3 * n + 2; symmetric=True; sizes=(0, 1, 2, 5)
-svg_spatial(n, 3, 2, prompt=1, first_frame=True): i == 0 or j in (0, 1, 2, 3, i - 1, i, i + 1)
-    layers=min(n, 2); nodes=3 * n + 1; causal=False; sizes=(0, 1, 2, 5)
-svg_temporal(n, 4, 2, prompt=1): i == 0 or j == 0 or (i - 1) % 4 - (j - 1) % 4 in (-1, 0, 1)
-    degree=4 * n + 1 if i == 0 else 1 + n * (2 if i % 4 in (0, 1) else 3); layers=2 if n else 0; nodes=4 * n +
-    1; symmetric=True; sizes=(0, 1, 2, 4)
+svg_spatial(n, 3, 4): j in range(i - 3, i + 4)
+    layers=steps(3 * n - 1, 3); nodes=3 * n; symmetric=True; sizes=(0, 1, 2, 5)
+svg_temporal(n, 4, 2): i % 4 - j % 4 in (-1, 0, 1)
+    degree=n * (2 if i % 4 in (0, 3) else 3); layers=3 if n else 0; nodes=4 * n; symmetric=True; sizes=(0, 1,
+    2, 4)
 """

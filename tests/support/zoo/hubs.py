@@ -65,9 +65,6 @@ longformer(n, 3, min(n, 2), causal=False): i < 2 or j < 2 or j in (i - 2, i - 1,
 etc(n, 2, 3): i < 3 or j < 3 or j in (i - 1, i, i + 1)
     degree=n + 3 if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); layers=1 if n <= 2 else 2; nodes=n + 3;
     symmetric=True
-etc(n, 2, 3, owner=[token // 6 for token in range(n)]):
-        j < 3 or ((j - 3) // 6 == i if i < 3 else j in (i - 1, i, i + 1))
-    layers=1 if n == 0 else 2; nodes=n + 3; causal=False
 bigbird(n, 2, num_random=2): bigbird_edge(n, i, j, 2)
     layers=once(n) if n <= 12 else 2; causal=False; sizes=(0, 1, 2, 8, 10, 12, 17, 18)
 bigbird(n, 2, num_random=1, heads=3, seed=5).select(0, 2): bigbird_edge(n, i, j, 1, head=2, seed=5)

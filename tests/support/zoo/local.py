@@ -35,10 +35,6 @@ chunked(n, 4, before=1): j in range(i - i % 4 - 4, i + 1)
     degree=i % 4 + 1 + (4 if i >= 4 else 0); layers=max(once(n), (n - 1) // 4)
 chunked(n, 3, before=1, after=2, causal=False): j in range(i - i % 3 - 3, i - i % 3 + 9)
     degree=min(i // 3, 1) * 3 + min(9, n - i + i % 3); layers=max(once(n), (n - 1) // 3); causal=False
-chunked(n, 4, before=1, causal=False, wrap=True): j // 4 == i // 4 or j // 4 == (i // 4 or n // 4) - 1
-    degree=8; layers=n // 4 - 1; causal=False; sizes=(8, 12, 16); named_at=12
-chunked(n, 4, before=1, after=1, causal=False, wrap=True): abs(i // 4 - j // 4) in (0, 1, (n - 1) // 4)
-    layers=(n // 4 + 1) // 2; symmetric=True; sizes=(13, 17, 18, 23); named_at=17
 segment_recurrence(n, 4, 3): j in range({0: i - 3, 1: i - 4, 2: i - 5, 3: i - 6}[i % 4], i + 1)
     degree=i % 4 + 1 + (3 if i >= 4 else 0); layers=once(n) if n <= 4 else (n - 1) // 4 + 1
 sink_window(n, 3, 2): j in cache(i, 2, 3)
@@ -57,14 +53,8 @@ sparse_strided(n, 4): j in (*range(i - 4, i + 1), *range(i, -1, -4))
     degree=min(i + 1, 4) + i // 4; layers=two(n, 5)
 sparse_strided(n, 4, causal=False): j in (*range(i - 4, i + 5), *range(i % 4, n, 4))
     degree=min(i + 1, 4) + i // 4 + min(n - 1 - i, 3) + (n - 1 - i) // 4; layers=two(n, 5); symmetric=True
-sparse_strided(n, 4, heads=3).select(0, 2): j in range(i - 4, i + 1)
-    degree=min(i + 1, 5); layers=-(-max(n - 1, 0) // 4)
-sparse_strided(n, 4, heads=2, causal=False).select(0, 1): i % 4 == j % 4
-    degree=i // 4 + 1 + (n - 1 - i) // 4; layers=never(n); symmetric=True
 sparse_fixed(n, 5, 2): j in (*range(i - i % 5, i + 1), *range(3, i, 5), *range(4, i, 5))
     degree=i % 5 + 1 + i // 5 * 2; layers=two(n, 5)
 sparse_fixed(n, 4, 1, causal=False): j in (*range(i - i % 4, i - i % 4 + 4), *range(3, n, 4))
     layers=two(n, 4) if n % 4 == 0 or n < 4 else None; causal=False
-sparse_fixed(n, 5, 2, heads=3).select(0, 1): j in (*range(i - i % 5, i + 1), *range(1, i, 5), *range(2, i, 5))
-    degree=i % 5 + 1 + i // 5 * 2; layers=once(n) if n <= 5 else None
 """
