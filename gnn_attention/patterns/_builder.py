@@ -14,16 +14,13 @@ from gnn_attention.graph import TokenGraph
 P = ParamSpec("P")
 Builder = Callable[P, TokenGraph]
 
-# A name spells out a list of at most this many entries.
-MOST_ENTRIES = 8
-
 
 def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
     """Check the whole numbers that a builder takes, and name its graph after the call.
 
     A parameter annotated ``int`` takes an integer of at least ``least[parameter]``, 0 if that is not given.
     The name is the call as Python text without options that are the default, ``band(8, 2, 1, dilation=2)``;
-    it has only the shape of a tensor and the length of a long list, ``documents([50 lengths])``.
+    it has only the shape of a tensor and the length of a list of more than 8: ``documents([50 lengths])``.
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:
@@ -74,4 +71,4 @@ def _shown(word: str, value: Any) -> str:
     entries = (
         value if isinstance(value, tuple) else list(value.tolist() if isinstance(value, Tensor) else value)
     )
-    return str(entries) if len(entries) <= MOST_ENTRIES else f"[{len(entries)} {word}]"
+    return str(entries) if len(entries) <= 8 else f"[{len(entries)} {word}]"

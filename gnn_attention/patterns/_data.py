@@ -15,14 +15,17 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.patterns._symbols import dst, look_up, src
 
 Sizes = Mapping[str, Any]
-Tables = tuple[Tensor, ...]
 
 
 def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """A copy as ``[batch, heads, *axes]`` on the CPU, and the leading sizes; ValueError for NaN."""
-    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_complex():
-        got = f"{data.dtype}" if isinstance(data, Tensor) else type(data).__name__
-        raise TypeError(f"{name} must be a tensor of numbers, got {got}")
+    """A copy as ``[batch, heads, *axes]`` on the CPU, and the leading sizes; lists become int64 or float64.
+
+    TypeError for anything but numbers, ValueError for another number of axes or NaN.
+    """
+    if not isinstance(data, Tensor):
+        data = _from_lists(name, data)
+    if data.dtype == torch.bool or data.is_complex():
+        raise TypeError(f"{name} must be a tensor of numbers, got {data.dtype}")
     form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
     if not 0 <= extra <= 2 or 0 in data.shape[:extra]:
         wanted = f"[{form}], [heads, {form}] or [batch, heads, {form}]"
@@ -36,27 +39,22 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     return data.detach().to("cpu", wide, copy=True)[(None,) * (2 - extra)], sizes
 
 
-def as_tensor(name: str, data: Any) -> Tensor:
-    """A tensor as it is, and lists of numbers as int64 or float64."""
-    if isinstance(data, Tensor):
-        return data
+def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
+    """:func:`all_axes` of integers; TypeError for anything else."""
+    numbers, sizes = all_axes(name, data, axes)
+    if numbers.is_floating_point() and numbers.numel():
+        raise TypeError(f"{name} must be integers, got {numbers.dtype}")
+    return numbers.long(), sizes
+
+
+def _from_lists(name: str, data: Any) -> Tensor:
     try:
         table = torch.as_tensor(data, device="cpu")
-        return (
-            torch.as_tensor(data, dtype=torch.float64, device="cpu") if table.is_floating_point() else table
-        )
+        # torch reads Python's floats as float32.
+        return torch.as_tensor(data, dtype=torch.float64) if table.is_floating_point() else table
     except (RuntimeError, TypeError, ValueError):
         wanted = "a tensor or lists of numbers of one length"
         raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
-
-
-def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """:func:`all_axes` of a list or a tensor of integers; TypeError for anything else."""
-    table = as_tensor(name, data)
-    table = table if table.numel() else table.to(torch.int64)
-    if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
-        raise TypeError(f"{name} must be integers, got {table.dtype}")
-    return all_axes(name, table, axes)
 
 
 def table(numbers: Sequence[int]) -> Int[Tensor, " tokens"]:

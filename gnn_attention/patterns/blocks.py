@@ -65,9 +65,8 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     >>> moba(x, x, 2, 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    logits = queries @ block_means(keys, block).mT
-    return block_top_k(logits[(0,) * (4 - q.dim())], block, top)
+    queries, keys, sizes = _data.queries_and_keys(q, k, -2)
+    return block_top_k(_data.own_axes(queries @ block_means(keys, block).mT, sizes), block, top)
 
 
 @builder(page=1)
@@ -83,9 +82,8 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     >>> quest(x, x, 2, 1).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    bounds = _page_bounds(queries, keys, page)
-    return block_top_k(bounds[(0,) * (4 - q.dim())], page, top, local=0)
+    queries, keys, sizes = _data.queries_and_keys(q, k, -2)
+    return block_top_k(_data.own_axes(_page_bounds(queries, keys, page), sizes), page, top, local=0)
 
 
 @builder(block=1, stride=1)

@@ -127,8 +127,7 @@ def clusters(
     if ours.shape[:2] != theirs.shape[:2]:
         shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
         raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
-    tables = [ours] if src_labels is None else [ours, theirs]
-    rule = rules.past(_data.same(*(_data.own_axes(table, sizes) for table in tables)), causal)
+    rule = rules.past(_data.same(_data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
     return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], **sizes)
 
 

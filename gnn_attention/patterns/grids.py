@@ -29,9 +29,7 @@ Flags = bool | Sequence[bool]
 
 
 @builder()
-def natten(
-    shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, stride: PerAxis = 1, causal: Flags = False
-) -> TokenGraph:
+def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal: Flags = False) -> TokenGraph:
     """Neighbourhood attention: ``kernel`` coordinates along each axis, pushed inwards at the border.
 
     The window is centred on the receiver's coordinate x (an even one has its longer half before x) and moved
@@ -39,24 +37,22 @@ def natten(
     attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
 
     - ``dilation`` d: the same inside the coordinates that leave x's remainder modulo d, counted ``x // d``;
-    - ``stride`` s: each s coordinates in turn share the window of their middle one (the right-hand one if s
-      is even), so ``stride = kernel`` is blocked attention;
-    - ``causal``: the window ends at x and starts ``kernel - 1`` before it (before the last of its stride
-      group).
+    - ``causal``: the window ends at x and starts ``kernel - 1`` before it.
 
     NATTEN's definition; attention-gym's ``generate_natten`` agrees for odd kernels (its even ones attend to
     ``kernel + 1``). Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
-    (2209.15001), causal (2403.04690), strided: Generalized Neighborhood Attention (2504.16922). Raises
-    ValueError where ``kernel * dilation`` exceeds the grid, or ``stride`` the kernel.
+    (2209.15001), causal (2403.04690). Not the strided form, Generalized Neighborhood Attention (2504.16922);
+    its blocked case, ``stride = kernel``, is :func:`swin`. Raises ValueError where ``kernel * dilation``
+    exceeds the grid.
 
     >>> natten((5,), 3).in_degree().tolist()
     [3, 3, 3, 3, 3]
     """
     sizes = _shape(shape)
     kernels, steps = _per_axis("kernel", kernel, sizes), _per_axis("dilation", dilation, sizes)
-    strides, ends = _per_axis("stride", stride, sizes), _per_axis("causal", causal, sizes, None)
-    _check_kernels(sizes, kernels, steps, strides)
-    spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
+    ends = _per_axis("causal", causal, sizes, None)
+    axes = enumerate(zip(sizes, kernels, steps, ends, strict=True))
+    spans = [_neighbours("kernel", axis, *numbers) for axis, numbers in axes]
     return TokenGraph.from_rule(_in_box(sizes, spans, steps), math.prod(sizes))
 
 
@@ -172,11 +168,10 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
         if size % each:
             raise ValueError(f"tile must divide the grid, got {each} along axis {axis}, which has {size}")
     counts = tuple(size // each for size, each in zip(sizes, tiles, strict=True))
-    ones = (1,) * len(sizes)
-    _check_kernels(counts, windows, ones, ones, "window")
-    spans = [_neighbours(count, w) for count, w in zip(counts, windows, strict=True)]
+    axes = enumerate(zip(counts, windows, strict=True))
+    spans = [_neighbours("window", axis, *numbers) for axis, numbers in axes]
     if tiled:
-        box = _in_box(counts, spans, ones, math.prod(tiles))
+        box = _in_box(counts, spans, unit=math.prod(tiles))
     else:
         box = _in_box(sizes, list(map(_spread, spans, tiles)))
     return TokenGraph.from_rule(box, math.prod(sizes))
@@ -260,15 +255,20 @@ def _in_box(sizes: Sequence[int], spans: Sequence[Interval], steps: Sequence[int
     return inside
 
 
-def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: int = False) -> Interval:
-    """The window of each coordinate among those that leave its remainder."""
+def _neighbours(
+    word: str, axis: int, size: int, kernel: int, dilation: int = 1, causal: int = False
+) -> Interval:
+    """The window of each coordinate among those that leave its remainder; ``word`` names it in errors."""
+    if kernel * dilation > size:
+        times = f" * dilation = {kernel} * {dilation}" if dilation > 1 else f" = {kernel}"
+        got = f"got {word}{times} along axis {axis}, which has {size}"
+        raise ValueError(f"{word} must fit into the grid, {got}")
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation
     last = (size - 1 - remainder) // dilation
-    leader = torch.minimum(place // stride * stride + (stride - 1 if causal else stride // 2), last)
     if causal:
-        return remainder + dilation * (leader - kernel + 1).clamp(min=0), x
-    first = torch.minimum((leader - kernel // 2).clamp(min=0), last - kernel + 1)
+        return remainder + dilation * (place - kernel + 1).clamp(min=0), x
+    first = torch.minimum((place - kernel // 2).clamp(min=0), last - kernel + 1)
     return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
 
 
@@ -280,14 +280,3 @@ def _blocks(size: int, block: int, shift: int, halo: int = 0) -> Interval:
 def _spread(span: Interval, tile: int) -> Interval:
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
-
-
-def _check_kernels(sizes: Sizes, kernels: Sizes, steps: Sizes, strides: Sizes, word: str = "kernel") -> None:
-    for axis, (size, kernel, step, stride) in enumerate(zip(sizes, kernels, steps, strides, strict=True)):
-        if kernel * step > size:
-            times = f" * dilation = {kernel} * {step}" if step > 1 else f" = {kernel}"
-            got = f"got {word}{times} along axis {axis}, which has {size}"
-            raise ValueError(f"{word} must fit into the grid, {got}")
-        if stride > kernel:
-            got = f"got {stride} for a kernel of {kernel} along axis {axis}"
-            raise ValueError(f"stride must be at most kernel, {got}")

@@ -119,7 +119,7 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     >>> sink_window(6, 2, 1).in_degree().tolist()
     [1, 2, 3, 3, 3, 3]
     """
-    return TokenGraph.from_rule(_sink_window(w, s), n)
+    return TokenGraph.from_rule((src <= dst) & ((src < s) | (dst - src < w)), n)
 
 
 @builder(heads=1)
@@ -134,8 +134,8 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
     chosen = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
-    rule = _sink_window(w, s) | ((src <= dst) & look_up(_data.marked(chosen, heads), head))
-    return TokenGraph.from_rule(rule, n, heads=heads)
+    attended = (src < s) | (dst - src < w) | look_up(_data.marked(chosen, heads), head)
+    return TokenGraph.from_rule((src <= dst) & attended, n, heads=heads)
 
 
 @builder(stride=1)
@@ -165,7 +165,8 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     >>> summary_tokens(5, 2, 1).in_degree().tolist()
     [0, 1, 1, 2, 2]
     """
-    _check_summaries(stride, c)
+    if c > stride:
+        raise ValueError(f"c must be at most stride = {stride}, the length of a chunk, got {c}")
     return TokenGraph.from_rule(rules.past((src % stride >= stride - c) & (dst >= 0), causal), n)
 
 
@@ -182,8 +183,8 @@ def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    near, every = abs(dst - src) <= stride, (dst - src) % stride == 0
-    return TokenGraph.from_rule(rules.past(near | every, causal), n)
+    near = abs(dst - src) <= stride
+    return TokenGraph.from_rule(rules.past(near | ((dst - src) % stride == 0), causal), n)
 
 
 @builder(stride=1, c=1)
@@ -199,20 +200,9 @@ def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph
     >>> sparse_fixed(6, 3, 1).in_degree().tolist()
     [1, 2, 3, 2, 3, 4]
     """
-    _check_summaries(stride, c)
-    rule = (src // stride == dst // stride) | (src % stride >= stride - c)
-    return TokenGraph.from_rule(rules.past(rule, causal), n)
+    return chunked(n, stride, causal=causal) | summary_tokens(n, stride, c, causal)
 
 
 def _band(left: int, right: int, step: int = 1) -> Any:
     near = (dst - src <= left) & (src - dst <= right)
     return near if step == 1 else near & ((dst - src) % step == 0)
-
-
-def _sink_window(w: int, s: int) -> Any:
-    return (src <= dst) & ((src < s) | (dst - src < w))
-
-
-def _check_summaries(stride: int, c: int) -> None:
-    if c > stride:
-        raise ValueError(f"c must be at most stride = {stride}, the length of a chunk, got {c}")

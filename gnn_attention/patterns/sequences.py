@@ -97,19 +97,18 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
 
 
 @builder()
-def permutation(order: Sequence[int], context: int = 0, stream: str = "content") -> TokenGraph:
+def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
     """Generation in any order: each token attends to those that come before it in ``order``, and itself.
 
     A causal graph, relabelled. ``order[k]`` is the position generated k-th. With ``rank`` the inverse of
     ``order`` the edges are ``rank(src) < context or rank(src) <= rank(dst)``: the first ``context`` tokens of
-    the order are given, attend to each other and are attended to by all. ``stream="query"`` has
-    ``rank(src) < rank(dst)`` instead: who predicts a token must not attend to it. A token of rank r beyond
-    the context has in-degree r + 1, or r as a query.
+    the order are given, attend to each other and are attended to by all. A token of rank r beyond the context
+    has in-degree r + 1.
 
-    XLNet (Yang et al. 2019, arXiv 1906.08237): the content stream, the query stream (its receivers attend to
-    the *content* of the senders), and as context the tokens that are not to be predicted. Autoregressive
-    blank infilling, GLM (Du et al. 2021, arXiv 2103.10360), is the content stream with the corrupted text as
-    context. ValueError unless ``order`` is a permutation.
+    The content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context are the tokens that are
+    not to be predicted. Its query stream, in which who predicts a token must not attend to it, is this graph
+    ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv 2103.10360), is the
+    content stream with the corrupted text as context. ValueError unless ``order`` is a permutation.
 
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
@@ -118,10 +117,8 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     if sorted(places) != list(range(len(places))):
         got = f"got {text.listed(places, 'positions', 8)}"
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")
-    stream = checks.choice("stream", stream, ("content", "query"))
     rank = _data.table(places).argsort()
-    last = (rank - int(stream == "query")).clamp(min=context - 1)
-    return TokenGraph.from_rule(look_up(rank, src) <= look_up(last, dst), len(places))
+    return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank.clamp(min=context - 1), dst), len(places))
 
 
 @builder()
@@ -138,12 +135,12 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     [1, 4, 5, 2, 3]
     """
     if not start <= stop <= n:
-        got = f"got start {start} and stop {stop}"
-        raise IndexError(f"the middle must lie in 0 <= start <= stop <= n = {n}, {got}")
+        raise IndexError(
+            f"start <= stop <= n = {n} must hold for the middle, got start {start} and stop {stop}"
+        )
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
-    rank = _data.table(places).argsort()
-    return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank, dst), n)
+    return permutation(places)
 
 
 @builder(block=1)
@@ -185,23 +182,20 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
 
 @builder(tokens=1)
-def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) -> TokenGraph:
+def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
     """Text attends to the last image before it.
 
     ``n`` text tokens receive from ``len(media) * tokens`` visual ones (bipartite). ``media[k]`` is the text
     position at which image (or video) k stands, in increasing order; its ``tokens`` visual tokens are the
     senders ``k * tokens .. (k + 1) * tokens - 1``. Text token dst attends to image k if
-    ``media[k] <= dst < media[k + 1]``; before the first image to none. ``last=False``: all images so far,
-    ``media[k] <= dst``. Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside.
+    ``media[k] <= dst < media[k + 1]``; before the first image to none. Flamingo (Alayrac et al. 2022, arXiv
+    2204.14198). IndexError for a position outside.
 
     >>> media_cross(4, [1, 3], 2).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]
     """
     places = _operands.positions("media", media, n, "text positions")
     if any(later <= earlier for earlier, later in pairwise(places)):
-        got = text.listed(places, "positions")
-        raise ValueError(f"media must be strictly increasing positions, got {got}")
+        raise ValueError(f"media must be strictly increasing positions, got {text.listed(places, 'media')}")
     so_far = look_up(_data.marked(places, n).cumsum(0), dst)
-    medium = src // tokens + 1
-    rule = medium == so_far if last else medium <= so_far
-    return TokenGraph.from_rule(rule, n, len(places) * tokens)
+    return TokenGraph.from_rule(src // tokens + 1 == so_far, n, len(places) * tokens)

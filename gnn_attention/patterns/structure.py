@@ -88,7 +88,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     [[1, 1], [0, 2]]
     """
     _operands.square("temporal", graph, "only these have one time for a token")
-    values, sizes = _data.all_axes("times", _data.as_tensor("times", times), "n")
+    values, sizes = _data.all_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
         wanted = f"{graph.num_dst} numbers, one for each token"
         raise ValueError(f"times must be {wanted}, got {quoted(times)}")

@@ -37,6 +37,13 @@ class TestSeeds:
         assert build(3) == graph
 
 
+def test_the_spectral_gap_of_an_expander():
+    """The second eigenvalue of the union of d cycles is nearly ``2 sqrt(2 d - 1)``."""
+    for seed in range(5):
+        mask = patterns.expander(300, 3, seed=seed, causal=False).mask().double()
+        assert torch.linalg.eigvalsh(mask)[-2] < 2 * 5**0.5 + 0.2
+
+
 class TestDeBruijn:
     @pytest.mark.parametrize(("k", "length"), [(2, 1), (2, 5), (3, 3), (5, 2), (1, 3)])
     def test_one_walk_of_that_length_between_any_two(self, k, length):

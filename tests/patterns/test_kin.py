@@ -39,7 +39,6 @@ draft_training(3, 2, 4) == prefix_tree([3, 4, 4], [-1, 0, 0]) == shared_prefix(3
 
 natten((9,), 3, causal=True) == window(9, 3)
 natten((9,), 3, dilation=2, causal=True) == dilated(9, 3, 2)
-natten((12, 6), 3, stride=3) == swin((12, 6), 3) and natten((12,), 4, stride=4, causal=True) == chunked(12, 4)
 swin((8,), 4) @ swin((8,), 4, 2) @ swin((8,), 4) == full(8)
 swin((5, 7), (2, 3)) == haloed_blocks((5, 7), (2, 3), 0)
 axial((2, 3, 4), 0) @ axial((2, 3, 4), 1) @ axial((2, 3, 4), 2) == full(24)

@@ -61,13 +61,10 @@ natten((n, n), 3): within((n, n), (3, 3), i, j)
     degree=9; layers=max(1, n - 2); nodes=n * n; causal=False; sizes=(3, 4, 6)
 natten((2, n, 4), (1, 5, 2)): within((2, n, 4), (1, 5, 2), i, j)
     degree=10; layers=None; nodes=8 * n; causal=False; sizes=(5, 7)
-natten((n,), 3, dilation=2, stride=3):
-        j in nearest(n, min(i // 6 * 6 + 2 + i % 2, n - 1 - (n - 1 - i) % 2), 3, 2)
+natten((n,), 3, dilation=2): j in nearest(n, i, 3, 2)
     degree=3; layers=never(n); causal=False; sizes=(6, 7, 17); named_at=8
 natten((n, 3), (2, 3), causal=(True, False)): i // 3 - j // 3 in (0, 1)
     degree=3 * min(i // 3 + 1, 2); layers=None; nodes=3 * n; causal=False; sizes=(2, 5)
-natten((n,), 3, stride=2, causal=True): j in (range(i - 1, i + 1) if i % 2 == 0 else range(i - 2, i + 1))
-    degree=3 if i % 2 and i > 1 else min(i + 1, 2); layers=n // 2; sizes=(4, 8, 16); named_at=6
 swin((n, n), 4, 2): all(rolled(n, x, 4, 2) == rolled(n, y, 4, 2) for _, x, y in pairs((n, n), i, j))
     layers=None; nodes=n * n; symmetric=True; sizes=(4, 8)
 swin((n,), 4, 1): rolled(n, i, 4, 1) == rolled(n, j, 4, 1)

@@ -89,10 +89,10 @@ bidirectional_groups(groups(n)): j <= i - i % 7 + LAST[i % 7]
     degree=min(i - i % 7 + LAST[i % 7] + 1, n); layers=never(n); causal=False
 bidirectional_groups([i % 3 - 1 for i in range(n)]): j <= i or (i % 3 > 0 and (j - i) % 3 == 0)
     degree=i + 1 + (n - 1 - i) // 3 * (i % 3 > 0); layers=never(n); causal=False
-permutation(order(n), stream="query"): rank(n, j) < rank(n, i)
-    degree=rank(n, i); layers=never(n); causal=False; acyclic=True
-permutation(order(n), context=4, stream="query"): j in order(n)[: max(rank(n, i), 4)]
-    degree=max(rank(n, i), min(4, n)); layers=once(n) if n <= 4 else None; causal=False
+permutation(order(n)): rank(n, j) <= rank(n, i)
+    degree=rank(n, i) + 1; layers=never(n); causal=False; acyclic=True
+permutation(order(n), context=4): j in order(n)[: max(rank(n, i) + 1, 4)]
+    degree=max(rank(n, i) + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 fill_in_the_middle(n, *middle(n)): j in psm(n, i)
     layers=never(n); causal=False; acyclic=True
 fill_in_the_middle(n, *middle(n), order="spm"): j in spm(n, i)
@@ -104,6 +104,4 @@ draft_training(3, n, 2): j <= i and (j < 3 or i - j <= (i - 3) % 2)
     7)
 media_cross(n, range(1, n, 3), 3): i >= 1 and j // 3 == (i - 1) // 3
     degree=3 * (i >= 1); layers=once(n); nodes=(n, 3 * len(range(1, n, 3))); causal=False
-media_cross(n, range(1, n, 3), 3, last=False): 3 * (j // 3) + 1 <= i
-    degree=3 * ((i + 2) // 3); layers=once(n); nodes=(n, 3 * len(range(1, n, 3))); causal=False
 """
