@@ -31,8 +31,9 @@ def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
         def build_checked(*args: P.args, **options: P.kwargs) -> TokenGraph:
             try:
                 call = signature.bind(*args, **options)
-            except TypeError as error:
-                raise TypeError(f"{build.__name__}: {error}") from None
+            except TypeError:
+                # Python's own message names the function.
+                return build(*args, **options)
             for word, value in call.arguments.items():
                 call.arguments[word] = _argument(signature.parameters[word], value, least.get(word, 0))
             return replace(build(*call.args, **call.kwargs), name=f"{build.__name__}({_arguments(call)})")

@@ -135,9 +135,7 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     [1, 4, 5, 2, 3]
     """
     if not start <= stop <= n:
-        raise IndexError(
-            f"start <= stop <= n = {n} must hold for the middle, got start {start} and stop {stop}"
-        )
+        raise IndexError(f"start <= stop <= n must hold for n = {n}, got start {start} and stop {stop}")
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
     return permutation(places)

@@ -296,7 +296,7 @@ class TestFigures:
 ERRORS = r"""
 mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*quotient.*restrict
 mask(by_sample) -> ValueError: mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)
-mask(sparse_strided(6, 2, heads=65)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
+mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
 draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 senders .*got 3
