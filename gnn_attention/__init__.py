@@ -50,7 +50,6 @@ _ON_DEMAND = {
     # Shortcuts: these are not in __all__.
     "FactoredMatrix": "heads.factored_matrix:FactoredMatrix",
     "LatentHeads": "heads.latent:LatentHeads",
-    "LazyHeads": "heads.lazy:LazyHeads",
     "catalogue": "convert.catalogue",
     "circuits": "interpret.circuits",
     "cost_model": "backends.cost_model",

@@ -13,7 +13,7 @@ import gnn_attention as ga
 PUBLIC = """
 algebra analyse analyse.cost backends backends.cost_model cache convert convert.catalogue convert.expressions
 convert.files distributed draw edge_softmax explorer graph graph.tiling heads heads.factored_matrix
-heads.latent heads.lazy huggingface interpret.audit interpret.circuits interpret.trace
+heads.latent huggingface interpret.audit interpret.circuits interpret.trace
 layer lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
@@ -25,7 +25,7 @@ convert.to_sdpa_mask convert.to_pyg convert.to_varlen convert.to_window tiling.t
 analyse.diff draw.mask expressions.parse attend explain list_backends StandardHeads.from_mha
 StandardHeads.from_arrays FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run
 TokenGraph.from_rule RefusalError cost_model.Costs audit heads_of foreign.score_mod_of foreign.layer_of
-LatentHeads LazyHeads trace.cut trace.mute cache.KeyValueCache
+LatentHeads trace.cut trace.mute cache.KeyValueCache
 cache.PatternMessageCache
 """.split()  # noqa: SIM905
 SIGNATURES = {

@@ -30,7 +30,6 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads, arrays
 from gnn_attention.heads.latent import LatentHeads
-from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import chain
 
@@ -249,8 +248,8 @@ def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
 def _checked_size(heads: nn.Module, ranks: int) -> int:
     """The number of query heads, which can be shared by the ranks."""
     kind = type(heads).__name__
-    if not isinstance(heads, Heads) or isinstance(heads, LazyHeads):
-        raise TypeError(f"sharded heads must have their parameters, got {kind}; call the layer once")
+    if not isinstance(heads, Heads):
+        raise TypeError(f"sharded heads must be standard, factored, merged or latent, got {kind}")
     if isinstance(heads, _ShardedHeads):
         raise ValueError(f"these {kind} are sharded already: shard a layer or a model once")
     standard = heads.standard if isinstance(heads, FactoredHeads) else heads

@@ -27,7 +27,6 @@ from gnn_attention.backends.dispatch import explain_by_size
 from gnn_attention.graph import TokenGraph, edge_list, rules
 from gnn_attention.graph.traced import TracedEdges, is_edge_list
 from gnn_attention.heads import StandardHeads
-from gnn_attention.heads.lazy import LazyHeads
 
 STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric renders these two anew for each class, and has no hook on update.
@@ -176,18 +175,16 @@ class TwoPathLayer(MessagePassing):
 
     @property
     def in_channels(self) -> int | tuple[int, int]:
-        """The width of a state, or ``(sender's, receiver's)`` where they differ; -1 if not known yet."""
-        if isinstance(self.heads, LazyHeads):
-            return -1
+        """The width of a state, or ``(sender's, receiver's)`` where they differ."""
         source_width, width = int(self.heads.source_width), int(self.heads.width)
         return width if source_width == width else (source_width, width)
 
     @property
     def out_channels(self) -> int:
-        """The width of an update; -1 if not known yet."""
+        """The width of an update."""
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             return self.heads.num_heads * self.heads.W_V.shape[-1]
-        return -1 if isinstance(self.heads, LazyHeads) else int(self.heads.width)
+        return int(self.heads.width)
 
     def __repr__(self) -> str:
         heads = self.heads
@@ -196,8 +193,8 @@ class TwoPathLayer(MessagePassing):
         return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
 
 
-def read_states(x: Any, g: Any, size: Any, width: int | None) -> tuple[Tensor, Tensor]:
-    """``(x_src, x_dst)``, with states of 0 and this width (None: the senders') in place of PyG's None."""
+def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
+    """``(x_src, x_dst)``, with states of 0 of this width in place of PyG's None."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
     if isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None and isinstance(x[0], Tensor):
         x_src, _ = state_pair(x[0])
@@ -207,7 +204,7 @@ def read_states(x: Any, g: Any, size: Any, width: int | None) -> tuple[Tensor, T
             )
         graph = g if sizes or isinstance(g, TokenGraph) else convert.from_pyg(g, None, x_src.shape[-2])
         num_dst = sizes[-1] if sizes else graph.num_dst
-        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width or x_src.shape[-1])
+        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
     x_src, x_dst = state_pair(x)
     if sizes not in (None, (x_src.shape[-2], x_dst.shape[-2])):
         expected = f"({x_src.shape[-2]}, {x_dst.shape[-2]})"

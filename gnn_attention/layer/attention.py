@@ -24,7 +24,6 @@ from gnn_attention.graph.traced import TracedEdges
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
 from gnn_attention.heads.latent import LatentHeads
-from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import _torch_geometric as pyg
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
@@ -37,8 +36,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
     Args:
         heads: the weights: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or
-            :class:`LatentHeads`. :class:`LazyHeads` become standard ones of the right widths at the first
-            call, for ``to_hetero``.
+            :class:`LatentHeads`. Where kinds of node have widths of their own (``to_hetero``), a
+            ``torch_geometric.nn.Linear(-1, width)`` before the layer makes them one.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
         backend: "auto" or a name goes through ``attend``, the fastest way. "message_passing" (None, which is
@@ -115,13 +114,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             got = "none" if g is None else "both g and edge_index"
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
-        # LazyHeads do not know the width of a receiver yet; it is that of a sender.
-        width = None if isinstance(self.heads, LazyHeads) else self.heads.width
-        x_src, x_dst = pyg.read_states(x, g, size, width)
+        x_src, x_dst = pyg.read_states(x, g, size, self.heads.width)
         graph = self._read_graph(g, x_dst.shape[-2], x_src.shape[-2])
-        if isinstance(self.heads, LazyHeads):
-            # Another thread may have given them their class by now.
-            LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
         batched, wants_weights = x_dst.dim() == 3, isinstance(return_attention_weights, bool)
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)

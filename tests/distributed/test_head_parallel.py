@@ -253,7 +253,6 @@ def wrong_calls(rank: int, world_size: int) -> list[int]:
             (lambda: shard_heads(linear, mesh), ValueError, "model has no MessagePassingAttention"),
             (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks .*, got 3"),
             (lambda: shard_heads(layer(cut), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
-            (lambda: shard_heads(layer(ga.LazyHeads(4, 2)), mesh), TypeError, "parameters, got LazyHeads"),
             (lambda: shard_heads(layer(joined), mesh), ValueError, "heads without W_O are concatenated"),
             (lambda: shard_heads(layer(odd.heads), flat), ValueError, "mesh must have one axis, got 2"),
             (lambda: shard_heads(done, mesh), ValueError, "sharded already"),

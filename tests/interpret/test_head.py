@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention import model as lm
-from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.interpret.circuits import TopTokens, each, of, top_tokens
 from gnn_attention.rotary import Rotary
 
@@ -134,10 +133,9 @@ def test_refusals():
     wide, gain = made(source_width=7), torch.ones(12)
     alone = of(StandardHeads.from_arrays(*(drawn(2, 6, 3, seed=s) for s in range(3))), 0)
     assert alone.reads_as_value.dim == 3
-    sources = (LazyHeads(2, 4), MergedHeads(12, 3, head_dim=4))
     ones = torch.ones
     cases = [
-        *((partial(of, source, 0), TypeError, r"source must be .*heads_of\(model") for source in sources),
+        (partial(of, MergedHeads(12, 3, head_dim=4), 0), TypeError, r"source must be .*heads_of\(model"),
         (partial(of, made(), 3), IndexError, "head must be"),
         (partial(of, made(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
         (lambda: of(made(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),

@@ -14,7 +14,6 @@ from torch_geometric.testing import assert_module
 
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
-from gnn_attention.heads.lazy import LazyHeads
 
 WAYS = ["message_passing", "reference", "auto"]
 REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
@@ -161,11 +160,11 @@ def library():
 class Network(torch.nn.Module):
     """Two rounds, with an input layer whose width is found out."""
 
-    def __init__(self, made=lambda: StandardHeads(12, 3, bias=True), way=None):
+    def __init__(self, way=None):
         super().__init__()
         self.embed = Linear(-1, 12)
-        self.first = MessagePassingAttention(made(), backend=way)
-        self.second = MessagePassingAttention(made(), backend=way)
+        self.first = MessagePassingAttention(StandardHeads(12, 3, bias=True), backend=way)
+        self.second = MessagePassingAttention(StandardHeads(12, 3, bias=True), backend=way)
 
     def forward(self, x, edge_index, edge_bias):
         """States after both rounds."""
@@ -175,14 +174,11 @@ class Network(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "made", [lambda: StandardHeads(12, 3, bias=True), lambda: LazyHeads(3, 4, bias=True)]
-)
-def test_to_hetero(way, made):
+def test_to_hetero(way):
     """A model of one kind of node becomes one of many."""
     data = library()
     torch.manual_seed(0)
-    model = to_hetero(Network(made, way), data.metadata(), aggr="sum").double()
+    model = to_hetero(Network(way), data.metadata(), aggr="sum").double()
     bias = {key: drawn(3, count) for key, count in RELATIONS.items()}
     found = model(data.x_dict, data.edge_index_dict, bias)
 
@@ -200,7 +196,6 @@ def test_to_hetero(way, made):
     for kind in SIZES:
         assert_exact(found[kind], x[kind] + update[kind])
     queries = [layer.heads.W_Q for layer in model.first.values()]
-    assert all(type(layer.heads) is StandardHeads for layer in model.first.values())
     assert not any(torch.equal(queries[0], other) for other in queries[1:])
 
 
@@ -388,11 +383,3 @@ def test_channels_are_those_of_states_and_updates(made, in_channels, out_channel
     widths = in_channels if isinstance(in_channels, tuple) else (in_channels, in_channels)
     x = tuple(torch.zeros(4, width, dtype=next(made.parameters()).dtype) for width in widths)
     assert layer(x, patterns.full(4)).shape == (4, out_channels)
-
-
-def test_channels_of_lazy_heads_are_known_after_a_call():
-    """-1 before, as in PyG."""
-    layer = MessagePassingAttention(LazyHeads(3, 4)).double()
-    assert (layer.in_channels, layer.out_channels) == (-1, -1)
-    layer((drawn(10, 8), drawn(7, 12)), random_edges(7, 10, 23))
-    assert (layer.in_channels, layer.out_channels) == ((8, 12), 12)

@@ -23,6 +23,7 @@ FLAGS = ["-q", "--tb=short", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "
 REASONS = {
     r"edge_index holds \d+ duplicate edges": "feeds an edge twice, but a graph is a set",
     r"uninitialized parameter in .*numel|assert \d+ == 5824": "counts the parameters of a layer of theirs",
+    "must be at least 1, got -1": "leaves a width open, where ours need a Linear(-1, width) before them",
     r"torch\.jit": "needs TorchScript, which is refused by name",
     "must be Tensor, not type": "GraphMask reads x_i and x_j, which no layer of queries and keys has",
     "in test_custom_explain_message": "wants the message of SAGEConv, the state of the sender",
@@ -46,10 +47,9 @@ def our_layer(name: str) -> type:
     class Layer(MessagePassingAttention):
         def __init__(self, widths: Any, out_channels: int, heads: int = 1, concat: bool = True, **more: Any):
             source, width = widths if isinstance(widths, tuple) else (widths, widths)
-            own: Any = LazyHeads(heads, out_channels)
-            if source != -1:
-                own = StandardHeads(width, heads, out_channels, source_width=source)
-            super().__init__(own, backend=options.backend)
+            super().__init__(
+                StandardHeads(width, heads, out_channels, source_width=source), backend=options.backend
+            )
             self.arguments = f"{widths}, {out_channels}, heads={heads}"
             self.lin_edge = Linear(more["edge_dim"], heads) if more.get("edge_dim") else None
             self.lin = Linear(width, out_channels * (heads if concat else 1))
@@ -115,6 +115,5 @@ if __name__ == "__main__":
     from torch_geometric.utils import softmax as theirs
 
     from gnn_attention import MessagePassingAttention, StandardHeads, edge_softmax
-    from gnn_attention.heads.lazy import LazyHeads
 
     sys.exit(main())

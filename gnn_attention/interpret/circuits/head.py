@@ -12,7 +12,6 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import FactoredHeads, StandardHeads
 from gnn_attention.heads.factored_matrix import FactoredMatrix
-from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.interpret.circuits.subspace import Subspace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -127,9 +126,9 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
-    if not isinstance(heads, StandardHeads) or isinstance(heads, LazyHeads):
+    if not isinstance(heads, StandardHeads):
         raise TypeError(
-            "source must be standard or factored heads of known widths, a layer of them or a Block, "
+            "source must be standard or factored heads, a layer of them or a Block, "
             f"got {type(heads).__name__}; of another model take foreign.heads_of(model, layer)"
         )
     if gain is not None:
