@@ -1,6 +1,6 @@
 """Graphs from graphs: what the operators ``| & - ^ ~ .T @ **`` of a graph leave to functions.
 
-``stacks``: many graphs of the same nodes (union, intersection, one for each head, one for each sample).
+``stacks``: many graphs of the same nodes (one for each head, one for each sample).
 ``products``: graphs on more tokens (disjoint sum, Cartesian product). ``tokens``: other tokens (some of them,
 in any order, further ones). ``blocks``: a group of tokens as a token. ``walks``: several hops (closure).
 

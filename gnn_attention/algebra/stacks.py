@@ -1,11 +1,9 @@
-"""Many graphs of the same nodes as one: union, intersection, one for each head, one for each sample."""
+"""Many graphs of the same nodes as one: one for each head, one for each sample."""
 
 import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
-
-import torch
 
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
@@ -14,48 +12,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["intersection", "per_head", "per_sample", "union"]
-
-
-@not_compiled
-def union(*graphs: TokenGraph) -> TokenGraph:
-    """The edges of any of the graphs: ``g1 | g2 | ...`` in one flat rule.
-
-    Where all carry lists: one after the other, each edge where it first stands.
-
-    >>> from gnn_attention import patterns
-    >>> union(patterns.window(4, 1), patterns.sinks(4, 1), patterns.dilated(4, 2, 2)).edge_index.tolist()
-    [[0, 0, 1, 0, 2, 0, 1, 3], [0, 1, 1, 2, 2, 3, 3, 3]]
-    """
-    sizes = _operands.same_nodes("union", *graphs)
-    first, name = graphs[0], _operands.name("union", graphs)
-    if (lists := _operands.edge_lists(graphs)) is not None:
-        edges = torch.cat(lists, dim=1)
-        listed = TokenGraph.from_edges(edges, first.num_dst, first.num_src, coalesce=True, name=name)
-        return at_positions_of(first, listed)
-    return _on_nodes_of(first, partial(any_of, tuple(graph.rule for graph in graphs)), sizes, name)
-
-
-@not_compiled
-def intersection(*graphs: TokenGraph) -> TokenGraph:
-    """The edges that all of the graphs have: ``g1 & g2 & ...`` in one flat rule.
-
-    Where one carries a list and none differs by head or sample: in the order of the first such list.
-
-    >>> from gnn_attention import patterns
-    >>> packed, near = patterns.documents([4, 5]), patterns.window(9, 2)
-    >>> intersection(patterns.causal(9), packed, near) == packed & near
-    True
-    """
-    sizes = _operands.same_nodes("intersection", *graphs)
-    first, name = graphs[0], _operands.name("intersection", graphs)
-    rule = partial(all_of, tuple(graph.rule for graph in graphs))
-    lists = [graph.listed_edges for graph in graphs if graph.listed_edges is not None]
-    if lists and sizes == {"heads": None, "batch": None}:
-        src, dst = lists[0]
-        chosen = lists[0][:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
-        return at_positions_of(first, TokenGraph.from_edges(chosen, first.num_dst, first.num_src, name=name))
-    return _on_nodes_of(first, rule, sizes, name)
+__all__ = ["per_head", "per_sample"]
 
 
 @not_compiled
@@ -88,10 +45,6 @@ def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return reduce(operator.or_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
-def all_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return reduce(operator.and_, (evaluate(rule, b, h, dst, src) for rule in rules))
-
-
 def _if_in(sample: bool, number: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return ((b if sample else h) == number) & evaluate(rule, b, h, dst, src)
 
@@ -103,13 +56,11 @@ def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenG
         hint = f"select(batch, head) takes one of its {word}s"
         raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
     parts = (partial(_if_in, axis == "batch", number, graph.rule) for number, graph in enumerate(graphs))
-    rule = partial(any_of, tuple(parts))
-    return _on_nodes_of(graphs[0], rule, {**sizes, axis: len(graphs)}, _operands.name(function, graphs))
-
-
-def _on_nodes_of(first: TokenGraph, rule: Rule, sizes: dict[str, int | None], name: str) -> TokenGraph:
-    graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    return at_positions_of(first, graph)
+    first, sizes = graphs[0], {**sizes, axis: len(graphs)}
+    rule, name = partial(any_of, tuple(parts)), _operands.name(function, graphs)
+    return at_positions_of(
+        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
+    )
 
 
 def at_positions_of(first: TokenGraph, graph: TokenGraph) -> TokenGraph:

@@ -24,12 +24,10 @@ from gnn_attention.algebra import (
     closure,
     disjoint_sum,
     extend,
-    intersection,
     per_head,
     per_sample,
     quotient,
     restrict,
-    union,
 )
 from gnn_attention.graph import edge_list
 
@@ -128,18 +126,6 @@ def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
 
 
 class TestStacks:
-    @given(st.data(), st.integers(1, 4))
-    @fixed
-    def test_union_and_intersection(self, data, count):
-        num_dst, num_src = data.draw(size()), data.draw(size())
-        graphs = [data.draw(any_kind(num_dst, num_src)) for _ in range(count)]
-        same_masks(union(*graphs), reduce(operator.or_, map(wide, graphs)))
-        same_masks(intersection(*graphs), reduce(operator.and_, map(wide, graphs)))
-        assert union(*graphs) == reduce(operator.or_, graphs)
-        assert intersection(*graphs) == reduce(operator.and_, graphs)
-        assert ~union(*graphs) == intersection(*(~graph for graph in graphs))
-        assert union(*(graph.T for graph in graphs)) == union(*graphs).T
-
     @given(st.data())
     @fixed
     def test_one_for_each_head_and_sample(self, data):

@@ -19,8 +19,6 @@ NAMES = {name: getattr(module, name) for module in (patterns, algebra) for name 
 
 # lists of edges src dst; A = 20 01 11, B = 10 00
 ORDERS = """
-union(A, of(3, "12 01")) -> 20 01 11 12
-intersection(causal(3), A, of(3, "11 20 01")) -> 01 11
 disjoint_sum(A, B, A) -> 20 01 11 43 33 75 56 66
 cartesian_product(of(2, "10 11"), B) -> 20 31 22 33 10 00 32
 restrict(A, [1, 0]) -> 10 00
@@ -47,8 +45,6 @@ class TestEdgeOrder:
 
 
 MADE = """
-union(window(4, 2), sinks(4, 1))
-intersection(window(4, 2), documents([1, 3]))
 per_head(window(4, 2), causal(4))
 per_sample(documents([1, 3]), documents([2, 2]))
 disjoint_sum(causal(3), cross(2, 1))
@@ -85,9 +81,6 @@ class TestResults:
 OF_SAME_TOKENS = """
 closure(part)
 closure(part, 0)
-union(part, part.T)
-union(lists, part**2)
-intersection(part, part**2)
 per_head(part, part.T)
 per_sample(part, part.T)
 extend(part, 2)
@@ -106,7 +99,6 @@ LARGE = """
 disjoint_sum(window, causal).rows(n + 1, n + 3) -> n, n + 1, n, n + 1, n + 2
 extend(window, 2, "both", "none").rows(5, 6) -> 0, 1, 2, 3, 4, 5, n, n + 1
 cartesian_product(sparse, sparse).rows(1025, 1026) -> 1, 1024, 1025
-union(window, causal).rows(2, 3) -> 0, 1, 2
 per_head(window, causal).select(0, 1).rows(2, 3) -> 0, 1, 2
 """
 
@@ -132,11 +124,11 @@ OPERANDS = {
     "torch": torch,
 }
 ERRORS = r"""
-union() -> ValueError: union needs at least one graph, got none
-union([G, G]) -> TypeError: got list; a list of graphs is union\(\*graphs\)
-intersection(G, 3) -> TypeError: intersection takes graphs \(TokenGraph\), got int$
-intersection(G, causal(5).rows(0, 3)) -> ValueError: intersection needs graphs of the same nodes
-union(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)
+per_head() -> ValueError: per_head needs at least one graph, got none
+per_head([G, G]) -> TypeError: got list; a list of graphs is per_head\(\*graphs\)
+per_head(G, 3) -> TypeError: per_head takes graphs \(TokenGraph\), got int$
+per_head(G, causal(5).rows(0, 3)) -> ValueError: per_head needs graphs of the same nodes
+per_sample(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)
 per_head(G, HEADS) -> ValueError: a graph for each head, got .*heads 2.*select\(batch, head\)
 disjoint_sum(G, ROWS) -> ValueError: at position 0, got .*dst from 2.*restrict\(graph, range\(3\)
 cartesian_product(G, cross(2, 3)) -> ValueError: same tokens .*stays on the other
