@@ -69,7 +69,6 @@ def _shown(word: str, value: Any) -> str:
         return f"{list(value.shape)} {word}"
     if isinstance(value, str) or not isinstance(value, Iterable):
         return repr(value)
-    entries = (
-        value if isinstance(value, tuple) else list(value.tolist() if isinstance(value, Tensor) else value)
-    )
+    entries = value.tolist() if hasattr(value, "tolist") else value
+    entries = entries if isinstance(entries, tuple) else list(entries)
     return str(entries) if len(entries) <= 8 else f"[{len(entries)} {word}]"
