@@ -24,7 +24,7 @@ def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:
-        signature = inspect.signature(build)
+        signature = inspect.signature(build, eval_str=True)
 
         @not_compiled
         @functools.wraps(build)

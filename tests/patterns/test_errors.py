@@ -102,7 +102,7 @@ def example(name):
 def test_whole_numbers(name):
     """What is no whole number, or too small a one, is refused by the name of its parameter."""
     builder, arguments = getattr(patterns, name), example(name)
-    for word, parameter in inspect.signature(builder).parameters.items():
+    for word, parameter in inspect.signature(builder, eval_str=True).parameters.items():
         if parameter.annotation not in (int, int | None) or word == "sizes":
             continue
         wrong = [(True, TypeError), (2.5, TypeError), ("4", TypeError), (-1, ValueError)]
