@@ -51,7 +51,8 @@ def _from_lists(name: str, data: Any) -> Tensor:
     try:
         table = torch.as_tensor(data, device="cpu")
         # torch reads Python's floats as float32.
-        return torch.as_tensor(data, dtype=torch.float64) if table.is_floating_point() else table
+        dtype = torch.float64 if table.is_floating_point() else table.dtype
+        return torch.as_tensor(data, dtype=dtype, device="cpu")
     except (RuntimeError, TypeError, ValueError):
         wanted = "a tensor or lists of numbers of one length"
         raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
