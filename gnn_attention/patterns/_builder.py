@@ -1,4 +1,4 @@
-"""What all builders do with their arguments: check the whole numbers, and name the graph after the call."""
+"""What all builders do with their arguments: check numbers and flags, and name the graph after the call."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ Builder = Callable[P, TokenGraph]
 
 
 def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
-    """Check the whole numbers that a builder takes, and name its graph after the call.
+    """Check the whole numbers and flags that a builder takes, and name its graph after the call.
 
     A parameter annotated ``int`` takes an integer of at least ``least[parameter]``, 0 if that is not given.
     The name is the call as Python text without options that are the default, ``band(8, 2, 1, dilation=2)``;
@@ -47,6 +47,8 @@ def _argument(parameter: inspect.Parameter, value: Any, least: int) -> Any:
     """The argument that a builder gets: an int for a whole number, a list for an iterator."""
     if parameter.annotation is int or (parameter.annotation == int | None and value is not None):
         return checks.size(parameter.name, value, least)
+    if parameter.annotation is bool:
+        return checks.instance(parameter.name, value, bool)
     return list(value) if isinstance(value, Iterator) else value
 
 

@@ -20,7 +20,6 @@ from gnn_attention.patterns._symbols import any_of, dst, look_up, src
 __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial"]
 __all__ += ["svg_temporal", "swin"]
 
-
 Sizes = Sequence[int]
 # for each coordinate, the first and the last that it attends to
 Interval = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]

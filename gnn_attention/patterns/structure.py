@@ -90,8 +90,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     _operands.square("temporal", graph, "only these have one time for a token")
     values, sizes = _data.all_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
-        wanted = f"{graph.num_dst} numbers, one for each token"
-        raise ValueError(f"times must be {wanted}, got {quoted(times)}")
+        raise ValueError(f"times must be {graph.num_dst} numbers, one for each token, got {quoted(times)}")
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
     return graph & at_positions_of(graph, order)

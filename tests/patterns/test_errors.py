@@ -64,6 +64,7 @@ shortest_paths(causal(3), 2) -> TypeError: shortest_paths takes graphs \(TokenGr
 k_hop(causal(4).rows(1, 3), 2) -> ValueError: needs the same tokens as receivers and senders
 temporal(full(2), [0.0]) -> ValueError: times must be 2 numbers.* got \[0.0\]
 temporal(full(2), [True, False]) -> TypeError: times must be a tensor of numbers, got torch.bool
+sparse_strided(8, 4, 2) -> TypeError: causal must be a bool, got 2 of type int
 window(4) -> TypeError: window\(\) missing 1 required positional argument: 'w'
 edge_types(full(2), [full(3)]) -> ValueError: each of parts must be a graph over
 shortest_paths(full(2), full(3)) -> ValueError: structure must be a graph over
