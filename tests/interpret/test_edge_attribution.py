@@ -22,13 +22,13 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 
 @pytest.fixture(scope="module")
 def llama():
-    """In float64, with grouped heads."""
+    """In float64, with grouped heads; none of its parameters is trained."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "initializer_range": 0.06}
     heads |= {"bos_token_id": None, "eos_token_id": None}
     config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
-    return LlamaForCausalLM(config).double().eval()
+    return LlamaForCausalLM(config).double().eval().requires_grad_(False)
 
 
 def last_loss(logits):
@@ -189,8 +189,13 @@ def test_wrong_arguments_are_named(llama):
     """One sentence each."""
     with pytest.raises(TypeError, match=r"must be a scalar or vector .* got shape \[1, 6, 16\]"):
         trace.attribute(llama, IDS, lambda logits: logits)
-    with pytest.raises(TypeError, match="model must be a transformers model"):
+    with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear"):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)
+    with (
+        ga.trace.operate(llama, trace.mute((0, 1))),
+        pytest.raises(ValueError, match="of some edges are changed"),
+    ):
+        trace.attribute(llama, IDS, last_loss)
     with pytest.raises(ValueError, match="edges must be a graph over the tokens of"):
         trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
     a = trace.attribute(llama, IDS, last_loss)

@@ -7,30 +7,31 @@ Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v
 
 and the metric by g times that, to first order in the change of o. The only edge of a receiver leaves 0 in
 both. The slope ``w_j g (o - v_j)``, less the derivative by the edge's logit, adds up over edges that are cut
-together. Weights are computed again, one head and some rows at a time: nothing of tokens x tokens x heads is
-made but bool masks. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
+together. Outputs, logits and their sums are those of :func:`record`; weights are computed again, one head at
+a time. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from gnn_attention._support import checks, memory
+from gnn_attention._support.locks import of_this_thread
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends import Backend
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph
+from gnn_attention.interpret.trace import transformer
 from gnn_attention.interpret.trace.edge_effects import KINDS, Attribution, PrunedGraphs
-from gnn_attention.model import LanguageModel
+from gnn_attention.interpret.trace.layer import LayerTrace
+from gnn_attention.interpret.trace.run import Run, record
 
 Metric = Callable[[Tensor], Tensor]
-# Receivers whose logits and effects are there at once.
-ROWS = 256
 
 
 def attribute(
@@ -44,8 +45,9 @@ def attribute(
     """The change of ``metric(logits)`` if one edge is cut or muted: for all layers, heads and edges.
 
     Args:
-        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a :class:`LanguageModel`. Under
-            ``use_graph``, the model along that graph.
+        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module of our attention
+            layers that takes tokens, such as a :class:`LanguageModel`. Under ``use_graph``, the model along
+            that graph.
         ids: tokens ``[B, T]``, texts of one length without padding; effects are of an edge in all samples at
             once.
         metric: of the logits ``[B, T, vocabulary]``, a scalar; or a vector of parts, such as the losses of
@@ -66,22 +68,29 @@ def attribute(
     >>> a.layers, len(a.top(3)), round(a.keep(0.5).share, 2)
     ([0, 1], 3, 0.5)
     """
-    recording = _Recording(edges)
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.enable_grad():
-        value = metric(_logits_of(model, ids, recording))
+        run = _record_with_gradients(model, ids)
+        layers = _layers_of(run, edges)
+        value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
             got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(
                 f"metric(logits) must be a scalar or vector that depends on the logits, got {got}"
             )
-        recording.squared = value.dim() == 1
-        count = checks.size("projections", projections, 1) if recording.squared else 1
+        is_vector = value.dim() == 1
+        count = checks.size("projections", projections, 1) if is_vector else 1
+        outputs = tuple(layer.trace.z for layer in layers)
         for left in reversed(range(count)):
             signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
-            scalar = (value * signs).sum() if recording.squared else value
-            torch.autograd.grad(scalar, recording.anchor, retain_graph=left > 0)
-    return recording.attribution(count)
+            scalar = (value * signs).sum() if is_vector else value
+            gradients = torch.autograd.grad(scalar, outputs, retain_graph=left > 0, materialize_grads=True)
+            for layer, gradient in zip(layers, gradients, strict=True):
+                layer.add(gradient, is_vector)
+    means = {layer.trace.number: layer.effects / count for layer in layers}
+    means = {number: mean.sqrt() if is_vector else mean for number, mean in means.items()}
+    effects = {kind: {number: mean[at] for number, mean in means.items()} for at, kind in enumerate(KINDS)}
+    return Attribution({layer.trace.number: layer.graph for layer in layers}, effects)
 
 
 def prune(
@@ -117,191 +126,92 @@ def prune(
     return pruned
 
 
-def _logits_of(model: nn.Module, ids: Tensor, recording: _Recording) -> Tensor:
-    if isinstance(model, LanguageModel):
-        before = model.backend
-        try:
-            model.backend = recording.backend(None)
-            logits: Tensor = model(ids)
-        finally:
-            model.backend = before
-        return logits
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) != "gnn_attention":
-        expected = 'a transformers model after set_attn_implementation("gnn_attention"), or a LanguageModel'
-        raise TypeError(f"model must be {expected}, got {type(model).__name__}")
-    # Optional: it needs transformers.
-    from gnn_attention.huggingface import attending
+def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
+    """The run of a model in which autograd follows the states, whether or not parameters are trained."""
+    checks.instance("model", model, nn.Module)
+    options: dict[str, Any] = {"use_cache": False} if transformer.is_transformer(model) else {}
+    with ExitStack() as hooks:
+        for part in model.modules():
+            if isinstance(part, nn.Embedding):
+                # A copy, since a model may write into its states.
+                follow = of_this_thread(lambda _, ids, states: states.requires_grad_().clone())
+                hooks.enter_context(part.register_forward_hook(follow))
+        return record(model, ids, **options)
 
-    with attending(recording.backend):
-        return torch.as_tensor(model(ids, use_cache=False).logits)
+
+def _layers_of(run: Run, edges: TokenGraph | None) -> list[_Layer]:
+    traces = sorted(run.layers, key=lambda trace: trace.number)
+    numbers = [trace.number for trace in traces]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"attribute: attention of a layer was called twice in one pass: layers {numbers}")
+    return [_Layer.of(trace, edges) for trace in traces]
 
 
 @dataclass(eq=False)
 class _Layer:
     """The edges of an attention layer, and their effects so far."""
 
+    trace: LayerTrace
     graph: TokenGraph
-    asked: Bool[Tensor, "dst src"]
-    has: Bool[Tensor, "samples heads dst src"]
+    has: Bool[Tensor, "samples heads edges"]
     effects: Float[Tensor, "kinds heads edges"]
 
+    @classmethod
+    def of(cls, trace: LayerTrace, edges: TokenGraph | None) -> _Layer:
+        """Without effects yet. ValueError for a call that has none, or edges over other tokens."""
+        own, call = trace.graph, trace.call
+        if call.dropout:
+            raise ValueError("attribute: dropout is random: call model.eval()")
+        if call.bias is not None:
+            raise ValueError("attribute: a bias beside edges, give it as a score_mod")
+        if trace._changed:
+            raise ValueError("attribute: the messages of some edges are changed: leave the block of operate")
+        sizes = own.num_dst, own.num_src
+        if edges is None and not own.varying_axes:
+            edges = own
+        elif edges is None:
+            edges = TokenGraph.from_distinct_edges(trace.edge_index, *sizes, "attributed edges")
+        if (edges.num_dst, edges.num_src) != sizes or edges.varying_axes:
+            raise ValueError(f"edges must be a graph over the tokens of {own!r}, got {edges!r}")
+        dtype, heads = accumulation_dtype(call.q.dtype), call.q.shape[1]
+        memory.check("attribute", 3 * dtype.itemsize * heads * edges.num_edges, "ask for fewer edges")
+        effects = torch.zeros(len(KINDS), heads, edges.num_edges, dtype=dtype)
+        mask, (src, dst) = own.mask(), edges.edge_index
+        has = mask.view(*[1] * (4 - mask.dim()), *mask.shape)[:, :, dst, src]
+        return cls(trace, edges, has, effects)
 
-@dataclass(eq=False)
-class _Recording:
-    edges: TokenGraph | None
-    squared: bool = False
-    # A number on which nothing depends: autograd goes through all layers for it, and not for parameters.
-    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
-    layers: dict[int, _Layer] = field(default_factory=dict)
-    called: list[int] = field(default_factory=list)
+    @torch.no_grad()
+    def add(self, gradient: Float[Tensor, "batch heads dst dim"], is_part: bool) -> None:
+        """Effects summed over samples: squared where the gradient is of a part of a vector."""
+        src, dst = self.graph.edge_index
+        gradient = gradient.to(self.effects.dtype)
+        own = (gradient * self.trace.z).sum(-1)
+        for head in range(gradient.shape[1]):
+            ratio, v = self._ratio(head)[:, dst, src], self._of_senders(self.trace.v, head)
+            message = (gradient[:, head] @ v.mT)[:, dst, src]
+            gap = own[:, head, dst] - message
+            has = self.has[:, min(head, self.has.shape[1] - 1)]
+            # An edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r).
+            rest = torch.where(has, 1 - ratio, 1 + ratio)
+            # Beside the only edge of a receiver rounding is left: nothing attends, as if it were muted.
+            alone = rest < 4 * torch.finfo(rest.dtype).eps
+            cuts = torch.where(alone, -message, gap / rest.masked_fill(alone, 1.0))
+            mutes = torch.where(has, -message, -message / (1 + ratio))
+            for effects, change in zip(self.effects, (cuts, mutes, gap), strict=True):
+                mine = (ratio * change).sum(0)
+                effects[head] += mine.square() if is_part else mine
 
-    def backend(self, module: nn.Module | None) -> Backend:
-        """That of a module; where it has no number, of the layers in the order of their calls."""
-        number = getattr(module, "layer_idx", None)
-        return Backend("attribute", lambda call: self._run(number, call), unsupported_reason=_unsupported)
+    def _ratio(self, head: int) -> Float[Tensor, "batch dst src"]:
+        """``exp(logit - lse)`` of all pairs of tokens: the weight of an edge that is there."""
+        call = self.trace.call
+        q, k = call.q[:, head].to(self.effects.dtype), self._of_senders(call.k, head)
+        dst, src = torch.arange(q.shape[1]).view(-1, 1), torch.arange(k.shape[1])
+        of_head = replace(call, first_head=call.first_head + head)
+        logits = of_head.modified((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
+        # A receiver without edges has no sum: its lse counts as 0.
+        lse = self.trace.lse[:, head]
+        return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 
-    def _run(self, number: int | None, call: AttentionCall) -> tuple[Tensor, None]:
-        number = len(self.called) if number is None else int(number)
-        if number in self.called:
-            raise ValueError(f"attribute: attention of layer {number} was called twice in one pass")
-        self.called.append(number)
-        if number not in self.layers:
-            self.layers[number] = self._layer(call)
-        rest = (self.anchor, call, self.layers[number], self)
-        return _Attended.apply(call.q, call.k, call.v, *rest), None  # type: ignore[no-untyped-call]
-
-    def _layer(self, call: AttentionCall) -> _Layer:
-        has, heads = call.graph.mask(), call.q.shape[1]
-        has = has.view(*[1] * (4 - has.dim()), *has.shape)
-        asked = has.flatten(0, 1).any(0) if self.edges is None else self.edges.mask()
-        if asked.shape != has.shape[2:]:
-            raise ValueError(f"edges must be a graph over the tokens of {call.graph!r}, got {self.edges!r}")
-        graph = next((x.graph for x in self.layers.values() if torch.equal(x.asked, asked)), None)
-        if graph is None:
-            pairs, sizes = asked.nonzero().T.flip(0).contiguous(), (asked.shape[0], asked.shape[1])
-            graph = TokenGraph.from_distinct_edges(pairs, *sizes, "attributed edges")
-        dtype = torch.promote_types(call.q.dtype, torch.float32)
-        memory.check("attribute", 3 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
-        effects = torch.zeros(len(KINDS), heads, graph.num_edges, dtype=dtype)
-        return _Layer(graph, asked, has, effects)
-
-    def add(self, layer: _Layer, at: _Piece, ratio: Tensor, gap: Tensor, message: Tensor) -> None:
-        """Effects summed over samples; ``ratio`` is exp(logit - lse): the weight of an edge that is there."""
-        has = at.of(layer.has)
-        # An edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r).
-        rest = torch.where(has, 1 - ratio, 1 + ratio)
-        # What is left beside the only edge of a receiver is rounding: nothing attends, as if it were muted.
-        alone = rest < 4 * torch.finfo(rest.dtype).eps
-        cuts = torch.where(alone, -message, gap / rest.masked_fill(alone, 1.0))
-        mutes = torch.where(has, -message, -message / (1 + ratio))
-        for effects, change in zip(layer.effects, (cuts, mutes, gap), strict=True):
-            mine = (ratio * change).sum(0).flatten()[at.places]
-            effects[at.head, at.edges] += mine.square() if self.squared else mine
-
-    def attribution(self, count: int) -> Attribution:
-        """Means over ``count`` backward passes."""
-        layers = dict(sorted(self.layers.items()))
-        for layer in layers.values():
-            layer.effects.div_(count)
-            if self.squared:
-                layer.effects.sqrt_()
-        effects = {kind: {n: x.effects[at] for n, x in layers.items()} for at, kind in enumerate(KINDS)}
-        return Attribution({n: x.graph for n, x in layers.items()}, effects)
-
-
-def _unsupported(call: AttentionCall) -> str | None:
-    if call.dropout:
-        return "dropout is random: call model.eval()"
-    return None if call.bias is None else "a bias beside edges, give it as a score_mod"
-
-
-class _Piece(NamedTuple):
-    """One head and some receivers, with the senders up to the last that any of them has."""
-
-    head: int
-    rows: slice
-    columns: slice
-    edges: slice  # of these receivers in the layer's list
-    places: Int[Tensor, " edges"]  # of these edges in rows x columns
-    receiving: tuple[Any, ...]  # the index of their queries
-    sending: tuple[Any, ...]  # the index of the keys of these senders
-
-    def of(self, table: Tensor) -> Tensor:
-        """``[samples or 1, rows, columns]`` of a table ``[samples or 1, heads or 1, dst, src]``."""
-        return table[:, self.head if table.shape[1] > 1 else 0, self.rows, self.columns]
-
-
-def _pieces(call: AttentionCall, layer: _Layer) -> Iterator[_Piece]:
-    heads, num_dst = call.q.shape[1:3]
-    group, first = heads // call.k.shape[1], 0
-    for start in range(0, num_dst, ROWS):
-        rows = slice(start, min(start + ROWS, num_dst))
-        there = (layer.asked[rows] | layer.has[:, :, rows].flatten(0, 1).any(0)).any(0).nonzero()
-        columns = slice(0, int(there[-1]) + 1 if len(there) else 1)
-        places = layer.asked[rows, columns].flatten().nonzero().flatten()
-        edges = slice(first, first := first + len(places))
-        for head in range(heads):
-            receiving, sending = (slice(None), head, rows), (slice(None), head // group, columns)
-            yield _Piece(head, rows, columns, edges, places, receiving, sending)
-
-
-def _raw(call: AttentionCall, at: _Piece) -> Float[Tensor, "batch rows columns"]:
-    q, k = _wide(call.q[at.receiving]), _wide(call.k[at.sending])
-    return (q * call.scale) @ k.mT
-
-
-def _modified(call: AttentionCall, at: _Piece, raw: Tensor) -> Tensor:
-    dst = torch.arange(at.rows.start, at.rows.stop).view(-1, 1)
-    of_head = replace(call, first_head=call.first_head + at.head)
-    return of_head.modified(raw.unsqueeze(1), dst, torch.arange(at.columns.stop)).squeeze(1)
-
-
-def _through_score_mod(call: AttentionCall, at: _Piece, raw: Tensor, slope: Tensor) -> Tensor:
-    if call.score_mod is None:
-        return slope
-    with torch.enable_grad():
-        raw = raw.detach().requires_grad_()
-        return torch.autograd.grad(_modified(call, at, raw), raw, slope)[0]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-class _Attended(torch.autograd.Function):
-    """Attention whose backward pass adds the effects of its edges to the layer's."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, anchor: Tensor, *rest: Any) -> Tensor:
-        call, layer, recording = rest
-        out = _wide(q).new_empty(*q.shape[:3], v.shape[-1])
-        lse = out.new_empty(q.shape[:3])
-        for at in _pieces(call, layer):
-            logits = _modified(call, at, _raw(call, at)).masked_fill(~at.of(layer.has), -torch.inf)
-            total = logits.logsumexp(-1)
-            if call.sink_logits is not None:
-                total = total.logaddexp(_wide(call.sink_logits[at.head]))
-            # A receiver without edges gets 0.
-            lse[at.receiving] = total = total.masked_fill(total == -torch.inf, 0.0)
-            out[at.receiving] = (logits - total.unsqueeze(-1)).exp_() @ _wide(v[at.sending])
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call, ctx.layer, ctx.recording = call, layer, recording
-        return out.to(q.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
-        call, layer, g = ctx.call, ctx.layer, _wide(gradients[0])
-        slopes = [torch.zeros_like(_wide(x)) for x in (q, k, v)]
-        own = (g * out).sum(-1)
-        for at in _pieces(call, layer):
-            raw, message = _raw(call, at), g[at.receiving] @ _wide(v[at.sending]).mT
-            weights = (_modified(call, at, raw) - lse[at.receiving].unsqueeze(-1)).exp_()
-            gap = own[at.receiving].unsqueeze(-1) - message
-            ctx.recording.add(layer, at, weights, gap, message)
-            weights = weights.masked_fill(~at.of(layer.has), 0.0)
-            slopes[2][at.sending] += weights.mT @ g[at.receiving]
-            slope = _through_score_mod(call, at, raw, weights.mul_(gap).neg_()) * call.scale
-            slopes[0][at.receiving] = slope @ _wide(k[at.sending])
-            slopes[1][at.sending] += slope.mT @ _wide(q[at.receiving])
-        return *(slope.to(q.dtype) for slope in slopes), torch.zeros(()), None, None, None
+    def _of_senders(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
+        group = self.effects.shape[1] // table.shape[1]
+        return table[:, head // group].to(self.effects.dtype)

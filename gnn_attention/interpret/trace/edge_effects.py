@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Neighbours, fields_of
 
 KINDS = ("cut", "mute", "slope")
-ALWAYS = torch.iinfo(torch.int32).max
 
 
 class Effect(NamedTuple):
@@ -109,25 +108,28 @@ class Attribution:
         share = _share(amount, pairs)
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
-        ranks = {n: self._ranks(n, at_least, sinks) for n in self.layers}
-        least = _least(list(ranks.values()), round(share * pairs))
-        graphs = {n: self._graph(n, rank >= least) for n, rank in ranks.items()}
-        count = sum(int((rank >= least).count_nonzero()) for rank in ranks.values())
+        sizes = {n: self._sizes(n, at_least, sinks) for n in self.layers}
+        every = torch.cat([size.flatten() for size in sizes.values()])
+        left_out = pairs - round(share * pairs)
+        largest_left_out = float(every.kthvalue(left_out).values) if left_out else -1.0
+        kept = {n: (size > largest_left_out) | size.isinf() for n, size in sizes.items()}
+        count = sum(int(chosen.count_nonzero()) for chosen in kept.values())
+        graphs = {n: self._graph(n, chosen) for n, chosen in kept.items()}
         return PrunedGraphs(graphs, count, count / pairs)
 
-    def _ranks(self, layer: int, at_least: int, sinks: int) -> Int[Tensor, "heads edges"]:
-        """The bits of the sizes of effects, which order as the sizes do; largest where an edge must stay."""
+    def _sizes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
+        """The sizes of effects; infinite where an edge must stay."""
         graph = self.graphs[layer]
         src, dst = graph.edge_index
-        ranks = self.scores(layer, "slope").float().abs().view(torch.int32).clone()
-        ranks[:, src < sinks] = ALWAYS
-        for rank in ranks if at_least else ():
-            table = rank.new_full((graph.num_dst, graph.num_src), -1)
-            table[dst, src] = rank
+        sizes = self.scores(layer, "slope").float().abs()
+        sizes[:, src < sinks] = torch.inf
+        for size in sizes if at_least else ():
+            table = size.new_full((graph.num_dst, graph.num_src), -1.0)
+            table[dst, src] = size
             best = table.topk(min(at_least, graph.num_src), dim=1).indices
-            table.scatter_(1, best, ALWAYS)
-            rank.copy_(table[dst, src])
-        return ranks
+            table.scatter_(1, best, torch.inf)
+            size.copy_(table[dst, src])
+        return sizes
 
     def _graph(self, layer: int, chosen: Bool[Tensor, "heads edges"]) -> TokenGraph:
         graph = self.graphs[layer]
@@ -153,11 +155,3 @@ def _share(amount: float, pairs: int) -> float:
         f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
         f"got {checks.described(amount)}"
     )
-
-
-def _least(ranks: Sequence[Tensor], budget: int) -> int:
-    """The least number that at most ``budget`` of the ranks reach."""
-    every = torch.cat([rank.flatten() for rank in ranks])
-    if budget >= len(every):
-        return 0
-    return min(int(every.kthvalue(len(every) - budget).values) + 1, ALWAYS)
