@@ -10,11 +10,11 @@ import torch
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
 from support.traces import drawn
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.circuits.templates import TEMPLATES, detect, induction, match, previous_token
+from gnn_attention.interpret.circuits.templates import TEMPLATES, detect, induction, previous_token
 from gnn_attention.model import language_model as lm
 
 TOKENS = {
@@ -59,21 +59,30 @@ GRAPHS = {
 }
 
 
-def recorded(graph: Any, x: Any = None, **options: Any) -> trace.Run:
-    torch.manual_seed(0)
-    layer = MessagePassingAttention(StandardHeads(8, 3, head_dim=4).double())
-    return trace.record(layer, drawn(2, 6, 8, seed=1) if x is None else x, graph, **options)
+class Listeners(nn.Module):
+    """Layers of some numbers of heads along a graph, over given states whatever the tokens are."""
+
+    def __init__(self, graph: Any, x: Tensor, *num_heads: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        made = (StandardHeads(8, count, head_dim=4).double() for count in num_heads or (3,))
+        self.layers = nn.ModuleList(MessagePassingAttention(heads) for heads in made)
+        self.graph, self.x = graph, x
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        return [layer(self.x, self.graph) for layer in self.layers]
 
 
-class TestMatch:
+class TestDetect:
     tokens = torch.tensor([[5, 5, 1, 5, 1, 1], [0, 3, 0, 3, 2, 0]])
-    ones = torch.ones(1, 4, 8, dtype=torch.float64)
+    x = drawn(2, 6, 8, seed=1)
 
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_against_dense_formulas(self, graph, name):
         """The mean over the receivers that have edges in the template, by a loop."""
-        call = recorded(graph).layers[0]
+        model = Listeners(graph, self.x)
+        call = trace.record(model, self.tokens).layers[0]
         weights = call.dense(call.weights()).detach()  # [B, H, dst, src]
         wanted = torch.stack([by_loops(name, row) for row in self.tokens]).double()
         expected = []
@@ -81,51 +90,52 @@ class TestMatch:
             pairs = zip(weights[:, head], wanted, strict=True)
             rows = [w[dst] @ t[dst] for w, t in pairs for dst in range(6) if t[dst].any()]
             expected.append(torch.stack(rows).mean())
-        assert_exact(match([call], TEMPLATES[name](self.tokens)), torch.stack(expected)[None])
+        assert_exact(detect(model, self.tokens, name), torch.stack(expected)[None])
 
     def test_a_graph_that_is_the_template_matches_in_full(self):
-        template = previous_token(self.tokens)
-        assert match(recorded(template), template).tolist() == [[1.0] * 3]
+        model = Listeners(previous_token(self.tokens), self.x)
+        assert detect(model, self.tokens, previous_token).tolist() == [[1.0] * 3]
 
     def test_an_edge_that_is_not_there_counts_nothing(self):
         """Cut, or not in the graph; a muted one keeps its weight."""
-        template = previous_token(torch.arange(4))
+        tokens, ones = torch.arange(4), torch.ones(1, 4, 8, dtype=torch.float64)
+        model = Listeners(CAUSAL, ones)
         even, less = (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 2 + 1 / 4) / 3
-        assert_exact(match(recorded(CAUSAL, self.ones), template)[0, 0].item(), even)
-        cut = recorded(CAUSAL, self.ones, surgery=trace.cut([(1, 2)]))
-        assert_exact(match(cut, template)[0, 0].item(), less)
-        muted = recorded(CAUSAL, self.ones, surgery=trace.mute([(1, 2)], heads=1))
-        assert_exact(match(muted, template)[0].tolist(), [even] * 3)
-        loops = recorded(patterns.window(4, 1), self.ones)
-        assert match(loops, template).tolist() == [[0.0] * 3]
+        assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
+        with trace.operate(model, trace.cut([(1, 2)])):
+            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [less] * 3)
+        with trace.operate(model, trace.mute([(1, 2)], heads=1)):
+            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
         none = CAUSAL - CAUSAL
-        assert match(recorded(none, self.ones), template).tolist() == [[0.0] * 3]
-        assert match(recorded(CAUSAL, self.ones), none).tolist() == [[0.0] * 3]
+        for graph in (patterns.window(4, 1), none):
+            assert detect(Listeners(graph, ones), tokens, previous_token).tolist() == [[0.0] * 3]
+        assert detect(model, tokens, lambda _: none).tolist() == [[0.0] * 3]
+
+    def test_templates_go_by_name_or_are_functions(self):
+        model, tokens = lm.load_trained()[0], torch.arange(6).repeat(2)[None]
+        by_name = detect(model, tokens, "induction")
+        assert by_name.shape == (2, 4)
+        assert torch.equal(by_name, detect(model, tokens, induction))
 
     def test_refusals(self):
-        run, causal = recorded(patterns.causal(6)), patterns.causal(6)
-        other = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.ones(2, 6, 8), causal).layers
+        causal, tokens = patterns.causal(6), self.tokens
+        model = Listeners(causal, self.x)
+        names = "'previous_token', 'duplicate_token', 'induction'"
         fit = "template must fit tokens, samples and heads of LayerTrace"
         wrong = [
-            (run, patterns.causal(5), fit),
-            (run, induction(self.tokens[:1].repeat(3, 1)), fit),
-            (run, algebra.per_head(causal, causal), fit),
-            ([*run.layers, *other], causal, r"layers with one number of heads, got \[2, 3\]"),
+            (model, tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
+            (model, tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
+            (model, tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
+            (model, torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
+            (model, tokens, lambda _: patterns.causal(5), ValueError, fit),
+            (model, tokens[:1].repeat(3, 1), induction, ValueError, fit),
+            (model, tokens, lambda _: algebra.per_head(causal, causal), ValueError, fit),
+            (
+                Listeners(causal, self.x, 3, 2),
+                tokens,
+                induction,
+                ValueError,
+                r"one number of heads, got \[2, 3\]",
+            ),
         ]
-        assert_refusals((partial(match, *given), ValueError, message) for *given, message in wrong)
-
-
-def test_detect():
-    """It matches a run on the tokens; templates go by name, or are functions."""
-    model, tokens = lm.load_trained()[0], torch.arange(6).repeat(2)[None]
-    wanted = match(trace.record(model, tokens), induction(tokens)).detach()
-    for template in ("induction", induction):
-        assert torch.equal(detect(model, tokens, template), wanted)
-    names = "'previous_token', 'duplicate_token', 'induction'"
-    wrong = [
-        (tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
-        (tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
-        (tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
-        (torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
-    ]
-    assert_refusals((partial(detect, model, *given), error, message) for *given, error, message in wrong)
+        assert_refusals((partial(detect, *given), error, message) for *given, error, message in wrong)

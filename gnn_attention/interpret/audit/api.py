@@ -71,8 +71,8 @@ def audit(
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
             alone or as the first of several (``logits`` and ``last_hidden_state`` by name). A parameter
-            ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph. :class:`PartOf` makes
-            such a module of a part.
+            ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph. A part of a model is a
+            module too: give what else it takes in ``call``.
         graph: the declared graph, or one for each layer, layer 1 first. An edge of any head is an edge.
         input_shape: of one sample: ``(T, width)`` for states; ``(T,)`` for token ids, audited from their
             embeddings.
@@ -183,7 +183,7 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
 def _attention_calls(runner: Runner) -> int:
     calls: list[None] = []
     with torch.no_grad(), ExitStack() as hooks:
-        for part in runner.inside.modules():
+        for part in runner.module.modules():
             if isinstance(part, MessagePassingAttention):
                 hooks.enter_context(part.register_forward_pre_hook(lambda *_: calls.append(None)))
         runner.run(runner.draw(0))

@@ -81,7 +81,7 @@ def _paths_at(sample: Sample, runner: Runner, leaks: Sequence[Pair], bounds: Bou
     entrances = {src: _entrance(src, events, bounds) for src, events in changed}
     paths: dict[Pair, LeakPath] = {}
     for src in senders:
-        layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
+        layer = type(runner.module).__name__ if entrances.get(src) == "" else entrances.get(src)
         tokens = _cheapest_paths(src, [dst for other, dst in leaks if other == src], hops, bounds)
         paths |= {(src, dst): LeakPath(path, layer) for dst, path in tokens.items()}
     return paths
@@ -170,7 +170,7 @@ def events_of(
         note(name, True, [*inputs, *named.values()])
 
     with ExitStack() as hooks:
-        for name, part in runner.inside.named_modules():
+        for name, part in runner.module.named_modules():
             hooks.enter_context(part.register_forward_pre_hook(partial(note_input, name), with_kwargs=True))
             hooks.enter_context(part.register_forward_hook(lambda _, x, y, name=name: note(name, False, [y])))
         y = runner.run(sample, by_ids)
@@ -196,7 +196,7 @@ def changes(
 
 @torch.no_grad()
 def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
-    parts = dict(runner.inside.named_modules())
+    parts = dict(runner.module.named_modules())
     attention = frozenset(name for name, part in parts.items() if isinstance(part, MessagePassingAttention))
     called = {event.name for event in events_of(runner, sample, frozenset())[0] if event.inwards}
     if attention & called:

@@ -17,7 +17,6 @@ from torch import nn
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.audit.submodule import PartOf
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
@@ -80,11 +79,6 @@ class Runner:
         self._check_finite()
         if samples > 1:
             self.samples, self.crosses_samples = self._together(samples)
-
-    @property
-    def inside(self) -> nn.Module:
-        """The module whose parts are examined: of a :class:`PartOf` the part."""
-        return self.module.inside if isinstance(self.module, PartOf) else self.module
 
     @property
     def samples_below_tokens(self) -> int:

@@ -15,9 +15,8 @@ from gnn_attention.interpret.circuits.templates import (
     detect,
     duplicate_token,
     induction,
-    match,
     previous_token,
 )
 
 __all__ = ["TEMPLATES", "Circuit", "Subspace", "TopTokens", "composition", "compositions", "detect"]
-__all__ += ["duplicate_token", "each", "induction", "match", "of", "previous_token", "top_tokens"]
+__all__ += ["duplicate_token", "each", "induction", "of", "previous_token", "top_tokens"]

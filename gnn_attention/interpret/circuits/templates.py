@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace import Run, pairs, record
+from gnn_attention.interpret.trace import pairs, record
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 Template = Callable[[Tensor], TokenGraph]
@@ -59,42 +59,20 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def match(run: Run | Sequence[LayerTrace], template: TokenGraph) -> Float[Tensor, "layers heads"]:
-    """How much of each head's attention lies on the edges of the template, ``[layers, heads]``.
-
-    It is the mean, over the receivers that have in-edges in the template, of the weight that they give to
-    them. An edge that was cut or was never there counts 0; a muted one keeps its weight.
-
-    ``template`` may differ by sample (and head) as the run's tokens do; ``run`` is what ``trace.record``
-    returns, or calls of it. Raises ValueError for layers of different numbers of heads or a template over
-    other tokens, TypeError for another template. Source: Olsson et al. 2022 (arXiv 2209.11895),
-    "Induction heads".
-
-    >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
-    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8)
-    >>> run = trace.record(layer, x, patterns.causal(4))
-    >>> match(run, previous_token(torch.arange(4)))  # uniform weights: (1/2 + 1/3 + 1/4) / 3
-    tensor([[0.3611, 0.3611]])
-    """
-    checks.check_order("run", run)
-    checks.instance("template", template, TokenGraph)
-    layers = tuple(run.layers if isinstance(run, Run) else run)
-    counts = {layer.weights().shape[2] for layer in layers}
-    if len(counts) != 1:
-        got = sorted(counts) or "no layers"
-        raise ValueError(f"run must hold layers with one number of heads, got {got}")
-    with torch.no_grad():
-        return torch.stack([_score(layer, template) for layer in layers])
-
-
 def detect(
     model: nn.Module, tokens: Int[Tensor, "*batch tokens"], template: str | Template
 ) -> Float[Tensor, "layers heads"]:
-    """Runs the model on the tokens and matches all its heads with a template, ``[layers, heads]``.
+    """How much of each head's attention lies on the edges of a template, ``[layers, heads]``.
 
-    ``model`` is a language model, or any module of our attention layers that takes tokens; ``template`` one
-    of :data:`TEMPLATES` by name, or a function like them. For a run along another graph, or for a template
-    that is a graph, take :func:`match`. Raises as :func:`match` does.
+    It is the mean, over the receivers that have in-edges in the template, of the weight that they give to
+    them, when the model runs on the tokens. An edge that was cut or was never there counts 0; a muted one
+    keeps its weight.
+
+    ``model`` is a language model, or any module of our attention layers that takes tokens; inside
+    ``trace.operate`` or ``use_graph`` it runs with these interventions, or along that graph. ``template`` is
+    one of :data:`TEMPLATES` by name, or a function like them; it may differ by sample (and head) as the
+    tokens do. Raises ValueError for layers of different numbers of heads or a template over other tokens,
+    TypeError for another template. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
@@ -106,8 +84,13 @@ def detect(
     rows = _as_rows(tokens)
     if isinstance(template, str):
         template = TEMPLATES[checks.choice("template", template, TEMPLATES)]
+    graph = checks.instance("template", template(rows), TokenGraph)
     with torch.no_grad():
-        return match(record(model, rows), template(rows))
+        layers = record(model, rows).layers
+        counts = sorted({layer.q.shape[1] for layer in layers})
+        if len(counts) != 1:
+            raise ValueError(f"model must have layers with one number of heads, got {counts}")
+        return torch.stack([_score(layer, graph) for layer in layers])
 
 
 def _score(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
