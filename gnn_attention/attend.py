@@ -11,7 +11,6 @@ import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
-from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, dispatch, nonfinite
@@ -212,9 +211,10 @@ class AttentionInfo:
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
         """``score_mod(scale * q . k) + bias`` of every edge, or of the chosen ones as in :meth:`weights`."""
-        parts = torch.split(self._positions(edges), self.call.edges_at_once)
-        # For gradients the gathered ends are computed again, not saved.
-        return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
+        positions = self._positions(edges)
+        scores = self.call.scores(self.call.graph.edges_on(positions.device)[:, positions])
+        bias = self.call.bias
+        return scores if bias is None else scores + bias.to(scores.dtype).index_select(2, positions)
 
     def weight_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """All weights before dropout, 0 at non-edges, also of a graph that differs by head or sample.
@@ -259,15 +259,6 @@ class AttentionInfo:
             got = f"{int(edges.min())} .. {int(edges.max())}"
             raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
         return edges.long().to(device)
-
-    def _logits(self, positions: Tensor) -> Tensor:
-        call, wide = self.call, edge_softmax.accumulation_dtype(self.call.q.dtype)
-        src, dst = call.graph.edges_on(call.q.device)[:, positions]
-        k = edge_softmax.per_query_head(call.k.to(wide), call.q.shape[1])
-        # The gradients of index_select are summed in one order.
-        score = edge_softmax.logit(call.q.to(wide).index_select(2, dst), k.index_select(2, src), call.scale)
-        logits = call.modified(score, dst, src)
-        return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
 
 
 def list_backends() -> dict[str, str]:

@@ -11,6 +11,7 @@ import torch
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
+from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, memoized
@@ -142,6 +143,19 @@ class AttentionCall:
         at_once = max(1, GATHERED_BYTES // max(1, of_edge))
         # the gradient of each part is a tensor like q or k
         return max(at_once, num_dst, self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else at_once
+
+    def scores(self, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+        """``score_mod(scale * q . k)`` of any pairs ``(src, dst)``, edges or not; in float32 or better."""
+        parts = torch.split(pairs, self.edges_at_once, dim=1)
+        # For gradients the gathered ends are computed again, not saved.
+        return torch.cat([recomputed(self._gather_scores, *part) for part in parts], dim=-1)
+
+    def _gather_scores(self, src: Tensor, dst: Tensor) -> Tensor:
+        wide = edge_softmax.accumulation_dtype(self.q.dtype)
+        k = edge_softmax.per_query_head(self.k.to(wide), self.q.shape[1])
+        # The gradients of index_select are summed in one order.
+        score = edge_softmax.logit(self.q.to(wide).index_select(2, dst), k.index_select(2, src), self.scale)
+        return self.modified(score, dst, src)
 
     @property
     def is_plain(self) -> bool:

@@ -17,34 +17,27 @@ from gnn_attention.interpret import trace
 from gnn_attention.interpret.trace import pairs as trace_pairs
 
 
-def assert_same(part, whole, pairs, chosen=None):
-    """Of these edges and heads, by every method."""
+def assert_same(part, whole, pairs):
+    """Of these edges, by every method."""
     pairs = trace_pairs.as_pairs(pairs) if isinstance(pairs, list) else pairs
     assert sorted(part.edge_index.mT.tolist()) == sorted(pairs.mT.tolist())
     pairs = part.edge_index
-    for name in ("logits", "weights", "norms", "carried", "messages"):
-        found = getattr(part, name)(pairs).nan_to_num(neginf=-9.0)
-        assert_exact(found, getattr(whole, name)(pairs, chosen).nan_to_num(neginf=-9.0))
-    picked = slice(None) if chosen is None else chosen
-    assert_exact(part.pair_logits(pairs), whole.pair_logits(pairs)[..., picked])
+    for name in ("logits", "weights", "norms", "carried", "messages", "pair_logits"):
+        found, expected = (getattr(call, name)(pairs).nan_to_num(neginf=-9.0) for call in (part, whole))
+        assert_exact(found, expected)
 
 
 @pytest.mark.parametrize("kind", [None, *traces.KINDS])
-@pytest.mark.parametrize("chosen", [None, [2, 0]])
 @pytest.mark.parametrize("name", traces.GRAPHS)
-def test_chosen_edges_are_those_of_the_whole_record(name, chosen, kind):
+def test_chosen_edges_are_those_of_the_whole_record(name, kind):
     """Graphs that differ by head or sample, edges cut and muted; as pairs and as a graph."""
     layer, x, graph = MessagePassingAttention(heads(), backend="auto"), drawn(2, 7, 12), traces.GRAPHS[name]
     surgery = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
     whole = trace.record(layer, x, graph, surgery=surgery).layers[0]
-    there = trace_pairs.union(whole.graph, torch.device("cpu"), None if chosen is None else tuple(chosen))
-    for asked in (there[:, ::3], there[:, -1:]):
+    for asked in (whole.edge_index[:, ::3], whole.edge_index[:, -1:]):
         for edges in (asked, ga.convert.from_edge_index(asked, 7)):
-            part = trace.record(layer, x, graph, surgery=surgery, edges=edges, heads=chosen).layers[0]
-            assert_same(part, whole, asked, chosen)
-    part = trace.record(layer, x, graph, surgery=surgery, heads=chosen).layers[0]
-    assert_same(part, whole, there, chosen)
-    assert_exact(part.results(), whole.results(chosen))
+            part = trace.record(layer, x, graph, surgery=surgery, edges=edges).layers[0]
+            assert_same(part, whole, asked)
 
 
 def test_biases_score_mods_and_gradients():
@@ -56,11 +49,11 @@ def test_biases_score_mods_and_gradients():
     made, x = heads(), drawn(2, 7, 12).requires_grad_()
     layer = MessagePassingAttention(made, by_place)
     whole = trace.record(layer, x, LISTED, bias=drawn(4, 9)).layers[0]
-    part = trace.record(layer, x, LISTED, bias=drawn(4, 9), edges=[(6, 2), (4, 1)], heads=[3, 1]).layers[0]
+    part = trace.record(layer, x, LISTED, bias=drawn(4, 9), edges=[(6, 2), (4, 1)]).layers[0]
     assert part.edge_index.tolist() == [[6, 4], [2, 1]]
-    assert_same(part, whole, [(6, 2), (4, 1)], [3, 1])
+    assert_same(part, whole, [(6, 2), (4, 1)])
     assert_exact(part.weights((4, 1), heads=1), whole.weights((4, 1), heads=1))
-    losses = (part.carried(part.edge_index), whole.carried(part.edge_index, [3, 1]))
+    losses = (part.carried(None, [3, 1]), whole.carried(part.edge_index, [3, 1]))
     inputs = [x, made.W_Q, made.W_K, made.W_V, made.W_O]
     assert_exact(*(torch.autograd.grad(y.square().sum(), inputs) for y in losses))
 
@@ -69,10 +62,10 @@ def test_calls_of_some_layers():
     """Of other layers there is nothing; the states are those of the chosen blocks."""
     model = new_model()
     whole = trace.record(model, TOKENS)
-    run = trace.record(model, TOKENS, edges=[(0, 5), (2, 5), (2, 6)], layers=[2, 0], heads=1)
+    run = trace.record(model, TOKENS, edges=[(0, 5), (2, 5), (2, 6)], layers=[2, 0])
     assert [call.number for call in run.layers] == [0, 2]
     for call in run.layers:
-        assert_same(call, whole.layers[call.number], [(0, 5), (2, 5), (2, 6)], [1])
+        assert_same(call, whole.layers[call.number], [(0, 5), (2, 5), (2, 6)])
     layers = trace.record(model, TOKENS, layers=2)
     assert_exact(layers.states[1], whole.states[5])
     assert len(layers.states) == 3
@@ -80,14 +73,13 @@ def test_calls_of_some_layers():
 
 def test_wrong_choices_are_refused():
     layer, x = MessagePassingAttention(heads()), drawn(7, 12)
-    part = trace.record(layer, x, LISTED, edges=[(6, 2)], heads=[1])
+    part = trace.record(layer, x, LISTED, edges=[(6, 2)])
     call, refused = part.layers[0], partial(trace.record, layer, x, LISTED)
     assert_refusals(
         [
             (partial(refused, edges=[(0, 1)]), ValueError, "0 -> 1 is no edge .* nothing to record"),
             (partial(refused, edges=patterns.causal(6)), ValueError, "7"),
             (partial(refused, layers=1), IndexError, "layers must be in 0 .. 0, the attention layers, got 1"),
-            (partial(refused, heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
             (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is no edge"),
         ]
     )

@@ -70,8 +70,6 @@ class LayerTrace:
     _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
     # slots of padding before a sample's first token
     _left: Tensor | None = None
-    # The heads that ``heads=None`` stands for, if not all.
-    _heads: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         sizes = f"{self.graph.name}: {self.graph.num_src} src -> {self.graph.num_dst} dst"
@@ -97,30 +95,28 @@ class LayerTrace:
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
-        return trace_pairs.union(self.graph, self.q.device, self._heads)
+        return trace_pairs.union(self.graph, self.q.device)
 
-    def only(self, edges: Any = None, heads: Heads = None) -> LayerTrace:
-        """The same call, where all edges and all heads stand for the chosen ones.
+    def only(self, edges: Any = None) -> LayerTrace:
+        """The same call, where all edges stand for the chosen ones.
 
         ``edges``: pairs, or a :class:`TokenGraph` over the same tokens (its edges, as far as they are there).
-        ValueError for a pair that is no edge of these heads.
+        ValueError for a pair that is no edge.
         """
-        chosen = None if heads is None else tuple(self._chosen(heads))
         if edges is None:
-            return replace(self, _heads=chosen)
+            return self
         if isinstance(edges, TokenGraph):
             graph = edges & self.graph
         else:
             pairs, sizes = trace_pairs.as_pairs(edges), (self.graph.num_dst, self.graph.num_src)
-            why = "there is nothing to record"
-            trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], chosen, why)
+            trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], None, "there is nothing to record")
             graph = TokenGraph.from_edges(pairs, *sizes, name="chosen edges")
             graph = replace(graph, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
             graph = graph & self.graph if self.graph.varying_axes else graph
         bias = self.call.bias
         if bias is not None:
             bias = bias[..., self.graph.positions_of(graph.edge_index).to(bias.device)]
-        return replace(self, graph=graph, call=replace(self.call, graph=graph, bias=bias), _heads=chosen)
+        return replace(self, graph=graph, call=replace(self.call, graph=graph, bias=bias))
 
     def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
@@ -218,7 +214,7 @@ class LayerTrace:
             numbers = self._of_any(call, grid).mT
             return numbers.reshape(*numbers.shape[:2], num_dst, num_src)
         chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src).to(self.q.device)
-        return self._of_heads(trace_pairs.overlaps(call, chosen), None).mT
+        return call.scores(chosen).mT
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
         """Numbers of all edges as matrices ``[B, heads, dst, src]``, with ``fill`` where there is no edge.
@@ -304,7 +300,7 @@ class LayerTrace:
     def _chosen(self, heads: Heads) -> list[int]:
         count = self.q.shape[1]
         if heads is None:
-            return list(range(count) if self._heads is None else self._heads)
+            return list(range(count))
         numbers = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
         if numbers and max(numbers) >= count:
             raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
@@ -312,13 +308,13 @@ class LayerTrace:
 
     def _of_heads(self, numbers: Tensor, heads: Heads) -> Tensor:
         # All heads are no copy, so that each name of a part is the same tensor.
-        return numbers if heads is self._heads is None else numbers[:, self._chosen(heads)]
+        return numbers if heads is None else numbers[:, self._chosen(heads)]
 
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
         if chosen is None or chosen is self.edge_index:
             return self.edge_index
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
-        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._heads, advice)
+        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], None, advice)
         return pairs.to(self.q.device)
 
 

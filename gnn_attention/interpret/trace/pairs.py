@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edge_softmax
-from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
@@ -37,17 +35,17 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     return columns.detach().to("cpu", torch.int64, copy=True)
 
 
-def union(graph: TokenGraph, device: torch.device, heads: Any = None) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and chosen head (a tuple); sorted where it varies."""
+def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
+    """All pairs that are an edge for some sample and head; sorted where it varies."""
     if not graph.varying_axes:
         return graph.edges_on(device)
-    pairs: Tensor = memoized(_union, graph, heads if graph.heads else None)
+    pairs: Tensor = memoized(_union, graph)
     return pairs.to(device)
 
 
-def _union(graph: TokenGraph, heads: tuple[int, ...] | None) -> Tensor:
-    numbers = range(graph.heads or 1) if heads is None else heads
-    parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in numbers]
+def _union(graph: TokenGraph) -> Tensor:
+    samples, heads = range(graph.batch or 1), range(graph.heads or 1)
+    parts = [one_of(graph, b, h).edge_index for b in samples for h in heads]
     src, dst = torch.cat(parts, dim=1)
     width = max(graph.num_src, 1)
     keys: Tensor = torch.unique(dst * width + src)
@@ -75,15 +73,9 @@ def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[i
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {why}")
 
 
-def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
-    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
-    parts = torch.split(pairs, call.edges_at_once, dim=1)
-    return torch.cat([recomputed(_overlaps, call, part) for part in parts], dim=-1)
-
-
 def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
-    numbers = overlaps(call, pairs)
+    numbers = call.scores(pairs)
     if call.bias is not None:
         bias = call.bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
@@ -91,11 +83,3 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
         return numbers
     there = is_edge(call.graph, pairs, *numbers.shape[:2])
     return numbers.masked_fill(~there, -torch.inf)
-
-
-def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
-    # Widened before the gather, so that gradients are summed in the wide dtype too.
-    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), pairs
-    q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
-    score = edge_softmax.logit(q_dst, edge_softmax.per_query_head(k_src, call.q.shape[1]), call.scale)
-    return call.modified(score, dst, src)

@@ -58,7 +58,6 @@ def record(
     surgery: Intervention | Iterable[Intervention] = (),
     edges: Any = None,
     layers: Numbers = None,
-    heads: Numbers = None,
     **options: Any,
 ) -> Run:
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
@@ -66,11 +65,11 @@ def record(
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
     of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
-    :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
-    stored; ``edges`` and ``heads`` choose what all edges and all heads stand for in them (pairs are of
-    tokens of the call). Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
-    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; threads that
-    record one module take turns. It is differentiable; ``torch.no_grad()`` saves memory.
+    :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are stored; ``edges``
+    are what all edges stand for in them (pairs are of tokens of the call). Phases and states are those of the
+    blocks of ``gnn_attention.model``. A layer with ``backend="message_passing"`` runs through "auto". Only
+    calls of this thread are recorded; threads that record one module take turns. It is differentiable;
+    ``torch.no_grad()`` saves memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
@@ -85,8 +84,8 @@ def record(
     """
     checks.check_order("surgery", surgery)
     steps = (surgery,) if isinstance(surgery, Intervention) else tuple(surgery)
-    chosen = cut(edges, layers, heads)
-    part = partial(LayerTrace.only, edges=chosen.edges, heads=chosen.heads)
+    chosen = cut(edges, layers)
+    part = partial(LayerTrace.only, edges=chosen.edges)
     if transformer.is_transformer(module):
         with operate(module, *steps), transformer.recording(module, chosen.layers, part) as found:
             output = module(*inputs, **options)

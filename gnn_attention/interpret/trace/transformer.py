@@ -106,10 +106,9 @@ def recording(
 
     ValueError where the attention is another: ``model.set_attn_implementation("gnn_attention")``.
     """
-    _package(model)
-    overrides = sys.modules[f"{PACKAGE}._overrides"]
+    overrides = _overrides_for(model)
     overrides.check_layers(model, layers)
-    recorder = _Recorder(model, layers, part)
+    recorder = _Recorder(model, layers, part, overrides.crosses)
     with ExitStack() as stack:
         stack.enter_context(overrides.block(overrides.WATCH, recorder.watch))
         for linear in _plain_maps(model):
@@ -122,9 +121,13 @@ class _Recorder:
     """The calls of attention in some layers; the last one waits until its projection is known."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[int] | None, part: Callable[..., LayerTrace]
+        self,
+        model: nn.Module,
+        layers: Sequence[int] | None,
+        part: Callable[..., LayerTrace],
+        crosses: Callable[..., bool],
     ) -> None:
-        self.layers, self.part = layers, part
+        self.layers, self.part, self.crosses = layers, part, crosses
         self.names = {id(module): name for name, module in model.named_modules()}
         self.traces: list[LayerTrace] = []
         self._numbers: dict[int, int] = {}
@@ -141,7 +144,7 @@ class _Recorder:
         number = self._numbers.setdefault(id(module), len(self._numbers)) if layer is None else int(layer)
         if self.layers is not None and number not in self.layers:
             return inner
-        crosses = sys.modules[f"{PACKAGE}._overrides"].crosses(name, module)
+        crosses = self.crosses(name, module)
         return Backend("watching", partial(self._run, number, name, crosses, inner, changed, place))
 
     def _run(
@@ -188,20 +191,20 @@ class _Recorder:
 
 def edited(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
-    _package(model)
-    overrides = sys.modules[f"{PACKAGE}._overrides"]
+    overrides = _overrides_for(model)
     return overrides.in_force(overrides.Edit(model, one, partial(_check_fit, one)))
 
 
-def _package(model: nn.Module) -> Any:
-    package = sys.modules.get(PACKAGE)
-    if package is None:
+def _overrides_for(model: nn.Module) -> Any:
+    """What is in force in Hugging Face models: imported only where their package, which is optional, is."""
+    overrides = sys.modules.get(f"{PACKAGE}._overrides")
+    if overrides is None:
         raise ValueError(
             f"trace: the attention of {type(model).__name__} is another: import {PACKAGE} and call "
             "model.set_attn_implementation('gnn_attention')"
         )
-    sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
-    return package
+    overrides.check_routed(model)
+    return overrides
 
 
 def _check_fit(one: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
