@@ -2,6 +2,5 @@
 
 from gnn_attention.interpret.audit.api import audit
 from gnn_attention.interpret.audit.report import Leak, Verdict
-from gnn_attention.interpret.audit.runner import WITNESSES
 
-__all__ = ["WITNESSES", "Leak", "Verdict", "audit"]
+__all__ = ["Leak", "Verdict", "audit"]

@@ -36,7 +36,7 @@ from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, leak_paths
 from gnn_attention.interpret.audit.report import Leak, Verdict, remarks
-from gnn_attention.interpret.audit.runner import WITNESSES, Call, Detections, Runner, isolated
+from gnn_attention.interpret.audit.runner import Call, Detections, Runner, isolated
 from gnn_attention.layer import MessagePassingAttention
 
 # Every pair of tokens is looked at.
@@ -51,7 +51,6 @@ def audit(
     *,
     call: Call | None = None,
     embedding: nn.Module | str | None = None,
-    witnesses: Sequence[str] = WITNESSES,
     samples: int = 32,
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
@@ -80,7 +79,6 @@ def audit(
             calls, else one (irrelevant for a causal graph, where two hops lead no further than one).
         call: ``call(module, x)`` for another calling convention; it receives the copy, and must use that.
         embedding: the submodule that turns ids into states, or its name, where there are several embeddings.
-        witnesses: the detectors to run, of "jacobian", "perturbation" and "nan", which alone shows nothing.
         samples: the most samples in one pass; 1 for a module that takes one at a time.
         tolerance: gradients up to this share of the largest count as zero; for modules with an FFT or running
             sums.
@@ -115,8 +113,6 @@ def audit(
     """
     graphs = _declared_graphs(graph)
     shape = _input_shape(input_shape, graphs[0])
-    words = [witnesses] if isinstance(witnesses, str) else witnesses
-    chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
     own = _own_inputs(inputs, shape)
@@ -133,7 +129,7 @@ def audit(
             layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
-        detections = Detections.run(runner, chosen, float(tolerance))
+        detections = Detections.run(runner, float(tolerance))
         return _verdict(graphs, bounds, detections, runner)
 
 
@@ -233,7 +229,4 @@ def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detection
         poisoned=_edges(detections.found["nan"] & ~allowed & ~seen),
         crosses_samples=runner.crosses_samples,
         remarks=remarks(expected, flow, leaks, runner.crosses_samples),
-        probes=detections.probes,
-        backward_passes=runner.backwards,
-        forward_passes=runner.forwards,
     )

@@ -42,15 +42,13 @@ class Verdict:
     pair of tokens that their paths join (each token with itself), ``flow`` every pair along which a flow was
     found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow; :meth:`way`
     gives a declared path. ``poisoned`` are the pairs that only a NaN crosses. ``crosses_samples``: one sample
-    of a batch influences another. ``probes`` counts the cotangents of the Jacobian, ``backward_passes`` and
-    ``forward_passes`` the passes of batches.
+    of a batch influences another.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
     >>> print(audit(torch.nn.LayerNorm(2), patterns.causal(3), (3, 2)))
     causal(3), 1 layer: no leak, 3 of 3 allowed pairs unused
       unused, first: 0 -> 1
-      6 probes in 2 backward passes, 12 forward passes, 3 receivers
     """
 
     graphs: tuple[TokenGraph, ...]
@@ -62,9 +60,6 @@ class Verdict:
     poisoned: tuple[tuple[int, int], ...]
     crosses_samples: bool
     remarks: tuple[str, ...]
-    probes: int
-    backward_passes: int
-    forward_passes: int
 
     @property
     def ok(self) -> bool:
@@ -94,9 +89,7 @@ class Verdict:
             src, dst = self.poisoned[0]
             pairs = _plural(len(self.poisoned), "pair")
             lines.append(f"NaN alone crosses {pairs}, first {src} -> {dst} (zero times NaN)")
-        passes = f"{self.backward_passes} backward passes, {self.forward_passes} forward passes"
-        lines += [*self.remarks, f"{self.probes} probes in {passes}, {self.allowed.num_dst} receivers"]
-        return "\n  ".join(lines)
+        return "\n  ".join([*lines, *self.remarks])
 
     def to_json(self) -> str:
         """All of it as one JSON object, the declared graphs by name."""
@@ -104,8 +97,8 @@ class Verdict:
         record |= {name: getattr(self, name) for name in ("layers", "exact", "ok", "crosses_samples")}
         sizes = [leak.size if math.isfinite(leak.size) else str(leak.size) for leak in self.leaks]
         record["leaks"] = [vars(leak) | {"size": size} for leak, size in zip(self.leaks, sizes, strict=True)]
-        rest = ("unused", "poisoned", "remarks", "probes", "backward_passes", "forward_passes")
-        return json.dumps(record | {name: getattr(self, name) for name in rest}, indent=1)
+        rest = {name: getattr(self, name) for name in ("unused", "poisoned", "remarks")}
+        return json.dumps(record | rest, indent=1)
 
     def _sentence(self) -> str:
         loops = self.allowed.num_dst if is_square(self.allowed) else 0

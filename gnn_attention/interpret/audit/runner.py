@@ -20,7 +20,6 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-WITNESSES = ("jacobian", "perturbation", "nan")
 # numbers in the outputs of one pass, or pairs of tokens: 64 MB
 LARGEST_PASS = 2**23
 # random inputs: what is 0 or cancels at one of them does so at the other with probability 0
@@ -70,7 +69,7 @@ class Runner:
     ) -> None:
         self.module, self.dtype, self.watch = _copied(module, dtype), dtype, watch
         self.call, self.shape, self.num_dst, self.seed = call, tuple(shape), num_dst, seed
-        self.forwards = self.backwards = self.expected = 0
+        self.forwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
         self.embedding = None if len(shape) > 1 else _embedding_of(module, self.module, embedding)
@@ -160,7 +159,6 @@ class Runner:
         self, far: Tensor, receivers: Tensor, near: Tensor, generator: torch.Generator, again: bool = False
     ) -> Float[Tensor, "batch src"]:
         """The largest gradient entry at each token of ``near`` by a random cotangent on ``far``."""
-        self.backwards += 1
         # detached: a gradient sees no flow
         if not (far.requires_grad and near.requires_grad):
             return torch.zeros(near.shape[:2], dtype=torch.float64, device="cpu")
@@ -319,31 +317,26 @@ def _vocabulary_size(embedding: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Detections:
-    """The gradient sizes, the pairs that each detector found, and the number of cotangents (``probes``)."""
+    """The gradient sizes, and the pairs that each detector found."""
 
     sizes: Float[Tensor, "dst src"]
     found: dict[str, Pairs]
-    probes: int
 
     @classmethod
-    def run(cls, runner: Runner, chosen: Sequence[str], tolerance: float) -> Detections:
-        num_dst, num_src = runner.num_dst, runner.shape[0]
-        sizes = torch.zeros(num_dst, num_src, dtype=torch.float64, device="cpu")
-        found = dict.fromkeys(WITNESSES, torch.zeros_like(sizes, dtype=torch.bool))
+    def run(cls, runner: Runner, tolerance: float) -> Detections:
+        rounds = range(runner.rounds)
         # NaN is tried at one random input and at the caller's.
-        nan_rounds = [number for number in range(runner.rounds) if number == 0 or number >= ROUNDS]
-        passes = 2 * runner.rounds * ("perturbation" in chosen) + len(nan_rounds) * ("nan" in chosen)
-        probes = runner.rounds * num_dst * ("jacobian" in chosen)
-        runner.expected = runner.forwards + passes * math.ceil(num_src / runner.samples)
-        runner.expected += math.ceil(probes / runner.samples)
-        if "jacobian" in chosen:
-            sizes = torch.stack([runner.gradients(n) for n in range(runner.rounds)]).amax(0)
-            found["jacobian"] = sizes > tolerance * _largest(sizes)
-        if "perturbation" in chosen:
-            found["perturbation"] = _by_sender(runner, runner.changed, range(runner.rounds))
-        if "nan" in chosen:
-            found["nan"] = _by_sender(runner, runner.reached_by_nan, nan_rounds)
-        return cls(sizes, found, probes)
+        nan_rounds = [number for number in rounds if number == 0 or number >= ROUNDS]
+        by_receiver, by_sender = (math.ceil(n / runner.samples) for n in (runner.num_dst, runner.shape[0]))
+        passes = len(rounds) * (by_receiver + 2 * by_sender) + len(nan_rounds) * by_sender
+        runner.expected = runner.forwards + passes
+        sizes = torch.stack([runner.gradients(number) for number in rounds]).amax(0)
+        found = {
+            "jacobian": sizes > tolerance * _largest(sizes),
+            "perturbation": _by_sender(runner, runner.changed, rounds),
+            "nan": _by_sender(runner, runner.reached_by_nan, nan_rounds),
+        }
+        return cls(sizes, found)
 
     @property
     def flow(self) -> Pairs:
@@ -352,7 +345,7 @@ class Detections:
 
     def seen(self, src: int, dst: int) -> tuple[tuple[str, ...], float]:
         """The detectors that found a pair, and its gradient as a share of the largest one."""
-        names = tuple(name for name in WITNESSES if bool(self.found[name][dst, src]))
+        names = tuple(name for name, pairs in self.found.items() if bool(pairs[dst, src]))
         return names, float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
 
 
