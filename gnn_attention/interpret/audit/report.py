@@ -40,9 +40,9 @@ class Verdict:
 
     ``graphs`` are the declared ones, one for each layer or one for all ``layers``; ``allowed`` holds every
     pair of tokens that their paths join (each token with itself), ``flow`` every pair along which a flow was
-    found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow; :meth:`way`
-    gives a declared path. ``poisoned`` are the pairs that only a NaN crosses. ``crosses_samples``: one sample
-    of a batch influences another.
+    found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow
+    (``analyse.witness`` gives a declared path). ``poisoned`` are the pairs that only a NaN crosses.
+    ``crosses_samples``: one sample of a batch influences another.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
@@ -71,12 +71,6 @@ class Verdict:
         """True if information flows along every path of the declared graph and nowhere else."""
         return self.ok and not self.unused
 
-    def way(self, src: int, dst: int) -> list[int] | None:
-        """A shortest declared path, the token after 0, 1, 2, ... layers; None where there is none."""
-        if is_square(self.allowed):
-            return witness(self.graphs, src, dst, self.layers)
-        return [src, dst] if bool(self.allowed.mask()[dst, src]) else None
-
     def __str__(self) -> str:
         names = ", ".join(graph.name for graph in self.graphs)
         lines = [f"{names}, {self.layers} layer{'s' * (self.layers > 1)}: {self._sentence()}"]
@@ -84,7 +78,8 @@ class Verdict:
         lines += [f"... and {len(self.leaks) - SHOWN} more leaks"] if len(self.leaks) > SHOWN else []
         if self.unused:
             src, dst = self.unused[0]
-            lines.append(f"unused, first: {' -> '.join(map(str, self.way(src, dst) or (src, dst)))}")
+            path = witness(self.graphs, src, dst, self.layers) if is_square(self.allowed) else None
+            lines.append(f"unused, first: {' -> '.join(map(str, path or (src, dst)))}")
         if self.poisoned:
             src, dst = self.poisoned[0]
             pairs = _plural(len(self.poisoned), "pair")

@@ -10,6 +10,7 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.edge_softmax import accumulation_dtype
 
 States = Float[Tensor, "*tokens width"]
 
@@ -51,7 +52,7 @@ class Subspace:
         rows = directions.detach().reshape(-1, directions.shape[-1])
         eps = float(torch.finfo(rows.dtype).eps)
         tolerance = min(eps * max(rows.shape), math.sqrt(eps))
-        _, values, right = torch.linalg.svd(_wide(rows), full_matrices=False)
+        _, values, right = torch.linalg.svd(rows.to(accumulation_dtype(rows.dtype)), full_matrices=False)
         return cls(right[values > tolerance * values[:1]].mT.contiguous())
 
     @property
@@ -127,7 +128,7 @@ class Subspace:
         return float(cosines.square().sum() / max(min(cosines.shape), 1))
 
     def _is_orthonormal(self) -> bool:
-        wide = _wide(self.basis.detach())
+        wide = self.basis.detach().to(accumulation_dtype(self.basis.dtype))
         error = wide.mT @ wide - torch.eye(self.dim).to(wide)
         return bool((error.abs() <= torch.finfo(self.basis.dtype).eps ** 0.5).all())
 
@@ -142,7 +143,3 @@ class Subspace:
 
 def _is_float(x: object) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _wide(matrix: Tensor) -> Tensor:
-    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))

@@ -31,10 +31,11 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule, everyone
+from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.layer._torch_geometric import fitting_graph, state_pair
+from gnn_attention.layer._torch_geometric import fitting_graph, read_states
 
 Numbers = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
@@ -218,12 +219,12 @@ def _patched(sources: Mapping[int, LayerTrace], layer: int, first: First, v: Val
             f"patch: the values [B, heads, tokens, dim] of layer {layer} are {list(given.shape)} in the run "
             f"and {list(v.shape)} here"
         )
-    start, source_start, count = (
-        torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source.first, source.num_own)
-    )
+    # The positions of the first slots. Slots of padding, before 0, stand behind the tokens of the source.
+    source_first = source.graph.src_offset - (0 if source._left is None else source._left)
+    start, source_start = (torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source_first))
     positions = torch.arange(v.shape[2], device=v.device) + start
-    slots = positions - source_start
-    there = (positions >= 0) & (slots >= 0) & (slots < count)
+    slots = positions - source_start.clamp(min=0)
+    there = (positions >= 0) & (slots >= 0) & (slots < given.shape[2] + source_start.clamp(max=0))
     index = slots.clamp(0, given.shape[2] - 1)[:, None, :, None]
     taken = given.expand(len(v), -1, -1, -1).gather(2, index.expand(v.shape))
     return torch.where(there[:, None, :, None], taken, v)
@@ -326,11 +327,10 @@ def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any
     inputs = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
     if inputs.get("g") is None and inputs.get("edge_index") is not None:
         inputs["g"] = inputs.pop("edge_index")
-    pair = inputs.get("x")
-    ends = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, pair)
-    if "g" not in inputs or not all(isinstance(x, Tensor) for x in ends):
+    if inputs.get("g") is None or "x" not in inputs:
         return None  # The layer itself will raise.
-    x_src, x_dst = state_pair(ends)
+    width = None if isinstance(layer.heads, LazyHeads) else layer.heads.width
+    x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), width)
     graph = fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
     one.check(graph, layer.heads.num_heads)
     if one.change is not None:

@@ -81,18 +81,6 @@ class LayerTrace:
         return self._info.lse
 
     @property
-    def first(self) -> int | Int[Tensor, " batch"]:
-        """The position of the first sender in its sample, padding on the left not counted."""
-        at = self.graph.src_offset
-        return at if self._left is None else (at - self._left).clamp(min=0)
-
-    @property
-    def num_own(self) -> int | Int[Tensor, " batch"]:
-        """The number of senders, slots of padding on the left of a sample not counted."""
-        count = self.v.shape[2]
-        return count if self._left is None else count - (self._left - self.graph.src_offset).clamp(min=0)
-
-    @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
         return trace_pairs.union(self.graph, self.q.device)

@@ -109,7 +109,7 @@ def record(
 def _recorded_layer(
     number: int, layer: MessagePassingAttention, traces: list[LayerTrace], part: Callable[..., LayerTrace]
 ) -> Iterator[None]:
-    inner = layer.backend
+    inner, thread = layer.backend, threading.get_ident()
     calls: list[tuple[AttentionCall, Tensor, AttentionInfo]] = []
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
@@ -119,22 +119,18 @@ def _recorded_layer(
         tensors = (call.q, call.k, call.v, z, update)
         traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, info, changed)))
 
-    recorder = Backend("recorder", partial(_run_and_append, threading.get_ident(), inner, calls))
+    def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        if threading.get_ident() != thread:
+            return attended(call, inner)
+        options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
+        out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+        calls.append((call, out, info))
+        return out, info._lse
+
     before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(of_this_thread(append_trace))
-    with before, after, interventions.backend_replaced(layer, recorder):
+    with before, after, interventions.backend_replaced(layer, Backend("recorder", run)):
         yield
-
-
-def _run_and_append(
-    thread: int, inner: str | Backend, calls: list[Any], call: AttentionCall
-) -> tuple[Tensor, Tensor | None]:
-    if threading.get_ident() != thread:
-        return attended(call, inner)
-    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
-    out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
-    calls.append((call, out, info))
-    return out, info._lse
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -117,73 +117,66 @@ def recording(
     recorder.finish()
 
 
+@dataclass(eq=False)
 class _Recorder:
     """The calls of attention in some layers; the last one waits until its projection is known."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Sequence[int] | None,
-        part: Callable[..., LayerTrace],
-        crosses: Callable[..., bool],
-    ) -> None:
-        self.layers, self.part, self.crosses = layers, part, crosses
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.traces: list[LayerTrace] = []
-        self._numbers: dict[int, int] = {}
-        self._last: tuple[LayerTrace, bool] | None = None
+    model: nn.Module
+    layers: Sequence[int] | None
+    part: Callable[[LayerTrace], LayerTrace]
+    crosses: Callable[[str, nn.Module], bool]
+    traces: list[LayerTrace] = field(default_factory=list)
+    # Of modules without layer_idx, in the order of calls.
+    numbers: dict[nn.Module, int] = field(default_factory=dict)
+    # The last trace, and whether it is of cross-attention.
+    last: tuple[LayerTrace, bool] | None = None
+
+    @cached_property
+    def names(self) -> dict[nn.Module, str]:
+        return {module: name for name, module in self.model.named_modules()}
 
     def watch(
         self, module: nn.Module, inner: str | Backend, changed: Sequence[Any], place: Any
     ) -> str | Backend:
         """The backend of a call on ``inner``, which records it if the module is of these layers."""
-        name = self.names.get(id(module))
+        name = self.names.get(module)
         if name is None:
             return inner
         layer = getattr(module, "layer_idx", None)
-        number = self._numbers.setdefault(id(module), len(self._numbers)) if layer is None else int(layer)
+        number = self.numbers.setdefault(module, len(self.numbers)) if layer is None else int(layer)
         if self.layers is not None and number not in self.layers:
             return inner
-        crosses = self.crosses(name, module)
-        return Backend("watching", partial(self._run, number, name, crosses, inner, changed, place))
 
-    def _run(
-        self,
-        number: int,
-        name: str,
-        crosses: bool,
-        inner: str | Backend,
-        changed: Sequence[Any],
-        place: Any,
-        call: AttentionCall,
-    ) -> tuple[Tensor, Tensor | None]:
-        self.finish()
-        options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
-        out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
-        # In the layout that the model reads, so that its projection is known by the memory of its input.
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        values = [(graph, change(call.v)) for graph, change in changed]
-        tensors = (call.q, call.k, call.v, out, out.transpose(1, 2).flatten(2))
-        heads = Projection(name, out.shape[1])
-        trace = LayerTrace(number, heads, call.graph, *tensors, call, info, values, place.left)
-        self._last = trace, crosses
-        return out, info._lse
+        def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+            self.finish()
+            options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
+            out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+            # In the layout that the model reads, so that its projection is known by the memory of its input.
+            out = out.transpose(1, 2).contiguous().transpose(1, 2)
+            values = [(graph, change(call.v)) for graph, change in changed]
+            tensors = (call.q, call.k, call.v, out, out.transpose(1, 2).flatten(2))
+            heads = Projection(name, out.shape[1])
+            trace = LayerTrace(number, heads, call.graph, *tensors, call, info, values, place.left)
+            self.last = trace, self.crosses(name, module)
+            return out, info._lse
+
+        return Backend("watching", run)
 
     def match(self, part: nn.Module, inputs: Any, output: Tensor) -> None:
         """Note the linear map that takes the result of the last call."""
-        if self._last is None or self._last[0].heads.module is not None or not inputs:
+        if self.last is None or self.last[0].heads.module is not None or not inputs:
             return
-        trace, x = self._last[0], inputs[0]
+        trace, x = self.last[0], inputs[0]
         if x.data_ptr() == trace.z.data_ptr() and x.numel() == trace.z.numel():
             trace.heads.module = part
             update = output.reshape(len(trace.z), trace.z.shape[2], -1)
-            self._last = replace(trace, update=update), self._last[1]
+            self.last = replace(trace, update=update), self.last[1]
 
     def finish(self) -> None:
         """Trace what was chosen of the last call, and let the rest go."""
-        if self._last is not None:
-            trace, crosses = self._last
-            left, self._last = trace._left, None
+        if self.last is not None:
+            trace, crosses = self.last
+            left, self.last = trace._left, None
             self.traces.append(
                 self.part(trace if left is None else _move_padding_behind(trace, left, crosses))
             )
