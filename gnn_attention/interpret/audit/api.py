@@ -22,7 +22,6 @@ for the file of a language model.
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -34,10 +33,9 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, leak_paths
-from gnn_attention.interpret.audit.report import Leak, Verdict, remarks
+from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, attention_calls, leak_paths
+from gnn_attention.interpret.audit.report import Leak, Verdict
 from gnn_attention.interpret.audit.runner import Call, Detections, Runner, isolated
-from gnn_attention.layer import MessagePassingAttention
 
 # Every pair of tokens is looked at.
 MOST_TOKENS = 4096
@@ -126,7 +124,7 @@ def audit(
         run = _with_overrides(module, call)
         runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch, own)
         if layers is None:
-            layers = _attention_calls(runner) or len(graphs)
+            layers = attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
         detections = Detections.run(runner, float(tolerance))
@@ -176,16 +174,6 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(sample[None].detach() for part in parts for sample in part)
 
 
-def _attention_calls(runner: Runner) -> int:
-    calls: list[None] = []
-    with torch.no_grad(), ExitStack() as hooks:
-        for part in runner.module.modules():
-            if isinstance(part, MessagePassingAttention):
-                hooks.enter_context(part.register_forward_pre_hook(lambda *_: calls.append(None)))
-        runner.run(runner.draw(0))
-    return len(calls)
-
-
 def _with_overrides(module: nn.Module, call: Call) -> Call:
     # The graphs that use_graph gave the module hold for its copy too; where its package was never imported
     # (it needs transformers), no such block can be open.
@@ -217,16 +205,14 @@ def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detection
     square, leaking = is_square(like), _edges(seen & ~allowed)
     paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
     leaks = tuple(Leak(*edge, *paths.get(edge, LeakPath(edge)), *detections.seen(*edge)) for edge in leaking)
-    expected, flow = _as_graph(allowed, like, "allowed"), _as_graph(seen, like, "flow")
     own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
     return Verdict(
         graphs=tuple(graphs),
         layers=len(bounds.hops),
-        allowed=expected,
-        flow=flow,
+        allowed=_as_graph(allowed, like, "allowed"),
+        flow=_as_graph(seen, like, "flow"),
         leaks=leaks,
         unused=_edges(allowed & ~seen & ~own),
         poisoned=_edges(detections.found["nan"] & ~allowed & ~seen),
         crosses_samples=runner.crosses_samples,
-        remarks=remarks(expected, flow, leaks, runner.crosses_samples),
     )

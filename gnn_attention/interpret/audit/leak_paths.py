@@ -66,7 +66,7 @@ class LeakPath(NamedTuple):
 def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     """The path of every leak ``(src, dst)`` in a module of square graphs, at an input that shows it."""
     paths: dict[Pair, LeakPath] = {}
-    for sample in (runner.draw(0), *runner.own):
+    for sample in runner.probes:
         hidden = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
         shown = _paths_at(sample, runner, hidden, bounds) if hidden else {}
         paths |= {leak: path for leak, path in shown.items() if path.layer or leak not in paths}
@@ -102,10 +102,11 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
 
 def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
     # whether the last input of each part was within the bounds; that of the module may be ids, no event
-    inputs_within = {"": True}
+    inputs_within, begun = {"": True}, 0
     by_layer = sum(event.is_layer for event in events) == len(bounds.hops)
     for event in events:
-        allowed = bounds.after[event.begun if by_layer else -1][:, src]
+        allowed = bounds.after[begun if by_layer else -1][:, src]
+        begun += event.is_layer
         within = not bool((event.states & ~allowed).any())
         if event.inwards:
             inputs_within[event.name] = within
@@ -145,8 +146,7 @@ class Event:
     # "" for the module itself
     name: str
     inwards: bool
-    # how many layers had begun before, and whether this is the input of a layer
-    begun: int
+    # whether this is the input of a layer
     is_layer: bool
     states: Float[Tensor, "batch tokens channels"] | Bool[Tensor, "... tokens"]
 
@@ -155,16 +155,13 @@ def events_of(
     runner: Runner, sample: Sample, layers: frozenset[str], by_ids: bool = False
 ) -> tuple[list[Event], Float[Tensor, "batch dst channels"]]:
     """All states in and out of the parts, in the order of the calls, and the module's output."""
-    shape, begun, events = sample.states.shape[:2], 0, list[Event]()
+    shape, events = sample.states.shape[:2], list[Event]()
 
     def note(name: str, inwards: bool, values: Iterable[Any]) -> None:
-        nonlocal begun
         floating = (x for value in values for x in floating_tensors(value) if x.dim() > 2)
         states = next((x for x in floating if x.shape[:2] == shape), None)
-        is_layer = inwards and name in layers
         if states is not None:
-            events.append(Event(name, inwards, begun, is_layer, states))
-        begun += is_layer
+            events.append(Event(name, inwards, inwards and name in layers, states))
 
     def note_input(name: str, _: Any, inputs: Any, named: Any) -> None:
         note(name, True, [*inputs, *named.values()])
@@ -194,10 +191,20 @@ def changes(
             yield sender, [replace(event, states=event.states[row]) for event in changed]
 
 
+def _attention_layers(runner: Runner) -> frozenset[str]:
+    parts = runner.module.named_modules()
+    return frozenset(name for name, part in parts if isinstance(part, MessagePassingAttention))
+
+
+@torch.no_grad()
+def attention_calls(runner: Runner) -> int:
+    """How often the module calls a :class:`MessagePassingAttention`."""
+    return sum(event.is_layer for event in events_of(runner, runner.probes[0], _attention_layers(runner))[0])
+
+
 @torch.no_grad()
 def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
-    parts = dict(runner.module.named_modules())
-    attention = frozenset(name for name, part in parts.items() if isinstance(part, MessagePassingAttention))
+    parts, attention = dict(runner.module.named_modules()), _attention_layers(runner)
     called = {event.name for event in events_of(runner, sample, frozenset())[0] if event.inwards}
     if attention & called:
         return attention

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gnn_attention.analyse import diff, witness
@@ -59,7 +60,6 @@ class Verdict:
     unused: tuple[tuple[int, int], ...]
     poisoned: tuple[tuple[int, int], ...]
     crosses_samples: bool
-    remarks: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -70,6 +70,20 @@ class Verdict:
     def exact(self) -> bool:
         """True if information flows along every path of the declared graph and nowhere else."""
         return self.ok and not self.unused
+
+    @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences that help to find the mistake."""
+        found = []
+        if self.leaks:
+            difference = "; ".join(diff(self.allowed, self.flow).remarks)
+            found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
+        if self.crosses_samples:
+            found.append(
+                "samples of a batch influence one another (statistics over the batch, or a module that takes "
+                "[T, B, width]: then give call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
+            )
+        return tuple(found)
 
     def __str__(self) -> str:
         names = ", ".join(graph.name for graph in self.graphs)
@@ -104,22 +118,6 @@ class Verdict:
         faults += ["samples influence one another"] if self.crosses_samples else []
         unused = f", {len(self.unused)} of {pairs} allowed pairs unused" if self.unused else ""
         return ", ".join(faults or ["no leak"]) + unused
-
-
-def remarks(
-    allowed: TokenGraph, flow: TokenGraph, leaks: tuple[Leak, ...], crosses_samples: bool
-) -> tuple[str, ...]:
-    """Sentences that help to find the mistake."""
-    found = []
-    if leaks:
-        difference = "; ".join(diff(allowed, flow).remarks)
-        found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
-    if crosses_samples:
-        found.append(
-            "samples of a batch influence one another (statistics over the batch, or a module that takes "
-            "[T, B, width]: then give call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
-        )
-    return tuple(found)
 
 
 def _plural(count: int, word: str) -> str:

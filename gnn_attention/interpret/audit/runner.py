@@ -74,7 +74,9 @@ class Runner:
         self.device = next((t.device for t in tensors), torch.device("cpu"))
         self.embedding = None if len(shape) > 1 else _embedding_of(module, self.module, embedding)
         self.samples, self.crosses_samples = samples, False
-        self.own = [self._sample_of(one) for one in inputs]
+        # The inputs of all rounds: first the random ones, then the caller's.
+        self.probes = [self.draw(number) for number in range(ROUNDS)]
+        self.probes += [self._sample_of(one) for one in inputs]
         self._check_finite()
         if samples > 1:
             self.samples, self.crosses_samples = self._together(samples)
@@ -83,15 +85,6 @@ class Runner:
     def samples_below_tokens(self) -> int:
         # so that states [T, B, ...] are not taken for [B, T, ...]
         return max(1, min(self.samples, self.shape[0] - 1))
-
-    @property
-    def rounds(self) -> int:
-        """How many inputs the module is probed at."""
-        return ROUNDS + len(self.own)
-
-    def probe(self, number: int) -> Sample:
-        """The input of a round: first the random ones, then the caller's."""
-        return self.draw(number) if number < ROUNDS else self.own[number - ROUNDS]
 
     def draw(self, number: int) -> Sample:
         """The random input of that number: N(0, 1), or the embeddings of random token ids."""
@@ -147,7 +140,7 @@ class Runner:
         rows, generator = [], self.cotangents(number)
         receivers = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
         for part in torch.split(receivers, self.samples):
-            states, copies = self.probe(number).tracked(len(part))
+            states, copies = self.probes[number].tracked(len(part))
             rows.append(self.pulled_back(self.run(copies), part, states, generator))
         return torch.cat(rows)
 
@@ -173,14 +166,14 @@ class Runner:
     def changed(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output changes with the input of each of the senders alone."""
         # what replaces a sender's is drawn with a number of its own
-        sample = self.probe(number)
+        sample = self.probes[number]
         before = self.run(sample.times(len(senders)), by_ids=True)
-        after = self.run(self.nudged(sample, senders, number + self.rounds), by_ids=True)
+        after = self.run(self.nudged(sample, senders, number + len(self.probes)), by_ids=True)
         return differs(before, after).cpu()
 
     def reached_by_nan(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output is NaN when the state of each of the senders alone is."""
-        copies = self.probe(number).times(len(senders))
+        copies = self.probes[number].times(len(senders))
         copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
         return self.run(copies).isnan().any(-1).cpu()
 
@@ -199,7 +192,7 @@ class Runner:
         return (max(1, min(samples, fitting)) if repeatable and not crosses else 1), crosses
 
     def _check_finite(self) -> None:
-        for sample in (self.draw(0), *self.own):
+        for sample in self.probes:
             with torch.no_grad():
                 bad = ~self.run(sample).isfinite().all(-1)
             if bool(bad.any()):
@@ -324,17 +317,14 @@ class Detections:
 
     @classmethod
     def run(cls, runner: Runner, tolerance: float) -> Detections:
-        rounds = range(runner.rounds)
-        # NaN is tried at one random input and at the caller's.
-        nan_rounds = [number for number in rounds if number == 0 or number >= ROUNDS]
+        rounds = range(len(runner.probes))
         by_receiver, by_sender = (math.ceil(n / runner.samples) for n in (runner.num_dst, runner.shape[0]))
-        passes = len(rounds) * (by_receiver + 2 * by_sender) + len(nan_rounds) * by_sender
-        runner.expected = runner.forwards + passes
+        runner.expected = runner.forwards + len(rounds) * (by_receiver + 3 * by_sender)
         sizes = torch.stack([runner.gradients(number) for number in rounds]).amax(0)
         found = {
             "jacobian": sizes > tolerance * _largest(sizes),
             "perturbation": _by_sender(runner, runner.changed, rounds),
-            "nan": _by_sender(runner, runner.reached_by_nan, nan_rounds),
+            "nan": _by_sender(runner, runner.reached_by_nan, rounds),
         }
         return cls(sizes, found)
 

@@ -74,13 +74,13 @@ class Attribution:
         """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
         effects: list[Effect] = []
         for layer in self.layers:
-            scores, (src, dst) = self.scores(layer, without), self.edge_index(layer)
+            scores, pairs = self.scores(layer, without), self.edge_index(layer)
             best = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
-            head, edge = best // scores.shape[1], best % scores.shape[1]
-            columns = (head, src[edge], dst[edge], scores.flatten()[best])
-            effects += [Effect(layer, *row) for row in zip(*(x.tolist() for x in columns), strict=True)]
-            effects = sorted(effects, key=lambda effect: -abs(effect.change))[:k]
-        return effects
+            for place in best.tolist():
+                head, edge = divmod(place, scores.shape[1])
+                src, dst = pairs[:, edge].tolist()
+                effects.append(Effect(layer, head, src, dst, float(scores[head, edge])))
+        return sorted(effects, key=lambda effect: -abs(effect.change))[:k]
 
     def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
         """The graphs of the edges whose slopes are largest in size, for ``use_graph``.

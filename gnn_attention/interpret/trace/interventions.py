@@ -269,23 +269,18 @@ def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Modu
     (True, False)
     """
     for one in interventions:
-        if not isinstance(one, Intervention):
-            raise TypeError(
-                f"interventions must be made by cut(...), mute(...) or patch(...), got {type(one).__name__}"
-            )
-    if transformer.is_transformer(module):
-        with ExitStack() as stack:
+        checks.instance("interventions", one, Intervention)
+    with ExitStack() as stack:
+        if transformer.is_transformer(module):
             for one in interventions:
                 stack.enter_context(transformer.edited(module, one))
-            yield module
-        return
-    layers = attention_layers(module)
-    chosen = [(one, checked_layers(one, layers)) for one in interventions]
-    with ExitStack() as stack:
-        stack.enter_context(turn(layers, brief=False))
-        for one, numbers in chosen:
-            for number in numbers:
-                stack.enter_context(_operated_layer(layers[number], number, one))
+        else:
+            layers = attention_layers(module)
+            chosen = [(one, checked_layers(one, layers)) for one in interventions]
+            stack.enter_context(turn(layers, brief=False))
+            for one, numbers in chosen:
+                for number in numbers:
+                    stack.enter_context(_operated_layer(layers[number], number, one))
         yield module
 
 
@@ -336,7 +331,7 @@ def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any
     if one.change is not None:
         return None
     _, rest = one.split(graph, layer.heads.num_heads)
-    return (), {**inputs, "g": rest, "bias": _bias_of(rest, graph, inputs.get("bias"))}
+    return (), {**inputs, "g": rest, "bias": pairs.bias_of(rest, graph, inputs.get("bias"))}
 
 
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
@@ -345,18 +340,6 @@ def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
         raise NotImplementedError(
             f"a hook, an explainer or an overridden step forces the message-passing path: remove it to {what}"
         )
-
-
-def _bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
-    """The bias of the edges of a part, where it is one number for each edge of the whole."""
-    per_edge = isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] == graph.num_edges != 1
-    if not per_edge:
-        return bias
-    if part.varying_axes:
-        raise NotImplementedError(
-            "bias with an operation on some heads: operate on all heads, or give it as a score_mod"
-        )
-    return bias[..., graph.positions_of(part.edge_index).to(bias.device)]
 
 
 @dataclass(frozen=True)
@@ -393,7 +376,7 @@ def _divided(steps: Any, graph: TokenGraph, v: Tensor, heads: int) -> list[tuple
 
 def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     parts = [
-        replace(call, graph=graph, v=v, bias=_bias_of(graph, call.graph, call.bias))
+        replace(call, graph=graph, v=v, bias=pairs.bias_of(graph, call.graph, call.bias))
         for graph, v in _divided(steps, call.graph, call.v, call.q.shape[1])
     ]
     return attended_in_parts(call, parts, inner)

@@ -101,9 +101,7 @@ class LayerTrace:
             graph = TokenGraph.from_edges(pairs, *sizes, name="chosen edges")
             graph = replace(graph, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
             graph = graph & self.graph if self.graph.varying_axes else graph
-        bias = self.call.bias
-        if bias is not None:
-            bias = bias[..., self.graph.positions_of(graph.edge_index).to(bias.device)]
+        bias = trace_pairs.bias_of(graph, self.graph, self.call.bias)
         return replace(self, graph=graph, call=replace(self.call, graph=graph, bias=bias))
 
     def __getitem__(self, name: str) -> Any:
@@ -130,8 +128,8 @@ class LayerTrace:
         """
         word, found = checks.choice("view", view, VIEWS).replace(" ", "_"), dict[str, Any]()
         for term in GLOSSARY:
-            # without W_O no message, with rotary or qk_norm no W_A
-            with suppress(ValueError):
+            # without W_O no message, with rotary or qk_norm no W_A, of other heads neither
+            with suppress(TypeError, ValueError):
                 found |= {name: self._part(term.name)} if (name := getattr(term, word)) else {}
         return found
 
@@ -141,18 +139,13 @@ class LayerTrace:
 
     @cached_property
     def W_A(self) -> FactoredMatrix:
-        """``W_Q W_K^T`` of each head (seed S4.13). ValueError for other heads than StandardHeads."""
-        return self._standard().pattern_matrix()
+        """``W_Q W_K^T`` of each head (seed S4.13). TypeError for other heads than StandardHeads."""
+        return checks.instance("heads", self.heads, StandardHeads).pattern_matrix()
 
     @cached_property
     def W_I(self) -> FactoredMatrix:
-        """``W_V W_O`` of each head (seed S4.14). ValueError for other heads than StandardHeads."""
-        return self._standard().message_matrix()
-
-    def _standard(self) -> StandardHeads:
-        if not isinstance(self.heads, StandardHeads):
-            raise ValueError(f"only StandardHeads have both transforms, got {type(self.heads).__name__}")
-        return self.heads
+        """``W_V W_O`` of each head (seed S4.14). TypeError for other heads than StandardHeads."""
+        return checks.instance("heads", self.heads, StandardHeads).message_matrix()
 
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:

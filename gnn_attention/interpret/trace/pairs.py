@@ -83,3 +83,15 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
         return numbers
     there = is_edge(call.graph, pairs, *numbers.shape[:2])
     return numbers.masked_fill(~there, -torch.inf)
+
+
+def bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
+    """The bias of the edges of a part, where it is one number for each edge of the whole."""
+    per_edge = isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] == graph.num_edges != 1
+    if not per_edge:
+        return bias
+    if part.varying_axes:
+        raise NotImplementedError(
+            "bias with an operation on some heads: operate on all heads, or give it as a score_mod"
+        )
+    return bias[..., graph.positions_of(part.edge_index).to(bias.device)]
