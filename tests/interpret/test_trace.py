@@ -174,10 +174,11 @@ def test_cross_attention_and_rows() -> None:
     carried = call.carried(call.edge_index).sum(2)
     total = torch.zeros(2, 3, 12, dtype=torch.float64).index_add(1, call.edge_index[1], carried)
     assert_exact(total + made.b_O, layer((x_src, x_dst), graph))
-    # senders and receivers of the graph at hand: the edge 0 -> 5
-    with trace.operate(layer, trace.cut([(0, 1)])):
-        found = layer((x_src, x_dst), graph)
-    assert_exact(found, layer((x_src, x_dst), (CAUSAL - traces.one(0, 5)).rows(4, 7)))
+    # senders and receivers of the graph at hand: the edge 0 -> 5; receivers may have no features
+    for states in ((x_src, x_dst), (x_src, None)):
+        with trace.operate(layer, trace.cut([(0, 1)])):
+            found = layer(states, graph)
+        assert_exact(found, layer(states, (CAUSAL - traces.one(0, 5)).rows(4, 7)))
 
 
 def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:

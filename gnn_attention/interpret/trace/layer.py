@@ -172,7 +172,7 @@ class LayerTrace:
 
         def lengths(values: Tensor) -> Tensor:
             # A length for each sender and head, not for each edge.
-            each = [_product(values[:, head], self._matrix(head)).norm(dim=-1) for head in numbers]
+            each = [self._to_messages(values[:, head], head).norm(dim=-1) for head in numbers]
             return torch.stack(each, dim=1)[:, :, src]
 
         return self._carried(lengths, pairs, numbers)
@@ -260,23 +260,21 @@ class LayerTrace:
     def _messages(
         self, src: Tensor | slice, numbers: list[int], values: Tensor
     ) -> Float[Tensor, "batch heads edges width"]:
-        found = [_product(values[:, head, src], self._matrix(head)) for head in numbers]
+        found = [self._to_messages(values[:, head, src], head) for head in numbers]
         return torch.stack(found, dim=1)
 
     def _values(self, v: Tensor) -> Float[Tensor, "batch heads src value_dim"]:
         return edge_softmax.per_query_head(v.to(edge_softmax.accumulation_dtype(v.dtype)), self.q.shape[1])
 
-    def _matrix(self, head: int) -> Tensor | None:
-        """From a value of a head to its message; None if values are messages already."""
+    def _to_messages(self, values: Tensor, head: int) -> Tensor:
+        """The messages of values of a head, which some heads have as values already."""
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
-        matrix: Tensor | None = None
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
                 factor: Tensor = getattr(self.heads, name)[head]
-                factor = factor.to(edge_softmax.accumulation_dtype(factor.dtype))
-                matrix = factor if matrix is None else matrix @ factor
-        return matrix
+                values = values @ factor.to(edge_softmax.accumulation_dtype(factor.dtype))
+        return values
 
     def _chosen(self, heads: Heads) -> list[int]:
         count = self.q.shape[1]
@@ -297,7 +295,3 @@ class LayerTrace:
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
         trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], None, advice)
         return pairs.to(self.q.device)
-
-
-def _product(values: Tensor, matrix: Tensor | None) -> Tensor:
-    return values if matrix is None else values @ matrix
