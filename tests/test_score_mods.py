@@ -13,8 +13,8 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.error_tables import assert_errors
 from support.extras import needs
+from support.refusals import assert_errors
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.torch_version import TorchVersion

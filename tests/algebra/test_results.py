@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from support.error_tables import assert_errors
+from support.refusals import assert_errors
 from torch.nn.attention.flex_attention import create_mask
 
 from gnn_attention import algebra, patterns

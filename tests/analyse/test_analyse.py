@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bounds import assert_exact
-from support.error_tables import assert_errors
+from support.refusals import assert_errors
 
 from gnn_attention import TokenGraph, analyse, convert, patterns
 from gnn_attention.analyse import _walks

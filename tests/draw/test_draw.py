@@ -10,9 +10,8 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.error_tables import assert_errors
 from support.extras import needs
-from support.refusals import assert_refusals
+from support.refusals import assert_errors, assert_refusals
 
 from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph, attend, draw, patterns, trace
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from support.error_tables import assert_errors
+from support.refusals import assert_errors
 
 from gnn_attention import patterns
 from gnn_attention.convert import expressions

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-__all__ = ["assert_refusals"]
+__all__ = ["assert_errors", "assert_refusals"]
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -18,6 +20,19 @@ def assert_refusals(cases: Iterable[tuple[Callable[[], object], Errors, str]]) -
     """
     faults = [fault for number, case in enumerate(cases) if (fault := _fault(number, *case)) is not None]
     assert not faults, "\n".join(faults)
+
+
+def assert_errors(table: str, names: Mapping[str, object]) -> None:
+    """The same of a table as text, ``call -> Error: pattern``, a line each.
+
+    >>> assert_errors("int('x') -> ValueError: invalid literal", {})
+    """
+    cases = []
+    for line in table.strip().splitlines():
+        call, _, rest = line.partition(" -> ")
+        error, _, pattern = rest.partition(": ")
+        cases.append((partial(eval, call.strip(), dict(names)), getattr(builtins, error), pattern))
+    assert_refusals(cases)
 
 
 def _fault(number: int, call: Callable[[], object], error: Errors, pattern: str) -> str | None:
