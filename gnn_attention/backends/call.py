@@ -117,9 +117,8 @@ class AttentionCall:
     def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
         ends = dst + self.graph.dst_offset, src + self.graph.src_offset
-        return backends_dropout.dropped(
-            weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head
-        )
+        first = self.first_sample, self.first_head
+        return backends_dropout.dropped(weights, self.seed, self.dropout, *ends, *first)
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """The result with ``sink_logits`` in every softmax, if there are any."""
@@ -133,29 +132,24 @@ class AttentionCall:
         found: Tensor = memoized(_has_in_edges, self.graph, self.q.device)[0]
         return found
 
-    @property
-    def edges_at_once(self) -> int:
-        """Edges gathered at a time: ``GATHERED_BYTES`` of queries, with gradients at least one a token."""
-        if torch.compiler.is_compiling():
-            return COMPILED_EDGES
-        batch, heads, num_dst, dim = self.q.shape
-        of_edge = batch * heads * dim * edge_softmax.accumulation_dtype(self.q.dtype).itemsize
-        at_once = max(1, GATHERED_BYTES // max(1, of_edge))
-        # the gradient of each part is a tensor like q or k
-        return max(at_once, num_dst, self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else at_once
-
     def scores(self, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
         """``score_mod(scale * q . k)`` of any pairs ``(src, dst)``, edges or not; in float32 or better."""
-        parts = torch.split(pairs, self.edges_at_once, dim=1)
-        # For gradients the gathered ends are computed again, not saved.
-        return torch.cat([recomputed(self._gather_scores, *part) for part in parts], dim=-1)
+        wide, at_once = edge_softmax.accumulation_dtype(self.q.dtype), COMPILED_EDGES
+        if not torch.compiler.is_compiling():
+            # The gradient of each part is a tensor like q or k: with gradients at least one edge a token.
+            least = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
+            of_edge = self.q[:, :, :1].numel() * wide.itemsize
+            at_once = max(least, GATHERED_BYTES // max(1, of_edge))
 
-    def _gather_scores(self, src: Tensor, dst: Tensor) -> Tensor:
-        wide = edge_softmax.accumulation_dtype(self.q.dtype)
-        k = edge_softmax.per_query_head(self.k.to(wide), self.q.shape[1])
-        # The gradients of index_select are summed in one order.
-        score = edge_softmax.logit(self.q.to(wide).index_select(2, dst), k.index_select(2, src), self.scale)
-        return self.modified(score, dst, src)
+        def gather(src: Tensor, dst: Tensor) -> Tensor:
+            k = edge_softmax.per_query_head(self.k.to(wide), self.q.shape[1])
+            # The gradients of index_select are summed in one order.
+            q = self.q.to(wide).index_select(2, dst)
+            return self.modified(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
+
+        # For gradients the gathered ends are computed again, not saved.
+        parts = torch.split(pairs, at_once, dim=1)
+        return torch.cat([recomputed(gather, *part) for part in parts], dim=-1)
 
     @property
     def is_plain(self) -> bool:
@@ -225,10 +219,10 @@ def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> T
 def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
     """The result of a call from those of its parts; lse None where a part has none."""
     out = torch.cat([torch.cat([out for out, _ in row], 1) for row in rows], 0)
-    found = [[lse for _, lse in row if lse is not None] for row in rows]
-    if any(len(lses) < len(row) for lses, row in zip(found, rows, strict=True)):
+    if any(lse is None for row in rows for _, lse in row):
         return out, None
-    return out, torch.cat([torch.cat(lses, 1) for lses in found], 0)
+    lses = [[lse for _, lse in row if lse is not None] for row in rows]
+    return out, torch.cat([torch.cat(row, 1) for row in lses], 0)
 
 
 def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
