@@ -87,9 +87,11 @@ def attribute(
             gradients = torch.autograd.grad(scalar, outputs, retain_graph=left > 0, materialize_grads=True)
             for layer, gradient in zip(layers, gradients, strict=True):
                 layer.add(gradient, is_vector)
-    means = {layer.trace.number: layer.effects / count for layer in layers}
-    means = {number: mean.sqrt() if is_vector else mean for number, mean in means.items()}
-    effects = {kind: {number: mean[at] for number, mean in means.items()} for at, kind in enumerate(KINDS)}
+    for layer in layers:
+        layer.effects.div_(count)
+        if is_vector:
+            layer.effects.sqrt_()
+    effects = {kind: {x.trace.number: x.effects[at] for x in layers} for at, kind in enumerate(KINDS)}
     return Attribution({layer.trace.number: layer.graph for layer in layers}, effects)
 
 
