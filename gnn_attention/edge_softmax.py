@@ -75,12 +75,7 @@ def softmax(
     check.edges("logits", logits, dst, num_dst)
     if sink_logits is not None:
         check.sinks(sink_logits, logits)
-    has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
-    mass, top, total = _masses(logits, dst, num_dst, sink_logits)
-    nothing = (total == 0) | ~has_in_edges
-    total = total.masked_fill(nothing, 1.0)
-    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
-    return mass / _by_edge(total, dst), lse
+    return _softmax(logits, dst, num_dst, sink_logits)
 
 
 def weights_of(
@@ -97,26 +92,33 @@ def weights_of(
         wide = mass.double()
         total = wide.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, wide)
         return (mass / total.index_select(0, dst).to(mass.dtype)).movedim(0, -1)
-    mass, _, total = _masses(logits, dst, num_dst, None)
-    return mass / _by_edge(total.masked_fill(total == 0, 1.0), dst)
+    return _softmax(logits, dst, num_dst, None)[0]
 
 
-def _sums(
-    x: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int
-) -> Float[Tensor, "... dst"]:
-    """The sum over the in-edges of each receiver, in float64."""
-    # equal numbers, added one after the other, are all rounded in one direction
-    wide = _widened(x)
-    return wide.new_zeros(*x.shape[:-1], num_dst).index_add(-1, dst, wide).to(x.dtype)
-
-
-def _by_edge(x: Float[Tensor, "... dst"], dst: Int[Tensor, " edges"]) -> Float[Tensor, "... edges"]:
-    """The number of the receiver of each edge; its gradient is such a sum, in float64 too."""
-    return _widened(x).gather(-1, dst.expand(*x.shape[:-1], -1)).to(x.dtype)
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x if x.device.type == "mps" else x.double()  # which has no float64
+def _softmax(
+    logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None
+) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
+    index = dst.expand(logits.shape)
+    top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
+    top = top.scatter_reduce(-1, index, logits.detach(), "amax")
+    if sink_logits is not None:
+        sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
+        top = torch.maximum(top, sink.detach())
+    # a receiver's own logits decide, so that its result does not depend on those of others
+    top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)
+    mass = (logits - top.gather(-1, index)).exp()
+    # Equal numbers, added one after the other, are all rounded in one direction. MPS has no float64.
+    wide = mass.dtype if mass.device.type == "mps" else torch.float64
+    total = torch.zeros_like(top, dtype=wide).index_add(-1, dst, mass.to(wide)).to(mass.dtype)
+    nothing = total == 0
+    if sink_logits is not None:
+        has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
+        total = total + (sink - top).exp()
+        nothing = (total == 0) | ~has_in_edges
+    total = total.masked_fill(nothing, 1.0)
+    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
+    # the gradient of this look-up is a sum, in float64 too
+    return mass / total.to(wide).gather(-1, index).to(mass.dtype), lse
 
 
 def row_softmax(
@@ -139,25 +141,6 @@ def within_reach(logits: Tensor) -> bool:
     """Whether exp of all is far from both ends of float32, so that none is shifted (NaN and inf are not)."""
     low, high = logits.aminmax()
     return low.item() >= -REACH and high.item() <= REACH
-
-
-def _masses(
-    logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None
-) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"], Float[Tensor, "... dst"]]:
-    """``exp(logit - top)`` of every edge, ``top`` (largest logit of a receiver, 0 if small), and the sums."""
-    index = dst.expand(logits.shape)
-    top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
-    top = top.scatter_reduce(-1, index, logits.detach(), "amax")
-    if sink_logits is not None:
-        sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
-        top = torch.maximum(top, sink.detach())
-    # a receiver's own logits decide, so that its result does not depend on those of others
-    top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)
-    mass = (logits - top.gather(-1, index)).exp()
-    total = _sums(mass, dst, num_dst)
-    if sink_logits is not None:
-        total = total + (sink - top).exp()
-    return mass, top, total
 
 
 def weights_from_lse(

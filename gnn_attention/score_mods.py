@@ -7,7 +7,6 @@ printed, copied and pickled. They are applied after the scale and before the per
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,23 +20,21 @@ from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gnn_attention._support import checks, single_pairs
+from gnn_attention._support import checks, edge_checks, single_pairs
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention._support.dynamo import constant
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
 __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PARAMETERS = ("score", "b", "h", "dst", "src")
-# Since torch 2.11 a compiler knows the code of functions that are made in the compiled program. Since 2.13 it
-# takes them as arguments of a function whose result is a constant.
-COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
+# Since torch 2.13 a compiler takes objects as arguments of a function whose result is a constant.
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 # A compiler makes a constant of these, among the arguments of a partial.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
-# score_mod -> {(the axes longer than 1, the device): whether it needs single numbers, None if neither works}
+# score_mod -> {device: whether it needs single numbers, None if neither works}
 _probed = WeakIdKeyDictionary()
 
 
@@ -47,61 +44,42 @@ def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
     >>> checked(softcap(2.0))
     softcap(cap=2.0)
     """
-    if score_mod is None:
-        return None
-    if not callable(score_mod):
-        got = type(score_mod).__name__
-        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {got}")
-    is_compiling = torch.compiler.is_compiling()
-    if isinstance(score_mod, FunctionType) and (COMPILERS_KNOW_CODE or not is_compiling):
-        code, most = score_mod.__code__, score_mod.__code__.co_argcount
-        least = most - len(score_mod.__defaults__ or ())
-        if least > len(PARAMETERS) or (most < len(PARAMETERS) and not code.co_flags & inspect.CO_VARARGS):
-            names = ", ".join(code.co_varnames[:most])
-            raise TypeError(f"score_mod must take ({', '.join(PARAMETERS)}), got a function of ({names})")
-    # A compiler cannot take the signature of an object.
-    elif not is_compiling and not _is_known(score_mod):
+    # A compiler cannot take a signature, and names a function that does not fit.
+    if score_mod is not None and not torch.compiler.is_compiling() and not _is_known(score_mod):
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
         checks.takes("score_mod", function, *PARAMETERS)
     return score_mod
 
 
-def fit_score_mod(
-    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], like: Tensor
-) -> ScoreMod:
-    """``score_mod``, or a function that maps it over the pairs if it needs single numbers.
+def fit_score_mod(score_mod: ScoreMod, first: tuple[int, int], like: Tensor) -> ScoreMod:
+    """A checked ``score_mod``, or a function that maps it over the pairs if it needs single numbers.
 
-    It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
+    It is tried once on one pair, that of the positions ``first``.
     """
-    if torch.compiler.is_compiling() or hasattr(like, "fake_mode"):
-        return partial(single_pairs.map_pairs, score_mod) if _is_mapped(score_mod, like) else score_mod
-    if _is_known(score_mod) or 0 in shape:
-        return score_mod
-    try:
-        tried: dict[Any, bool | None] = _probed.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
-    # An object without weak references is tried in every call.
-    except TypeError:
-        tried = {}
-    key = tuple(size > 1 for size in shape), like.device
-    if key not in tried:
-        tried[key] = _needs_single_pairs(score_mod, shape, first, like.device, nullcontext())
-    # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
-    if tried[key] or (tried[key] is None and torch._C._are_functorch_transforms_active()):
-        return partial(single_pairs.map_pairs, score_mod)
-    return score_mod if tried[key] is False else partial(_call_at_once, score_mod)
-
-
-def _is_mapped(score_mod: Any, like: Tensor) -> bool:
-    """Whether a program, in which ``like`` has no numbers, maps the score_mod."""
+    device = like.device
     if hasattr(like, "fake_mode"):
-        return _needs_mapping(score_mod, like.device, like.fake_mode)
-    is_mapped = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
-    if is_mapped and torch.compiler.is_exporting():
-        raise NotImplementedError(
-            "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
-            "export with strict=False, the default"
-        )
-    return is_mapped
+        is_mapped = _needs_single_pairs(score_mod, first, device, like.fake_mode)
+    elif torch.compiler.is_compiling():
+        is_mapped = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, device)
+        if is_mapped and torch.compiler.is_exporting():
+            raise NotImplementedError(
+                "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
+                "export with strict=False, the default"
+            )
+    else:
+        try:
+            tried: dict[Any, bool | None] = _probed.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+        # An object without weak references is tried in every call.
+        except TypeError:
+            tried = {}
+        if device not in tried:
+            checked(score_mod)
+            tried[device] = _needs_single_pairs(score_mod, first, device, nullcontext())
+        is_mapped = tried[device]
+    # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
+    if is_mapped or (is_mapped is None and torch._C._are_functorch_transforms_active()):
+        return partial(single_pairs.map_pairs, score_mod)
+    return score_mod if is_mapped is False else partial(_call_at_once, score_mod)
 
 
 def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
@@ -109,61 +87,54 @@ def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
     if isinstance(score_mod, chain):
         return any(_is_mapped_by_a_compiler(mod, device) for mod in score_mod.mods)
     # The parts of a method or a partial are constants for a compiler, but the whole is none.
-    function, names, values = score_mod, "", []
     if isinstance(score_mod, MethodType):
-        function, values = score_mod.__func__, [score_mod.__self__]
-    elif isinstance(score_mod, partial):
-        function, names = score_mod.func, " ".join(score_mod.keywords)
-        values = [*score_mod.args, *score_mod.keywords.values()]
-        if not isinstance(function, FunctionType) or not all(isinstance(x, CONSTANTS) for x in values):
-            return False
-    return _parts_need_mapping(device, function, names, *values)
+        return _parts_need_mapping(device, score_mod.__func__, "", score_mod.__self__)
+    if not isinstance(score_mod, partial):
+        return _parts_need_mapping(device, score_mod, "")
+    values = [*score_mod.args, *score_mod.keywords.values()]
+    are_constants = all(isinstance(x, CONSTANTS) for x in values)
+    if not are_constants or not isinstance(score_mod.func, FunctionType):
+        return False
+    return _parts_need_mapping(device, score_mod.func, " ".join(score_mod.keywords), *values)
 
 
 @constant
-def _parts_need_mapping(device: torch.device, function: Any, names: str, *values: Any) -> bool:
-    keywords = names.split()
-    places = len(values) - len(keywords)
-    named = dict(zip(keywords, values[places:], strict=True))
+def _parts_need_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
+    names = keywords.split()
+    places = len(values) - len(names)
+    named = dict(zip(names, values[places:], strict=True))
     score_mod = partial(function, *values[:places], **named) if values else function
-    return _needs_mapping(score_mod, device, nullcontext())
+    return bool(_needs_single_pairs(score_mod, (0, 0), device, nullcontext()))
 
 
-def _needs_mapping(score_mod: ScoreMod, device: torch.device, mode: AbstractContextManager[Any]) -> bool:
-    """Whether a program must map the score_mod. Its sizes may be unknown, so operators for one pair decide.
+def _needs_single_pairs(
+    score_mod: ScoreMod, first: tuple[int, int], device: torch.device, mode: AbstractContextManager[Any]
+) -> bool | None:
+    """Whether a score_mod needs single numbers, by its operators for one pair; None if neither works.
 
     ``mode`` is that of the fake tensors with which a program is traced.
     """
     if isinstance(score_mod, chain):
-        return any(_needs_mapping(mod, device, mode) for mod in score_mod.mods)
+        links = [_needs_single_pairs(mod, first, device, mode) for mod in score_mod.mods]
+        return None if None in links and True not in links else True in links
     if _is_known(score_mod):
         return False
     # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
-    return bool(_needs_single_pairs(function, (1, 1, 1, 1), (0, 0), device, mode))
 
-
-def _needs_single_pairs(
-    score_mod: ScoreMod,
-    shape: tuple[int, ...],
-    first: tuple[int, int],
-    device: torch.device,
-    mode: AbstractContextManager[Any],
-) -> bool | None:
     def probe() -> bool | None:
         # Random numbers that the score_mod draws here are not those of the call.
         with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            ends = single_pairs.probes(shape, (0, 0, *first), device)
-            sizes = [end.numel() for end in ends]
-            score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
-            scores = lambda mod: mod(score, *ends).expand(sizes)  # noqa: E731
-            return single_pairs.needs_single_pairs(scores, score_mod, [score, *ends])
+            ends = [torch.full((1, 1, 1, 1), at, device=device) for at in (0, 0, *first)]
+            score = torch.zeros(1, 1, 1, 1, device=device)
+            scores = lambda mod: mod(score, *ends).expand(1, 1, 1, 1)  # noqa: E731
+            return single_pairs.needs_single_pairs(scores, function, [score, *ends])
 
     return single_pairs.call_apart(probe)
 
 
 def _call_at_once(score_mod: ScoreMod, score: Tensor, *ends: Tensor) -> Tensor:
-    """Call a score_mod which failed on a few pairs, but may fit all of them."""
+    """Call a score_mod which failed on one pair, but may fit all of them."""
     try:
         return score_mod(score, *ends)
     except torch.OutOfMemoryError:
@@ -269,9 +240,7 @@ class log_multiplicity:  # noqa: N801
     multiplicity: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.multiplicity, Tensor):
-            got = type(self.multiplicity).__name__
-            raise TypeError(f"multiplicity must be a tensor, got {got}; use torch.as_tensor")
+        checks.instance("multiplicity", self.multiplicity, Tensor)
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
@@ -297,9 +266,7 @@ class relative_bias:  # noqa: N801
     table: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
-            got = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
-            raise TypeError(f"table must be a float tensor [heads, 2 * reach + 1], got {got}")
+        edge_checks.floats("table", self.table, "[heads, 2 * reach + 1]")
         if self.table.dim() != 2 or self.table.shape[1] % 2 == 0:
             raise ValueError(f"table must be [heads, 2 * reach + 1], got {list(self.table.shape)}")
 
@@ -322,9 +289,7 @@ class RelativeBias(nn.Module):
         """Set the table to zero."""
         nn.init.zeros_(self.table)
 
-    def forward(
-        self, score: Float[Tensor, "..."], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-    ) -> Float[Tensor, "..."]:
+    def forward(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Add the entry of the distance."""
         return relative_bias(self.table)(score, b, h, dst, src)
 
@@ -342,8 +307,7 @@ class chain(nn.Module):  # noqa: N801
         super().__init__()
         for mod in mods:
             if not callable(mod):
-                form = "a score_mod (score, b, h, dst, src) -> score"
-                raise TypeError(f"every link must be {form}, got {type(mod).__name__}")
+                raise TypeError(f"every link must be a score_mod, got {type(mod).__name__}")
         self.mods = mods
         self.learned = nn.ModuleList(mod for mod in mods if isinstance(mod, nn.Module))
 

@@ -272,7 +272,7 @@ WRONG = [
     (ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'", {"backend": "fast"}),
     (TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int", {"backend": 3}),
     (ValueError, r"dropout must be a probability in \[0, 1\), got 1.0", {"dropout": 1.0}),
-    (TypeError, r"score_mod must be a function \(score, b, h, dst, src\) .* got float", {"score_mod": 1.0}),
+    (TypeError, r"score_mod must be a function \(score, b, h, dst, src\), got 1.0 ", {"score_mod": 1.0}),
     (ValueError, r"bias must .* \[B, Hq, E\] = \[2, 4, 45\], got \[44\]", {"bias": torch.zeros(44)}),
     (ValueError, r"bias must be on the device of q, cpu, got meta", {"bias": torch.zeros(45, device="meta")}),
     (ValueError, r"sink_logits must be \[Hq\] = \[4\], got \[2\]", {"sink_logits": torch.zeros(2)}),

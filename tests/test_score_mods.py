@@ -146,12 +146,12 @@ alibi_slopes(0) -> ValueError: num_heads must be at least 1, got 0
 alibi(0.5) -> TypeError: slopes must be
 softcap(0.0) -> ValueError: cap must be positive, got 0.0
 softcap(True) -> TypeError: cap must be a number, got True
-log_multiplicity([1.0]) -> TypeError: multiplicity must be a tensor, got list
+log_multiplicity([1.0]) -> TypeError: multiplicity must be a Tensor, got .* of type list
 log_multiplicity(torch.ones(2, 3, 4)) -> ValueError: \[src\] or \[dst, src\], got \[2, 3, 4\]
 relative_bias(torch.zeros(2, 4)) -> ValueError: table must be .*2 \* reach \+ 1\], got \[2, 4\]
 relative_bias(torch.zeros(2, 3).long()) -> TypeError: table must be a float tensor
 RelativeBias(2, 1.5) -> TypeError: reach must be an integer, got 1.5
-chain(softcap(2.0), 3) -> TypeError: every link must be a score_mod .*, got int
+chain(softcap(2.0), 3) -> TypeError: every link must be a score_mod, got int
 """
 
 

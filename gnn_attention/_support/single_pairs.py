@@ -66,14 +66,6 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     return result.view(wide[0].shape)
 
 
-def probes(shape: Sequence[int], first: Sequence[int], device: Any) -> list[Tensor]:
-    """A few numbers of each axis of ``[batch, heads, dst, src]``, as broadcastable tensors of four axes."""
-    few = zip(shape, first, (2, 2, 3, 7), strict=True)
-    numbers = [sorted({at + (size - 1) * i // (most - 1) for i in range(most)}) for size, at, most in few]
-    axes = enumerate(torch.tensor(x, device=device) for x in numbers)
-    return [x.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, x in axes]
-
-
 def broadcasts(function: Any) -> bool:
     """True for functions of packages whose functions broadcast, which need no probe."""
     while isinstance(function, partial):

@@ -81,8 +81,8 @@ class TokenGraph(Frozen):
         """The graph of all ``(src, dst)`` for which ``rule(b, h, dst, src)`` holds.
 
         ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor. FlexAttention's
-        ``mask_mod`` functions are rules: one that needs single numbers, as a few pairs show, is mapped over
-        the pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be given
+        ``mask_mod`` functions are rules: one that needs single numbers, as one pair shows, is mapped over the
+        pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be given
         if they are used. TypeError for another signature or result, ValueError for negative sizes.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
@@ -95,7 +95,7 @@ class TokenGraph(Frozen):
         rules.check_signature(rule)
         graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
         if num_dst and num_src:
-            fit = enumerate_pairs.fit_rule(rule, repr(graph), graph.shape4)
+            fit = enumerate_pairs.fit_rule(rule, repr(graph))
             graph = graph if fit is rule else replace(graph, rule=fit)
         return graph
 

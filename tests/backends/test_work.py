@@ -24,17 +24,11 @@ def permuted(n, seed=0):
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def hub(n, token):
-    """Edges from all tokens to one, and each token's to itself."""
-    return TokenGraph.from_rule(lambda b, h, dst, src: (dst == token) | (dst == src), n)
-
-
 ZOO = {
     "strict causal": lambda: patterns.strict_causal(N),
     "window that a border cuts": lambda: patterns.window(N - 31, 100),
     "natten": lambda: patterns.natten((64, 64), 7),
-    "receiver in the middle": lambda: hub(N, 1777),
-    "global tokens | few edges": lambda: patterns.global_tokens(N, [2000]) | listed(N, 500),
+    "global tokens | few edges": lambda: patterns.global_tokens(N, [0]) | listed(N, 500),
     "butterfly": lambda: patterns.butterfly(N),
     "sorted blocks": lambda: patterns.sorted_blocks(N, permuted(64), 64),
     "list | window": lambda: listed(N, 40_000) | patterns.window(N, 128),

@@ -87,7 +87,7 @@ def fill(graph: TokenGraph, block: int) -> float:
     """About which share of the pairs in its tiles are edges."""
     sample = _sample(graph, block)
     each = sample.stands_for[sample.row] * sample.weight
-    pairs = (float(each.sum()) + float((sample.stands_for * sample.unseen()).sum())) * block**2
+    pairs = float(each.sum()) * block**2
     return min(1.0, float((each * sample.edges).sum()) / pairs) if pairs else 0.0
 
 
@@ -97,12 +97,11 @@ def _estimate(graph: TokenGraph) -> Estimate:
     height = (graph.num_dst - sample.rows[sample.row] * sample.block).clamp(max=sample.block)
     width = (graph.num_src - sample.column * sample.block).clamp(max=sample.block)
     filled = sample.full | (sample.edges >= planner.LEAST_FILL * height * width)
-    unseen = float((sample.stands_for * sample.unseen()).sum())
     return Estimate(
         edges=round(float((each * sample.edges).sum())),
-        tiles=float(each.sum()) + unseen,
+        tiles=float(each.sum()),
         rows=float(sample.stands_for[torch.unique(sample.row)].sum()),
-        partial_tiles=float(each[~sample.full].sum()) + unseen,
+        partial_tiles=float(each[~sample.full].sum()),
         filled_tiles=float(each[filled].sum()),
         filled_rows=float(sample.stands_for[torch.unique(sample.row[filled])].sum()),
         edges_left=round(float((each * sample.edges)[~filled].sum())),
