@@ -9,9 +9,6 @@ for arguments that do not fit together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-
 import torch
 
 from gnn_attention._support import edge_checks as check
@@ -78,9 +75,7 @@ def softmax(
     return _softmax(logits, dst, num_dst, sink_logits)
 
 
-def weights_of(
-    logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int
-) -> Float[Tensor, "... edges"]:
+def weights_of(logits: Tensor, dst: Tensor, num_dst: int) -> Float[Tensor, "... edges"]:
     """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
     # A program that is compiled or transformed must not depend on numbers, nor a GPU wait for them.
     traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
@@ -173,9 +168,8 @@ def add_sinks(
         out=(out, "batch heads dst dim"), lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads")
     )
     check.receivers(has_in_edges, lse)
-    sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
-    nothing = ~has_in_edges | ((lse == -torch.inf) & (sinks == -torch.inf))
-    (share, _), lse = shares((lse, sinks), nothing)
+    sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape).masked_fill(~has_in_edges, -torch.inf)
+    (share, _), lse = shares(lse, sinks)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
 
 
@@ -193,23 +187,20 @@ def merge(
     """
     outs, lses = "... dst dim", "... dst"
     check.axes(out_a=(out_a, outs), lse_a=(lse_a, lses), out_b=(out_b, outs), lse_b=(lse_b, lses))
-    (share_a, share_b), lse = shares((lse_a, lse_b))
+    (share_a, share_b), lse = shares(lse_a, lse_b)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 
 
-def shares(
-    lses: Sequence[Float[Tensor, "..."]], nothing: Bool[Tensor, "..."] | None = None
-) -> tuple[Float[Tensor, "parts ..."], Float[Tensor, "..."]]:
-    """The share of each part in ``sum of e^lse``, and the logarithm of that sum: the rule of every merge.
+def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Float[Tensor, "..."]]:
+    """The shares of two parts in ``e^a + e^b``, and the logarithm of that sum: the rule of every merge.
 
-    Shares are 0 and the logarithm -inf where there is ``nothing`` (by default: where every lse is -inf). They
-    sum to 1 but for a rounding; ``e^(lse - total)`` would have the rounding of a large total, and a receiver
-    with all its weight on one part would get a difference as large as that in its gradient, which is 0 in
-    truth. They are a softmax, whose derivative knows all shares: a sigmoid's share near 1 hides the other.
+    Where both are -inf, shares are 0 and the logarithm is -inf. Shares sum to 1 but for a rounding;
+    ``e^(a - total)`` would have the rounding of a large total, and a receiver with all its weight on one part
+    would get a difference as large as that in its gradient, which is 0 in truth. They are a softmax, whose
+    derivative knows both: a sigmoid's share near 1 hides the other.
     """
-    if nothing is None:
-        nothing = reduce(torch.logical_and, [lse == -torch.inf for lse in lses])
+    nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf
-    finite = [lse.masked_fill(nothing, 0.0) for lse in lses]
-    share = torch.stack(finite).softmax(0).masked_fill(nothing, 0.0)
-    return share, reduce(torch.logaddexp, finite).masked_fill(nothing, -torch.inf)
+    a, b = lse_a.masked_fill(nothing, 0.0), lse_b.masked_fill(nothing, 0.0)
+    share = torch.stack([a, b]).softmax(0).masked_fill(nothing, 0.0)
+    return share, torch.logaddexp(a, b).masked_fill(nothing, -torch.inf)

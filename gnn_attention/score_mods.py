@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -29,25 +29,22 @@ __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
 __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-PARAMETERS = ("score", "b", "h", "dst", "src")
 # Since torch 2.13 a compiler takes objects as arguments of a function whose result is a constant.
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 # A compiler makes a constant of these, among the arguments of a partial.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
-# score_mod -> {device: whether it needs single numbers, None if neither works}
+# how fit_score_mod calls a user's function
+FITTED = (single_pairs.map_pairs, single_pairs.call_at_once)
+# score_mod -> {(device, whether tensors are fake): whether it needs single numbers, None if neither works}
 _probed = WeakIdKeyDictionary()
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
-    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; else TypeError.
-
-    >>> checked(softcap(2.0))
-    softcap(cap=2.0)
-    """
+    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; else TypeError."""
     # A compiler cannot take a signature, and names a function that does not fit.
-    if score_mod is not None and not torch.compiler.is_compiling() and not _is_known(score_mod):
+    if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
-        checks.takes("score_mod", function, *PARAMETERS)
+        checks.takes("score_mod", function, "score", "b", "h", "dst", "src")
     return score_mod
 
 
@@ -56,11 +53,9 @@ def fit_score_mod(score_mod: ScoreMod, first: tuple[int, int], like: Tensor) -> 
 
     It is tried once on one pair, that of the positions ``first``.
     """
-    device = like.device
-    if hasattr(like, "fake_mode"):
-        is_mapped = _needs_single_pairs(score_mod, first, device, like.fake_mode)
-    elif torch.compiler.is_compiling():
-        is_mapped = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, device)
+    is_fake = hasattr(like, "fake_mode")
+    if torch.compiler.is_compiling() and not is_fake:
+        is_mapped: bool | None = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
         if is_mapped and torch.compiler.is_exporting():
             raise NotImplementedError(
                 "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
@@ -72,14 +67,14 @@ def fit_score_mod(score_mod: ScoreMod, first: tuple[int, int], like: Tensor) -> 
         # An object without weak references is tried in every call.
         except TypeError:
             tried = {}
-        if device not in tried:
-            checked(score_mod)
-            tried[device] = _needs_single_pairs(score_mod, first, device, nullcontext())
-        is_mapped = tried[device]
+        key = like.device, is_fake
+        if key not in tried:
+            tried[key] = _needs_single_pairs(score_mod, first, like)
+        is_mapped = tried[key]
     # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
     if is_mapped or (is_mapped is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
-    return score_mod if is_mapped is False else partial(_call_at_once, score_mod)
+    return score_mod if is_mapped is False else partial(single_pairs.call_at_once, "score_mod", score_mod)
 
 
 def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
@@ -104,46 +99,30 @@ def _parts_need_mapping(device: torch.device, function: Any, keywords: str, *val
     places = len(values) - len(names)
     named = dict(zip(names, values[places:], strict=True))
     score_mod = partial(function, *values[:places], **named) if values else function
-    return bool(_needs_single_pairs(score_mod, (0, 0), device, nullcontext()))
+    return bool(_needs_single_pairs(score_mod, (0, 0), torch.empty(0, device=device)))
 
 
-def _needs_single_pairs(
-    score_mod: ScoreMod, first: tuple[int, int], device: torch.device, mode: AbstractContextManager[Any]
-) -> bool | None:
-    """Whether a score_mod needs single numbers, by its operators for one pair; None if neither works.
-
-    ``mode`` is that of the fake tensors with which a program is traced.
-    """
+def _needs_single_pairs(score_mod: Any, first: tuple[int, int], like: Tensor) -> bool | None:
+    """Whether a score_mod needs single numbers, by its operators for one pair; None if neither works."""
     if isinstance(score_mod, chain):
-        links = [_needs_single_pairs(mod, first, device, mode) for mod in score_mod.mods]
+        links = [_needs_single_pairs(mod, first, like) for mod in score_mod.mods]
         return None if None in links and True not in links else True in links
     if _is_known(score_mod):
         return False
+    checked(score_mod)
     # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
 
     def probe() -> bool | None:
+        fake_mode = getattr(like, "fake_mode", nullcontext())
         # Random numbers that the score_mod draws here are not those of the call.
-        with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            ends = [torch.full((1, 1, 1, 1), at, device=device) for at in (0, 0, *first)]
-            score = torch.zeros(1, 1, 1, 1, device=device)
+        with fake_mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            ends = [torch.full((1, 1, 1, 1), at, device=like.device) for at in (0, 0, *first)]
+            score = torch.zeros(1, 1, 1, 1, device=like.device)
             scores = lambda mod: mod(score, *ends).expand(1, 1, 1, 1)  # noqa: E731
             return single_pairs.needs_single_pairs(scores, function, [score, *ends])
 
     return single_pairs.call_apart(probe)
-
-
-def _call_at_once(score_mod: ScoreMod, score: Tensor, *ends: Tensor) -> Tensor:
-    """Call a score_mod which failed on one pair, but may fit all of them."""
-    try:
-        return score_mod(score, *ends)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            "score_mod must be made of tensor operators "
-            f"(torch.where instead of if, a tensor instead of a list): {error}"
-        ) from error
 
 
 def _is_known(score_mod: Any) -> bool:
@@ -151,7 +130,7 @@ def _is_known(score_mod: Any) -> bool:
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
-    elif isinstance(score_mod, partial) and score_mod.func not in (single_pairs.map_pairs, _call_at_once):
+    elif isinstance(score_mod, partial) and score_mod.func not in FITTED:
         inner = tuple(filter(callable, score_mod.args))
     return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
 
@@ -173,12 +152,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-def _hashed(value: object) -> int:
-    """A hash by the fields as they are: Dynamo before torch 2.12 hashes a value that is not filled yet."""
-    return hash((type(value), *vars(value).values()))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class alibi:  # noqa: N801 (a value used like the function it stands for)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
@@ -190,12 +164,12 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     """
 
     slopes: tuple[float, ...]
-    __hash__ = _hashed
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            got = f"{checks.quoted(self.slopes)}; see alibi_slopes(num_heads)"
-            raise TypeError(f"slopes must be a number for each head, got {got}")
+            raise TypeError(
+                f"slopes must be those of alibi_slopes(num_heads), got {checks.quoted(self.slopes)}"
+            )
         slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)
 
@@ -204,7 +178,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
         return score - slopes[h] * (dst - src).abs()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class softcap:  # noqa: N801
     """Scores bent into (-cap, cap): ``cap * tanh(score / cap)``.
 
@@ -216,7 +190,6 @@ class softcap:  # noqa: N801
     """
 
     cap: float
-    __hash__ = _hashed
 
     def __post_init__(self) -> None:
         checks.number("cap", self.cap, positive=True)

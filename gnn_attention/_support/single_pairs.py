@@ -2,8 +2,7 @@
 
 Such a function may take vectors from tables by its indices, and multiply or sum them up. Called with tensors
 of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead, but
-for functions whose operators all work number by number, which are faster without. Their results for a few
-pairs would not tell: they may be equal by chance.
+for functions whose operators all work number by number, which are faster without.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 from gnn_attention._support.shapes import Tensor
 
 T = TypeVar("T")
-# packages whose functions of indices broadcast
-BROADCASTING = ("gnn_attention", "transformers")
+BROADCASTING_PACKAGES = ("gnn_attention", "transformers")
 # More pairs are mapped in parts, because the rows of a table that they look up are copied.
 MOST_PAIRS = 2**16
 # These operators work number by number, but have no tag that says it.
@@ -35,14 +33,11 @@ class _LookUps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-            if all(i == slice(None) if isinstance(i, slice) else _is_index(i) for i in index):
+            numbers = [i for i in index if not (isinstance(i, slice) and i == slice(None))]
+            if all(isinstance(i, Tensor) or type(i) is int for i in numbers):
                 at = [None if isinstance(i, slice) else torch.as_tensor(i) for i in index]
                 return torch.ops.aten.index.Tensor(table, at)
         return func(*args, **(kwargs or {}))
-
-
-def _is_index(index: object) -> bool:
-    return isinstance(index, (int, Tensor)) and not isinstance(index, bool)
 
 
 def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
@@ -66,12 +61,25 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     return result.view(wide[0].shape)
 
 
+def call_at_once(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
+    """``function`` of all pairs at once; TypeError naming it where it is not made of tensor operators."""
+    try:
+        return function(*ends)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be made of tensor operators "
+            f"(torch.where instead of if, & instead of and, a tensor instead of a list): {error}"
+        ) from error
+
+
 def broadcasts(function: Any) -> bool:
     """True for functions of packages whose functions broadcast, which need no probe."""
     while isinstance(function, partial):
         function = function.func
     owner = function if isinstance(function, FunctionType) else type(function)
-    return (owner.__module__ or "").split(".")[0] in BROADCASTING
+    return (owner.__module__ or "").split(".")[0] in BROADCASTING_PACKAGES
 
 
 def call_apart(function: Callable[..., T], *arguments: Any) -> T:

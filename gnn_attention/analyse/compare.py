@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.analyse.structure import graph_like, same_token
@@ -12,19 +12,16 @@ from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 
 MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
-EXAMPLES = 5  # places that a sentence names
 
 
 @dataclass(frozen=True)
 class Difference:
     """What one graph has and the other lacks, in numbers; ``str()`` says it in words.
 
-    ``only_first``, ``only_second`` and ``common`` count edges, over all heads and samples. ``example`` is the
-    first differing ``(src, dst)`` by receiver, then sender, ``example_in`` says which graph has it (1 or 2).
-    ``differing`` lists the ``(batch, head)`` that differ where the graphs vary. ``remarks`` are sentences
-    about what kind of difference it is, the likely mistakes first: transposed, complemented, shifted, self
-    loops. ``sizes`` is a sentence where the graphs have other tokens, heads or samples and the numbers are of
-    what they share; None where they have the same.
+    ``only_first``, ``only_second`` and ``common`` count edges. ``example`` is the first differing
+    ``(src, dst)`` by receiver, then sender, ``example_in`` says which graph has it (1 or 2). ``remarks`` are
+    sentences about what kind of difference it is, the likely mistakes first: transposed, complemented,
+    shifted, self loops.
     """
 
     first: str
@@ -34,18 +31,15 @@ class Difference:
     common: int
     example: tuple[int, int] | None
     example_in: int | None
-    differing: tuple[tuple[int, int], ...]
     remarks: tuple[str, ...]
-    sizes: str | None = None
 
     @property
     def equal(self) -> bool:
-        """True if the graphs are the same set of edges over the same tokens."""
-        return self.sizes is None and not self.only_first and not self.only_second
+        """True if the graphs are the same set of edges."""
+        return not self.only_first and not self.only_second
 
     def __str__(self) -> str:
         lines = [f"{self.first} and {self.second}: {self._verdict()}"]
-        lines += [] if self.sizes is None else [self.sizes]
         if self.example is not None:
             only = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
             lines.append(f"{only}, {self.common} in both")
@@ -55,8 +49,8 @@ class Difference:
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
-        if not self.only_first and not self.only_second:
-            return "the same graph" if self.equal else "the same edges among the tokens that they share"
+        if self.equal:
+            return "the same graph"
         if not self.common:
             return "no edge in common"
         if not self.only_first:
@@ -67,9 +61,8 @@ class Difference:
 def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """How two graphs differ: the edges of one only, and the kind of difference, in words.
 
-    A graph that is the same for all heads (samples) is compared with each head (sample) of the other. Where
-    sizes differ the tokens that both have are compared, counted from the first of each, whatever their
-    positions. TypeError unless graphs.
+    TypeError unless graphs; ValueError for graphs of other tokens, or that differ by head or sample: compare
+    the same rows of both, or one ``select(batch, head)`` with another.
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
@@ -80,55 +73,21 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
       all differing edges have dst - src = 3
     """
     for word, graph in (("first", first), ("second", second)):
-        if not isinstance(graph, TokenGraph):
-            raise TypeError(f"{word} must be a TokenGraph, got {type(graph).__name__}; see convert")
-    names, sizes = (first.name, second.name), _about_sizes(first, second)
-    if sizes is not None:
-        first, second = _shared_part(first, second), _shared_part(second, first)
+        checks.instance(word, graph, TokenGraph)
+        if graph.varying_axes:
+            hint = "compare one of them, select(batch, head)"
+            raise ValueError(f"{word} must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
+    if first.frame != second.frame:
+        raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
     less, more = first - second, second - first
     counts = (less.num_edges, more.num_edges, (first & second).num_edges)
-    details = [*_details(first, second, less, more), sizes]
-    return Difference(*names, *counts, *details)
+    remarks = tuple(_remarks(first, second, less, more))
+    return Difference(first.name, second.name, *counts, *_example(less, more), remarks)
 
 
 def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     before = (src - step).clamp(0, max(count - 1, 0))
     return inner(b, h, dst, before) & (src - step >= 0) & (src - step < count)
-
-
-def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
-    positions = ("the position of the first receiver", "the position of the first sender")
-    words = ("receivers", "senders", "heads", "samples", *positions)
-    sizes = zip(words, first.frame, second.frame, strict=True)
-    listed = "; ".join(f"{word}: {a} and {b}" for word, a, b in sizes if a != b and None not in (a, b))
-    return f"they differ in {listed}; compared is what both have, from the first on" if listed else None
-
-
-def _shared_part(graph: TokenGraph, other: TokenGraph) -> TokenGraph:
-    words = ("num_dst", "num_src", "heads", "batch")
-    sizes = [(getattr(graph, word), getattr(other, word)) for word in words]
-    return TokenGraph(graph.rule, *(own if None in (own, its) else min(own, its) for own, its in sizes))
-
-
-def _details(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> tuple[Any, ...]:
-    # the first differing edge, the graph that has it, the (batch, head) pairs that differ, and remarks
-    if less.heads is None and less.batch is None:
-        return (*_example(less, more), (), tuple(_remarks(first, second, less, more)))
-    counts = (less.in_degree() + more.in_degree()).sum(-1).view(less.batch or 1, less.heads or 1)
-    differing = tuple((batch, head) for batch, head in counts.nonzero().tolist())
-    if not differing:
-        return None, None, (), ()
-    one = [graph.select(*differing[0]) for graph in (first, second, less, more)]
-    remarks = [f"in {_place(less, *differing[0])}: {remark}" for remark in _remarks(*one)]
-    which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES])
-    dots = ", ..." if len(differing) > EXAMPLES else ""
-    counted = f"{len(differing)} of {counts.numel()} differ: {which}{dots}"
-    return *_example(one[2], one[3]), differing, (counted, *remarks)
-
-
-def _place(graph: TokenGraph, batch: int, head: int) -> str:
-    words = {f"sample {batch}": graph.batch, f"head {head}": graph.heads}
-    return " ".join(word for word, size in words.items() if size is not None)
 
 
 def _example(less: TokenGraph, more: TokenGraph) -> tuple[tuple[int, int] | None, int | None]:
@@ -184,20 +143,13 @@ def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
 
 
 def _more_senders(word: str, further: TokenGraph) -> str:
-    """Empty unless most receivers that have further senders have equally many, and all later ones too."""
-    if not further.num_edges:
-        return ""
+    """Empty unless all receivers from the first one on that has further senders have equally many."""
     extra = further.in_degree()
     concerned = extra.nonzero().flatten()
-    count, first = int(extra[-1]), int(concerned[0])
-    others = (extra != count).nonzero().flatten()
-    start = int(others[-1]) + 1 if len(others) else 0
-    grows = bool((extra[first:].diff() >= 0).all())
-    if not count or not grows or start - first >= min(len(extra) - start, count):
+    if not len(concerned) or bool((extra[concerned[0] :] != extra[-1]).any()):
         return ""
-    fewer = f", fewer from receiver {first} on" if first < start else ""
-    where = f"from receiver {start} on" if start else "everywhere"
-    return f"the {word} has {count} more sender{'s' if count > 1 else ''} per receiver {where}{fewer}"
+    count, where = int(extra[-1]), f"from receiver {int(concerned[0])} on" if concerned[0] else "everywhere"
+    return f"the {word} has {count} more sender{'s' if count > 1 else ''} per receiver {where}"
 
 
 def _about_distances(differing: TokenGraph) -> list[str]:

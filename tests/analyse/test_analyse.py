@@ -180,7 +180,7 @@ path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
 components(cross(3, 4)) -> ValueError: same tokens
 summary(PER_HEAD) -> ValueError: differs by head: summarise one of them, select\(batch, head\)
-diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got int
+diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got 3 of type int
 diameter(window(8193, 1)) -> ValueError: looks at every pair of tokens, at most 8192 tokens; got .*take
 """
 

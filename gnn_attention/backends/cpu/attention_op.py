@@ -140,7 +140,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
             dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
     if sinks is not None and sinks.shape[1]:
         every = sinks.to(wide).unsqueeze(-1).expand(lse.shape)
-        (share, _), total = edge_softmax.shares((lse, every), lse == -torch.inf)
+        (share, _), total = edge_softmax.shares(lse, every.masked_fill(lse == -torch.inf, -torch.inf))
         out.mul_(share.unsqueeze(-1))
         lse.copy_(total)
     return out.to(q.dtype), lse

@@ -58,7 +58,7 @@ def forward(
                 torch.mul(sums, share.unsqueeze(-1), out=out[head])
                 lse[head].copy_(here)
                 continue
-            (before, added), lse_of_both = shares((lse[head], here))
+            (before, added), lse_of_both = shares(lse[head], here)
             torch.addcmul(
                 out[head] * before.unsqueeze(-1), sums, (added * share).unsqueeze(-1), out=out[head]
             )

@@ -27,13 +27,7 @@ def few(shape: Shape) -> bool:
 
 def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """The rule's answer; TypeError naming it where that is no bool tensor, or where it does not broadcast."""
-    try:
-        edge = rule(b, h, dst, src)
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(
-            f"the rule of {name} must be made of tensor operators "
-            f"(torch.where instead of if, & instead of and, a tensor instead of a list): {error}"
-        ) from error
+    edge = single_pairs.call_at_once(f"the rule of {name}", rule, b, h, dst, src)
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
