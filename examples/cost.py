@@ -103,8 +103,8 @@ def _cost(args: argparse.Namespace) -> None:
         cells = (f"{counts[name]:,}" if name in counts else "-" for counts in sums.values())
         lines.append(f"{name:<44}" + "".join(f"{cell:>22}" for cell in cells))
     for graph, (tokens, count) in zip(graphs, layers, strict=True):
-        shares = f"{graph.of_causal:.3%} of the causal ones, {graph.fill:.3%} of the pairs in tiles of 128"
-        lines += ["", f"{graph.name}, in {count} layers: {graph.edges:,} edges, {shares};"]
+        share = f"{graph.of_causal:.3%} of the causal ones"
+        lines += ["", f"{graph.name}, in {count} layers: {graph.edges:,} edges, {share};"]
         lines.append(f"decoding caches {graph.cached:,} of {tokens.num_src:,} senders")
     record: dict[str, Any] = {"model": args.model, **model._asdict(), "forms": sums}
     record["graphs"] = [vars(graph) for graph in graphs]

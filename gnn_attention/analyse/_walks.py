@@ -12,6 +12,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
 
+Layers = TokenGraph | Sequence[TokenGraph]
 MOST_EDGES = 2**26  # edges that are listed: 1 GB
 FEW_STEPS = 64  # for so few a rule is evaluated rather than its edges listed
 
@@ -23,20 +24,13 @@ class Neighbours:
     first: Int[Tensor, " tokens_and_one"]
     others: Int[Tensor, " edges"]
 
-    def of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """All neighbours of the tokens in turn: for each the place of its token in the list, and itself."""
-        begin, count = self.first[tokens], self.first[tokens + 1] - self.first[tokens]
-        place = torch.arange(len(tokens), device="cpu").repeat_interleave(count)
-        skipped = (begin - count.cumsum(0) + count)[place]
-        return place, self.others[torch.arange(len(place), device="cpu") + skipped]
-
-    def of_any(self, tokens: Tensor) -> Tensor:
-        neighbours: Tensor = torch.unique(self.of(tokens)[1])
-        return neighbours
-
     def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The neighbours that were not seen before, each with the first of the tokens that leads there."""
-        place, others = self.of(tokens)
+        begin, count = self.first[tokens], self.first[tokens + 1] - self.first[tokens]
+        # the place in the list of the token to which each neighbour belongs
+        place = torch.arange(len(tokens), device="cpu").repeat_interleave(count)
+        skipped = (begin - count.cumsum(0) + count)[place]
+        others = self.others[torch.arange(len(place), device="cpu") + skipped]
         unseen = ~seen[others]
         new, number = torch.unique(others[unseen], return_inverse=True)
         before = torch.zeros_like(new)
@@ -49,21 +43,15 @@ class RuleSenders:
 
     graph: TokenGraph
 
-    def of_any(self, tokens: Tensor) -> Tensor:
-        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
-        return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
-
     def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The senders that were not seen before, and -1 for each: a rule does not say who leads there."""
-        senders = self.of_any(tokens)
+        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
+        senders = TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
         new = senders[~seen[senders]]
         return new, torch.full_like(new, -1)
 
 
-Walks = Neighbours | RuleSenders
-
-
-def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
+def stack(graphs: Layers) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
     wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
     checks.check_order("graphs", graphs)
@@ -113,7 +101,7 @@ def senders_of(graph: TokenGraph) -> Neighbours:
     return _neighbours(edges_of(graph).flip(0), graph.num_dst)
 
 
-def senders_for(graph: TokenGraph, steps: int | None = None) -> Walks:
+def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
@@ -132,7 +120,9 @@ def _neighbours(edges: Tensor, count: int) -> Neighbours:
     return Neighbours(first, other[owner.argsort(stable=True)])
 
 
-def spread(layers: Sequence[Walks], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+def spread(
+    layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The tokens reached for the first time in layer 1, 2, ..., and where from.
 
     Own states stay (the residual stream). Where from is -1 in a layer whose rule is evaluated. The layers are

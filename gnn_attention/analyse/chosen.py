@@ -29,13 +29,9 @@ class Choice:
     possible: Int[Tensor, " src"]
     distance: Int[Tensor, " distances"]
 
-    def sinks(self, share: float = 0.5, receivers: int | None = None) -> Int[Tensor, " found"]:
-        """The senders that ``share`` of the receivers chose, where at least so many ``receivers`` could.
-
-        None: half as many as of the sender that most could choose.
-        """
-        least = int(self.possible.max()) / 2 if receivers is None else checks.size("receivers", receivers)
-        many = self.possible >= least
+    def sinks(self, share: float = 0.5) -> Int[Tensor, " found"]:
+        """The senders that ``share`` of the receivers chose, where at least half as many as for any could."""
+        many = self.possible >= int(self.possible.max()) / 2
         return ((self.chosen >= share * self.possible) & many).nonzero().flatten()
 
     def within(self, share: float) -> int:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention.graph import TokenGraph, memoized, rules, tiling
+from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.liveness import last_receivers, last_senders
 
 __all__ = ["FORMS", "FormCost", "GraphCost", "Macs", "most_cached", "of_form", "of_graph"]
@@ -189,8 +189,8 @@ class GraphCost:
     """Counts of a graph over all samples and heads, with those of the causal and full graph of its tokens.
 
     ``cached``: the most senders in the cache while decoding, each until its last receiver has come; of a
-    graph between two sequences, the senders with an edge. ``cells``: the pairs in the ``block x block`` tiles
-    that hold an edge, which a block-sparse kernel visits.
+    graph between two sequences, the senders with an edge. What a block-sparse kernel visits is in
+    :func:`gnn_attention.graph.tiling.tiles`.
     """
 
     name: str
@@ -198,24 +198,15 @@ class GraphCost:
     causal: int
     full: int
     cached: int
-    block: int
-    cells: int
 
     @property
     def of_causal(self) -> float:
         """Edges as a share of those of the causal graph; what is missing to 1 is saved."""
-        return _share(self.edges, self.causal)
-
-    @property
-    def fill(self) -> float:
-        """Edges as a share of the cells that a block-sparse kernel visits."""
-        return _share(self.edges, self.cells)
+        return self.edges / self.causal if self.causal else 1.0
 
 
-def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
-    """Counts of a graph, without listing the pairs of a structured one.
-
-    ``block``: the side of the tiles. Raises TypeError for no graph, ValueError for a ``block`` below 1.
+def of_graph(graph: TokenGraph) -> GraphCost:
+    """Counts of a graph, without listing the pairs of a structured one; TypeError for no graph.
 
     >>> from gnn_attention import patterns
     >>> cost = of_graph(patterns.window(100_000, 4096) | patterns.sinks(100_000, 4))
@@ -223,7 +214,7 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
     (401597050, 12, 4100)
     """
     checks.instance("graph", graph, TokenGraph)
-    block, copies = checks.size("block", block, 1), (graph.batch or 1) * (graph.heads or 1)
+    copies = (graph.batch or 1) * (graph.heads or 1)
     first = graph.dst_offset - graph.src_offset + 1  # how many senders the first receiver attends to
     counts = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
@@ -232,8 +223,6 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
         causal=copies * int(counts.clamp(0, graph.num_src).sum()),
         full=copies * graph.num_dst * graph.num_src,
         cached=most_cached(graph),
-        block=block,
-        cells=_cells(graph, block),
     )
 
 
@@ -252,14 +241,3 @@ def most_cached(graph: TokenGraph) -> int:
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")
     change.index_add_(0, comes, torch.ones_like(comes)).index_add_(0, leaves, -torch.ones_like(leaves))
     return int(change.cumsum(0).max())
-
-
-def _cells(graph: TokenGraph, block: int) -> int:
-    found = tiling.tiles(graph, block)
-    height = (graph.num_dst - found.row % max(found.rows, 1) * block).clamp(max=block)
-    width = (found.stop * block).clamp(max=graph.num_src) - found.first * block
-    return int((height * width).sum())
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0

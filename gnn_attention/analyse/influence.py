@@ -14,12 +14,11 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.analyse._everyone import check_all_pairs
-from gnn_attention.analyse._walks import edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse._walks import Layers, edges_of, senders_of, spread, stack, token
 from gnn_attention.graph import TokenGraph
 
-Layers = TokenGraph | Sequence[TokenGraph]
 AT_ONCE = 256  # tokens that are followed together
 
 
@@ -72,18 +71,9 @@ def influence(
 
 @dataclass(frozen=True, eq=False)
 class HopInfluence:
-    """Influence by the number of hops: ``total[r, k]`` is the sum over the senders k hops before receiver r.
-
-    ``count[r, k]`` is the number of those senders.
-    """
+    """Influence by hops: ``total[r, k]`` is the sum over the senders k hops before receiver r."""
 
     total: Float[Tensor, "dst hops"]
-    count: Int[Tensor, "dst hops"]
-
-    @property
-    def mean(self) -> Float[Tensor, " hops"]:
-        """The mean influence of a sender that many hops away; NaN where there is none."""
-        return self.total.sum(0) / self.count.sum(0)
 
     @property
     def range(self) -> Float[Tensor, " dst"]:
@@ -111,11 +101,8 @@ def by_hop(
         expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
         raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
     hops = torch.stack([_hops_to(graph, int(dst)) for dst in chosen]).to(influence.device)
-    there = hops >= 0
-    shape = len(chosen), int(hops.max()) + 1
-    total = influence.new_zeros(shape).scatter_add(1, hops.clamp(min=0), influence.where(there, 0.0))
-    count = hops.new_zeros(shape).scatter_add(1, hops.clamp(min=0), there.long())
-    return HopInfluence(total, count)
+    total = influence.new_zeros(len(chosen), int(hops.max()) + 1)
+    return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
 
 
 def jacobian_norms(

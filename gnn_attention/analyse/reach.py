@@ -7,7 +7,6 @@ or not there is a self loop. All raise TypeError, ValueError or IndexError for w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -21,20 +20,16 @@ from gnn_attention.analyse._everyone import (
     reached_in_the_end,
     unpacked,
 )
-from gnn_attention.analyse._walks import receivers_of, senders_for, spread, stack, token
+from gnn_attention.analyse._walks import Layers, receivers_of, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
-Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
 
 
-def receptive_field(
-    graphs: Layers, receiver: int, layers: int, residual: bool = True
-) -> Int[Tensor, " tokens"]:
+def receptive_field(graphs: Layers, receiver: int, layers: int) -> Int[Tensor, " tokens"]:
     """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
 
-    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
-    ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
+    These are the starts of the walks of at most ``layers`` hops that end at ``receiver``.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -45,13 +40,9 @@ def receptive_field(
     layers = checks.size("layers", layers)
     walks = [senders_for(graph, layers) for graph in stacked]
     backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
-    reached = torch.tensor([receiver], device="cpu")
-    if residual:
-        steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
-        return torch.cat([reached, *(new for new, _ in steps)]).sort().values
-    for step in range(layers):
-        reached = backwards[step % len(walks)].of_any(reached)
-    return reached
+    steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
+    reached = [torch.tensor([receiver], device="cpu"), *(new for new, _ in steps)]
+    return torch.cat(reached).sort().values
 
 
 def layers_between(graphs: Layers, src: int, dst: int) -> int | None:

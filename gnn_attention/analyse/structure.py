@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -12,7 +11,6 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._walks import edges_of, is_square, stack
 from gnn_attention.graph import TokenGraph, rules
 
-EXAMPLES = 5  # tokens that a sentence names
 MOST_EDGES = 2**20  # up to which networkx looks for cycles
 
 
@@ -32,8 +30,8 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``isolated_dst``: receivers without in-edges (which receive exactly 0), ``isolated_src``: senders without
-    out-edges, at most five of each. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
+    ``isolated_dst``: how many receivers have no in-edges (and receive exactly 0), ``isolated_src``: how many
+    senders no out-edges. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
     but self loops, None if that would take a list of more than 2^20 edges. The last four are None where
     receivers and senders are not the same tokens.
     """
@@ -45,10 +43,8 @@ class Summary:
     density: float
     in_degree: Degrees
     out_degree: Degrees
-    isolated_dst: tuple[int, ...]
-    num_isolated_dst: int
-    isolated_src: tuple[int, ...]
-    num_isolated_src: int
+    isolated_dst: int
+    isolated_src: int
     self_loops: int | None
     symmetric: bool | None
     causal: bool | None
@@ -60,8 +56,8 @@ class Summary:
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("no in-edges", _examples(self.num_isolated_dst, self.isolated_dst)),
-            ("no out-edges", _examples(self.num_isolated_src, self.isolated_src)),
+            ("no in-edges", str(self.isolated_dst or "none")),
+            ("no out-edges", str(self.isolated_src or "none")),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
@@ -94,8 +90,7 @@ def summary(graph: TokenGraph) -> Summary:
         hint = "summarise one of them, select(batch, head)"
         raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
-    alone = [(degree == 0).nonzero().flatten().tolist() for degree in (in_degree, out_degree)]
-    isolated: Any = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
+    isolated = (int((in_degree == 0).sum()), int((out_degree == 0).sum()))
     density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
     sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
     facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
@@ -133,20 +128,14 @@ def _degrees(degree: Tensor) -> Degrees:
     return Degrees(int(degree.min()), float(degree.double().mean()), int(degree.max()))
 
 
-def _examples(count: int, examples: tuple[int, ...]) -> str:
-    dots = ", ..." if count > len(examples) else ""
-    return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
-
-
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
     loops, past = (graph_like(graph, rule) for rule in (same_token, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
-    one_sided = causal or in_past == num_loops
-    acyclic: bool | None = one_sided
-    if not one_sided and both_ways == num_loops:
+    acyclic: bool | None = causal or in_past == num_loops
+    if not acyclic and both_ways == num_loops:
         few = graph.num_edges <= MOST_EDGES
         acyclic = bool((components(graph, strong=True).diff() > 0).all()) if few else None
     return num_loops, both_ways == graph.num_edges, causal, acyclic

@@ -29,7 +29,7 @@ def test_choices_are_counted():
     half = next(d for d in range(30) if sum(far[: d + 1]) >= 0.5 * sum(far))
     assert found.within(0.5) == half
     share = mask.sum((0, 1, 2)) / (6 * causal.mask().sum(0))
-    assert found.sinks(0.4, 60).tolist() == [s for s in range(21) if share[s] >= 0.4]
+    assert found.sinks(0.4).tolist() == [s for s in range(16) if share[s] >= 0.4]
     assert "four: 684 of 2790 edges (0.245)" in str(found)
     by_head = TokenGraph.from_rule(causal.rule, 30, heads=3, batch=2)
     assert torch.equal(analyse.choice(graph, by_head).possible, found.possible)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gnn_attention import TokenGraph, algebra, attend, cost, patterns
@@ -201,12 +201,6 @@ def most_senders(graph: TokenGraph) -> int:
     return most
 
 
-def cells(mask: Tensor, block: int) -> int:
-    """Pairs in the tiles of ``mask[dst, src]`` that hold an edge."""
-    tiles = [tile for rows in mask.split(block, dim=-2) for tile in rows.split(block, dim=-1)]
-    return sum(tile.numel() for tile in tiles if bool(tile.any()))
-
-
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 6)
 GRAPHS = [
     *(patterns.causal(13), patterns.full(7), patterns.causal(1), LISTED, LISTED.T, patterns.strict_causal(9)),
@@ -223,23 +217,21 @@ GRAPHS = [
 class TestGraphs:
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_counts_are_those_of_the_mask(self, graph):
-        mask, found = graph.mask(), cost.of_graph(graph, block=4)
+        mask, found = graph.mask(), cost.of_graph(graph)
         single = mask.flatten(0, -3) if mask.dim() > 2 else mask.unsqueeze(0)
         dst = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset
         src = torch.arange(graph.num_src) + graph.src_offset
         assert found.edges == int(mask.sum())
         assert found.full == mask.numel()
         assert found.causal == len(single) * int((src <= dst).sum())
-        assert found.cells == sum(cells(one, 4) for one in single)
         if graph.num_dst == graph.num_src:
             assert found.cached == most_senders(graph)
         else:
             assert found.cached == int(single.any(0).any(0).sum())
 
     def test_shares(self):
-        found = cost.of_graph(patterns.window(8, 2), block=2)
-        assert (found.edges, found.causal, found.full, found.cells) == (15, 36, 64, 4 * 4 + 3 * 4)
-        assert (found.of_causal, found.fill) == (15 / 36, 15 / 28)
+        found = cost.of_graph(patterns.window(8, 2))
+        assert (found.edges, found.causal, found.full, found.of_causal) == (15, 36, 64, 15 / 36)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""
@@ -248,5 +240,3 @@ class TestGraphs:
         found = cost.of_graph(graph)
         assert found.edges == w * (w + 1) // 2 + (n - w) * w + (1 + 2 + 3) + 4 * (n - w - 3)
         assert (found.cached, found.causal, found.full) == (w + 4, n * (n + 1) // 2, n * n)
-        tiles = sum(range(1, 34)) + 34 * (n // 128 - 33)  # up to 33 in a row for the window, 1 for the sinks
-        assert found.cells == tiles * 128**2 + 64 * (32 * 128 + 64 + 128)  # the border cuts the last row
