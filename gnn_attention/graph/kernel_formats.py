@@ -66,10 +66,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     # those that the border cuts are no full tiles
     kinds[:, :, graph.num_dst // block_size :] = kinds[:, :, graph.num_dst // block_size :].clamp(max=PARTIAL)
     kinds[..., graph.num_src // block_size :] = kinds[..., graph.num_src // block_size :].clamp(max=PARTIAL)
-    lists, lengths = (
-        (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE)),
-        (graph.num_dst, graph.num_src),
-    )
+    lists = (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE))
+    lengths = (graph.num_dst, graph.num_src)
     rule = rules.on_device(graph.rule, torch.device(device))
     mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=lengths)
     return mask.to(str(device))
@@ -97,13 +95,10 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
         lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
     tables = [_tile_table(number, columns) for number, columns in lists]
     batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
-    holds, is_partial, *is_full = (
-        TokenGraph.from_rule(rule, *mask.seq_lengths, heads, batch, "block_mask")
-        for rule in (
-            rules.on_device(mask.mask_mod, torch.device("cpu")),
-            *(partial(rules.chosen, table, *mask.BLOCK_SIZE) for table in tables),
-        )
-    )
+    sizes = (*mask.seq_lengths, heads, batch, "block_mask")
+    holds = TokenGraph.from_rule(rules.on_device(mask.mask_mod, torch.device("cpu")), *sizes)
+    of_tiles = (partial(rules.chosen, table, *mask.BLOCK_SIZE) for table in tables)
+    is_partial, *is_full = (TokenGraph.from_rule(rule, *sizes) for rule in of_tiles)
     graph = holds & is_partial
     return replace(graph | is_full[0] if is_full else graph, name="block_mask")
 

@@ -98,12 +98,6 @@ class Interval(Value):
     def int(self) -> Interval:
         return self.to(torch.int32)
 
-    def contiguous(self) -> Interval:
-        return self
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise UnsupportedError("tokens cannot be indexed")
-
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):

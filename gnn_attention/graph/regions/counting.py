@@ -4,7 +4,6 @@ A rule made with lists of edges is counted without them and corrected at their p
 """
 
 import math
-import operator
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -14,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
 from gnn_attention.graph.regions.quadtree import Boxes, Piece, cells, decompose, profile, ragged, root
-from gnn_attention.graph.regions.split_edge_lists import Grid, SplitRule, split_edge_lists
+from gnn_attention.graph.regions.split_edge_lists import SplitRule, split_by_box, split_edge_lists
 from gnn_attention.graph.rules import Rule, xor
 
 # pairs up to which visiting all of them is the quickest way to a list, because it comes out sorted
@@ -80,8 +79,8 @@ def _differ_somewhere(left: Rule, right: Rule, name: str, shape: enumerate_pairs
     dst, src = (torch.linspace(0, n - 1, PROBES, device="cpu").round().long() for n in (num_dst, num_src))
     b, h = (torch.arange(n, device="cpu").view(-1, 1, 1)[:PROBES] for n in (batch, heads))
     ends = b.unsqueeze(1), h, dst.unsqueeze(1), torch.cat([src, dst.clamp(max=num_src - 1)])
-    answers = (enumerate_pairs.evaluate(rule, name, *ends) for rule in (left, right))
-    return bool(operator.ne(*answers).any())
+    of_left, of_right = (enumerate_pairs.evaluate(rule, name, *ends) for rule in (left, right))
+    return bool((of_left != of_right).any())
 
 
 def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
@@ -130,21 +129,11 @@ def _correction(rule: Rule, pairs: SplitRule, b: Tensor, h: Tensor) -> Int[Tenso
 
 
 def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " pairs"]] | None:
-    """The rule without its lists, the listed pairs inside the boxes, and the box of each, by sample.
-
-    None without lists, or if boxes are not tiles of one grid, among which the box of a pair is looked up.
-    """
     if not len(boxes):
         return None
     num_dst, num_src = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
     split = split_edge_lists(rule, num_dst, num_src)
-    grid = None if split is None else Grid.of(boxes)
-    if split is None or grid is None:
-        return None
-    samples = torch.unique(torch.stack([boxes.batch, boxes.head], 1), dim=0).tolist()
-    inside = [grid.boxes_of(b, h, split.dst, split.src) for b, h in samples]
-    pair = torch.cat([pairs for pairs, _ in inside])
-    return SplitRule(split.rule, split.src[pair], split.dst[pair]), torch.cat([box for _, box in inside])
+    return None if split is None else split_by_box(split, boxes)
 
 
 def _rows(rule: Rule, piece: Piece) -> Iterator[tuple[Boxes, Tensor, Tensor | int, Tensor]]:

@@ -79,42 +79,31 @@ def _renumber(keys: Tensor, width: int, num_src: int) -> Tensor:
     return dst[inside] * num_src + src[inside]
 
 
-class Grid(NamedTuple):
-    """Boxes by the cell of a grid that each lies in alone: ``keys`` are the cells, ``order`` the boxes."""
+def split_by_box(split: SplitRule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " pairs"]] | None:
+    """The listed pairs inside the boxes, by sample and head, and the box of each.
 
-    boxes: Boxes
-    height: int
-    width: int
-    keys: Tensor
-    order: Tensor
+    None if the boxes are not tiles of one grid, among which the box of a pair is looked up.
+    """
+    height, width = int(boxes.height.max()), int(boxes.width.max())
+    top, left = int(boxes.dst[0]) % height, int(boxes.src[0]) % width
+    last_dst, last_src = boxes.dst + boxes.height - 1, boxes.src + boxes.width - 1
+    rows, columns = int(last_dst.max()) // height + 3, int(last_src.max()) // width + 3
 
-    @staticmethod
-    def of(boxes: Boxes) -> Grid | None:
-        """The grid of the largest box; None if a box crosses its lines or shares a cell."""
-        grid = Grid(boxes, int(boxes.height.max()), int(boxes.width.max()), boxes.dst, boxes.dst)
-        first = grid._cells(boxes.batch, boxes.head, boxes.dst, boxes.src)
-        last = grid._cells(boxes.batch, boxes.head, boxes.dst + boxes.height - 1, boxes.src + boxes.width - 1)
-        keys, order = first.sort()
-        one_each = torch.equal(first, last) and bool((keys[1:] > keys[:-1]).all())
-        return grid._replace(keys=keys, order=order) if one_each else None
+    def cells(sample: Tensor | int, dst: Tensor, src: Tensor) -> Tensor:
+        return (sample * rows + (dst - top) // height + 1) * columns + (src - left) // width + 1
 
-    def boxes_of(
-        self, batch: int, head: int, dst: Int[Tensor, " pairs"], src: Int[Tensor, " pairs"]
-    ) -> tuple[Int[Tensor, " inside"], Int[Tensor, " inside"]]:
-        """Which of the pairs are in a box of this sample and head, and in which box each of these is."""
-        b, h = torch.full_like(dst, batch), torch.full_like(dst, head)
-        key = self._cells(b, h, dst, src)
-        place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
-        box, boxes = self.order[place], self.boxes
-        inside = (self.keys[place] == key) & (dst >= boxes.dst[box]) & (src >= boxes.src[box])
-        inside &= (dst < boxes.dst[box] + boxes.height[box]) & (src < boxes.src[box] + boxes.width[box])
-        pair = inside.nonzero().flatten()
-        return pair, box[pair]
-
-    def _cells(self, batch: Tensor, head: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        boxes, heads = self.boxes, int(self.boxes.head.max()) + 1
-        top, left = int(boxes.dst[0]) % self.height, int(boxes.src[0]) % self.width
-        down = int((boxes.dst + boxes.height).max()) // self.height + 2
-        across = int((boxes.src + boxes.width).max()) // self.width + 2
-        row, column = (dst - top) // self.height + 1, (src - left) // self.width + 1
-        return ((batch * heads + head) * down + row) * across + column
+    sample = boxes.batch * (int(boxes.head.max()) + 1) + boxes.head
+    first = cells(sample, boxes.dst, boxes.src)
+    keys, order = first.sort()
+    if not torch.equal(first, cells(sample, last_dst, last_src)) or not bool((keys[1:] > keys[:-1]).all()):
+        return None
+    found = []
+    for number in torch.unique(sample).tolist():
+        key = cells(number, split.dst, split.src)
+        place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+        box = order[place]
+        inside = (keys[place] == key) & (split.dst >= boxes.dst[box]) & (split.src >= boxes.src[box])
+        inside &= (split.dst <= last_dst[box]) & (split.src <= last_src[box])
+        found.append((split.src[inside], split.dst[inside], box[inside]))
+    src, dst, box = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return SplitRule(split.rule, src, dst), box
