@@ -37,10 +37,6 @@ class ResidentSenders:
     before: int = 0
     stay: Int[Tensor, " stay"] | None = None
 
-    @classmethod
-    def empty(cls, graph: TokenGraph) -> ResidentSenders:
-        return cls(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
-
     @property
     def count(self) -> int:
         return self.stop - self.start
@@ -70,11 +66,8 @@ class ResidentSenders:
         latest, dst = (int(found) for found in furthest[self.stop : stop].max(0))
         if latest < stop:
             return
-        # tokens added to the chunk have senders of their own
-        while stop <= latest:
-            stop, latest = latest + 1, int(furthest[self.stop : latest + 1].max())
-        edge = f"receiver {self.stop + dst} of {self.graph!r} attends to sender {furthest[self.stop + dst]}"
-        advice = f"give at least {stop - self.stop} tokens in the next chunk"
+        edge = f"receiver {self.stop + dst} of {self.graph!r} attends to sender {latest}"
+        advice = f"give at least {latest + 1 - self.stop} tokens in the next chunk"
         raise ValueError(f"{edge}, which has not come: {advice}")
 
     def rewind(self, length: int) -> ResidentSenders:

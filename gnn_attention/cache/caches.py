@@ -22,7 +22,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
@@ -40,7 +40,6 @@ KEEP = ("messages", "states")
 Rows = Float[Tensor, "batch kv_heads chunk dim"]
 States = Float[Tensor, "batch chunk width"]
 Sinks = Float[Tensor, " heads"] | None
-Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
@@ -58,7 +57,7 @@ class TokenCache:
             raise ValueError(f"a cache needs {expected}, got {graph!r}")
         self.graph = graph
         self.layers = checks.size("layers", layers, 1)
-        self._senders = ResidentSenders.empty(graph)
+        self._senders = ResidentSenders(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
         self._rows: list[tuple[Tensor, ...]] = [()] * self.layers
         self._behind: set[int] = set()
 
@@ -86,18 +85,16 @@ class TokenCache:
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
         """Sample i goes on from sample ``index[i]`` (beam search); repeated and omitted samples are allowed.
 
-        Raises TypeError or ValueError unless index is a list of integers ``[B]``, IndexError for a sample out
-        of range, and ValueError for a graph that differs by sample.
+        Raises TypeError unless index is a list of integers ``[B]``, IndexError for a sample out of range,
+        and ValueError for a graph that differs by sample.
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
             raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
         checks.check_order("index", index)
-        index = index if isinstance(index, Tensor) else torch.as_tensor(index)
-        if index.is_floating_point() or index.dtype == torch.bool:
-            raise TypeError(f"index must hold integers, the sample that each goes on from, got {index.dtype}")
-        if index.dim() != 1:
-            raise ValueError(f"index must be a list [B] of samples, got shape {list(index.shape)}")
+        index = torch.as_tensor(index)
+        if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+            raise TypeError(f"index must be a list [B] of integers, got {checks.described(index)}")
         index = index.long()
         for batch in {x.shape[0] for rows in self._rows for x in rows}:
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch:
@@ -116,7 +113,7 @@ class TokenCache:
         if not length:
             self._rows = [()] * self.layers  # the next chunk may have other shapes
 
-    def fork(self: Cache) -> Cache:
+    def fork(self) -> Self:
         """An independent copy that goes on from here; only the graph is shared."""
         twin = copy.copy(self)
         twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]
@@ -167,12 +164,9 @@ class TokenCache:
 
     def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
         """Attention of the last chunk; nothing changes. Keys or values of one head serve all heads."""
-        if layer in self._behind or not self._senders.count:
-            raise ValueError(f"layer {layer} has no new tokens to attend with: append them first")
-        if isinstance(q, Tensor) and q.dim() == 4 and q.shape[2] != self._senders.count:
-            chunk = f"{self._chunk()}, the last that were appended"
-            raise ValueError(f"q must have a row for each of {chunk}, got {q.shape[2]}")
         senders, rows = self._senders, self._rows[layer]
+        if layer in self._behind or not senders.count:
+            raise ValueError(f"layer {layer} has no new tokens: append them first")
         k, v = (x[:, :, : len(senders.positions)] for x in (rows[0], rows[-1]))
         heads = max(k.shape[1], v.shape[1])
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
@@ -226,12 +220,7 @@ class KeyValueCache(TokenCache):
         for shapes or dtypes other than before, and where layers do not get the same chunks; TypeError for no
         tensors; IndexError for a layer out of range. Nothing has changed then.
         """
-        for name, x in (("k", k), ("v", v)):
-            edge_checks.floats(name, x, "[B, Hkv, T, D]")
-            if x.dim() != 4:
-                raise ValueError(f"{name} must be [B, Hkv, T, D], got shape {list(x.shape)}")
-        if k.shape[:3] != v.shape[:3]:
-            raise ValueError(f"k and v must agree in [B, Hkv, T], got {list(k.shape)} and {list(v.shape)}")
+        edge_checks.axes(k=(k, "B Hkv T D"), v=(v, "B Hkv T Dv"))
         self._append((k, v), checks.index("layer", layer, self.layers))
 
     def attend(
@@ -314,7 +303,13 @@ class PatternMessageCache(TokenCache):
     def append(self, x: States) -> None:
         """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
         self._positions_of(x, 0)  # checks that x are states
-        self._append(self._sent(x), 0)
+        if self.keep == "states":
+            arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
+            states = functional.pad(arrays.like_products(x), (0, 1), value=1.0)
+            self._append((states.unsqueeze(1),), 0)
+        else:
+            k, v = self.heads.send(x)
+            self._append((k if self.heads.side == "sender" else k[:, :1], v), 0)
 
     def attend(
         self, x: States, score_mod: ScoreMod | None = None, sink_logits: Sinks = None, backend: Any = "auto"
@@ -342,13 +337,6 @@ class PatternMessageCache(TokenCache):
         first, *messages = self._sender_rows(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
         return first[..., :width], *messages
-
-    def _sent(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.keep == "states":
-            arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
-            return (functional.pad(arrays.like_products(x), (0, 1), value=1.0).unsqueeze(1),)
-        k, v = self.heads.send(x)
-        return (k if self.heads.side == "sender" else k[:, :1], v)
 
 
 def _update_of_mixtures(

@@ -96,7 +96,7 @@ def test_rewinding_stops_where_a_sender_was_dropped() -> None:
     with pytest.raises(ValueError, match=r"rewind\(13\): only 12 tokens have come"):
         cache.rewind(13)
     cache.rewind(10)
-    with pytest.raises(ValueError, match="no new tokens to attend with: append them first"):
+    with pytest.raises(ValueError, match="no new tokens: append them first"):
         cache.attend(q[:, :, :1])
     cache.rewind(10)
     found = decoded(cache, *part(10, None, *rows), [1] * 13)
@@ -151,9 +151,9 @@ def test_every_layer_gets_every_chunk() -> None:
 
 LIKE = "a chunk must be like those before it, "
 WRONG_CHUNKS = [
-    (lambda k, v: (k[0], v), ValueError, r"k must be \[B, Hkv, T, D\], got shape"),
+    (lambda k, v: (k[0], v), ValueError, r"k must be \[B Hkv T D\], got"),
     (lambda k, v: (k, v.long()), TypeError, r"v must be a float tensor .*, got torch.int64"),
-    (lambda k, v: (k, v[:, :, :1]), ValueError, r"k and v must agree in \[B, Hkv, T\]"),
+    (lambda k, v: (k, v[:, :, :1]), ValueError, r"v must be \[B Hkv T Dv\] with T = 3, as in k, got"),
     (lambda k, v: (k[:1], v[:1]), ValueError, LIKE + r"\[2, 2, T, 6\] in .* got \[1, 2, T, 6\]"),
     (lambda k, v: (k.float(), v.float()), ValueError, LIKE + ".* in torch.float64 .* in torch.float32"),
     (lambda k, v: (k[:, :, :0], v[:, :, :0]), ValueError, "a chunk must have at least one token, got none"),
@@ -182,9 +182,6 @@ def test_senders_must_have_come() -> None:
         cache.append(k[:, :, :3], v[:, :, :3])
     cache.append(k[:, :, :5], v[:, :, :5])
     cache.append(k[:, :, 5:6], v[:, :, 5:6])
-    ladder = KeyValueCache(patterns.band(9, 1, 1))  # each token waits for the next
-    with pytest.raises(ValueError, match="give at least 9 tokens in the next chunk"):
-        ladder.append(k[:, :, :2], v[:, :, :2])
 
 
 Q, K, V = tokens()
@@ -194,14 +191,14 @@ WRONG = [
     (lambda: KeyValueCache(5), TypeError, "graph must be a TokenGraph of all tokens to come, got int"),
     (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "receivers and senders are the same"),
     (lambda: KeyValueCache(patterns.causal(9), 0), ValueError, "layers must be at least 1, got 0"),
-    (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens to attend with: append them first"),
+    (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens: append them first"),
     (EMPTY.senders, ValueError, "layer 0 has no new tokens: append them first"),
-    (lambda: THREE.attend(Q[:, :, :4]), ValueError, r"q must have a row for each .* 0 \.\. 2, .* got 4"),
+    (lambda: THREE.attend(Q[:, :, :4]), ValueError, "does not fit q with 4 receivers"),
     (lambda: THREE.attend(Q[:, :, :3], backend="fast"), ValueError, "backend must be one of"),
     (lambda: THREE.check_graph(patterns.causal(22)), ValueError, r"cache of .*23.*, got .*causal\(22\)"),
     (lambda: THREE.reorder([0, 2]), IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
-    (lambda: THREE.reorder([0.5]), TypeError, "index must hold integers"),
-    (lambda: THREE.reorder([[0]]), ValueError, r"index must be a list .* got shape \[1, 1\]"),
+    (lambda: THREE.reorder([0.5]), TypeError, r"index must be a list \[B\] of integers, got"),
+    (lambda: THREE.reorder([[0]]), TypeError, r"index must be a list .*\[1, 1\]"),
     (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "differs by sample"),
 ]
 
