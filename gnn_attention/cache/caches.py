@@ -302,7 +302,6 @@ class PatternMessageCache(TokenCache):
 
     def append(self, x: States) -> None:
         """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
-        self._positions_of(x, 0)  # checks that x are states
         if self.keep == "states":
             arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
             states = functional.pad(arrays.like_products(x), (0, 1), value=1.0)
@@ -339,10 +338,8 @@ class PatternMessageCache(TokenCache):
         return first[..., :width], *messages
 
 
-def _update_of_mixtures(
-    heads: FactoredHeads | MergedHeads, z: Float[Tensor, "batch heads dst _"]
-) -> Float[Tensor, "batch dst width"]:
-    """The update from mixtures ``z`` of ``[x, 1]``, one for each head: their messages, summed."""
+def _update_of_mixtures(heads: FactoredHeads | MergedHeads, z: Tensor) -> States:
+    """The update from mixtures ``z [B, H, T, width + 1]`` of ``[x, 1]``: the sum of their messages."""
     if isinstance(heads, MergedHeads):
         z = z.to(heads.message.dtype)
         update = torch.einsum("bhti,hio->bto", z[..., : heads.message.shape[1]], heads.message)
