@@ -82,10 +82,11 @@ class AttentionCall:
         if k.shape[0] != q.shape[0]:
             k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
         if score_mod is not None:
-            has_pairs = q.numel() and k.numel() and not q.is_meta
-            first = graph.dst_offset, graph.src_offset
-            fit = score_mods.fit_score_mod
-            score_mod = fit(score_mod, first, q) if has_pairs else score_mods.checked(score_mod)
+            is_empty = not torch.compiler.is_compiling() and not (q.numel() and k.numel())
+            if q.is_meta or is_empty:
+                score_mod = score_mods.checked(score_mod)
+            else:
+                score_mod = score_mods.fit_score_mod(score_mod, (graph.dst_offset, graph.src_offset), q)
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
         call = cls(
