@@ -152,7 +152,12 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@dataclass(frozen=True, eq=False)
+def _hashed(value: object) -> int:
+    """A hash by the fields as they are: Dynamo before torch 2.12 hashes a value that is not filled yet."""
+    return hash((type(value), *vars(value).values()))
+
+
+@dataclass(frozen=True)
 class alibi:  # noqa: N801 (a value used like the function it stands for)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
@@ -164,6 +169,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     """
 
     slopes: tuple[float, ...]
+    __hash__ = _hashed
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
@@ -178,7 +184,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
         return score - slopes[h] * (dst - src).abs()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class softcap:  # noqa: N801
     """Scores bent into (-cap, cap): ``cap * tanh(score / cap)``.
 
@@ -190,6 +196,7 @@ class softcap:  # noqa: N801
     """
 
     cap: float
+    __hash__ = _hashed
 
     def __post_init__(self) -> None:
         checks.number("cap", self.cap, positive=True)

@@ -24,13 +24,20 @@ class Neighbours:
     first: Int[Tensor, " tokens_and_one"]
     others: Int[Tensor, " edges"]
 
-    def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """The neighbours that were not seen before, each with the first of the tokens that leads there."""
+    def of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """All neighbours of the tokens in turn: for each the place of its token in the list, and itself."""
         begin, count = self.first[tokens], self.first[tokens + 1] - self.first[tokens]
-        # the place in the list of the token to which each neighbour belongs
         place = torch.arange(len(tokens), device="cpu").repeat_interleave(count)
         skipped = (begin - count.cumsum(0) + count)[place]
-        others = self.others[torch.arange(len(place), device="cpu") + skipped]
+        return place, self.others[torch.arange(len(place), device="cpu") + skipped]
+
+    def of_any(self, tokens: Tensor) -> Tensor:
+        neighbours: Tensor = torch.unique(self.of(tokens)[1])
+        return neighbours
+
+    def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The neighbours that were not seen before, each with the first of the tokens that leads there."""
+        place, others = self.of(tokens)
         unseen = ~seen[others]
         new, number = torch.unique(others[unseen], return_inverse=True)
         before = torch.zeros_like(new)
@@ -43,12 +50,18 @@ class RuleSenders:
 
     graph: TokenGraph
 
+    def of_any(self, tokens: Tensor) -> Tensor:
+        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
+        return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
+
     def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The senders that were not seen before, and -1 for each: a rule does not say who leads there."""
-        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
-        senders = TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
+        senders = self.of_any(tokens)
         new = senders[~seen[senders]]
         return new, torch.full_like(new, -1)
+
+
+Walks = Neighbours | RuleSenders
 
 
 def stack(graphs: Layers) -> list[TokenGraph]:
@@ -101,7 +114,7 @@ def senders_of(graph: TokenGraph) -> Neighbours:
     return _neighbours(edges_of(graph).flip(0), graph.num_dst)
 
 
-def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
+def senders_for(graph: TokenGraph, steps: int | None = None) -> Walks:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
@@ -120,9 +133,7 @@ def _neighbours(edges: Tensor, count: int) -> Neighbours:
     return Neighbours(first, other[owner.argsort(stable=True)])
 
 
-def spread(
-    layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def spread(layers: Sequence[Walks], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The tokens reached for the first time in layer 1, 2, ..., and where from.
 
     Own states stay (the residual stream). Where from is -1 in a layer whose rule is evaluated. The layers are

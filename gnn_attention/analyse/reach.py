@@ -26,10 +26,13 @@ from gnn_attention.graph import TokenGraph, rules, text
 TOO_MANY = 2.0**53  # below it float64 holds every integer
 
 
-def receptive_field(graphs: Layers, receiver: int, layers: int) -> Int[Tensor, " tokens"]:
+def receptive_field(
+    graphs: Layers, receiver: int, layers: int, residual: bool = True
+) -> Int[Tensor, " tokens"]:
     """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
 
-    These are the starts of the walks of at most ``layers`` hops that end at ``receiver``.
+    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
+    ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -40,9 +43,13 @@ def receptive_field(graphs: Layers, receiver: int, layers: int) -> Int[Tensor, "
     layers = checks.size("layers", layers)
     walks = [senders_for(graph, layers) for graph in stacked]
     backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
-    steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
-    reached = [torch.tensor([receiver], device="cpu"), *(new for new, _ in steps)]
-    return torch.cat(reached).sort().values
+    reached = torch.tensor([receiver], device="cpu")
+    if residual:
+        steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
+        return torch.cat([reached, *(new for new, _ in steps)]).sort().values
+    for step in range(layers):
+        reached = backwards[step % len(walks)].of_any(reached)
+    return reached
 
 
 def layers_between(graphs: Layers, src: int, dst: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._walks import edges_of, is_square, stack
 from gnn_attention.graph import TokenGraph, rules
 
+EXAMPLES = 5  # tokens that a sentence names
 MOST_EDGES = 2**20  # up to which networkx looks for cycles
 
 
@@ -30,8 +32,8 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``isolated_dst``: how many receivers have no in-edges (and receive exactly 0), ``isolated_src``: how many
-    senders no out-edges. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
+    ``isolated_dst``: receivers without in-edges (which receive exactly 0), ``isolated_src``: senders without
+    out-edges, at most five of each. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
     but self loops, None if that would take a list of more than 2^20 edges. The last four are None where
     receivers and senders are not the same tokens.
     """
@@ -43,8 +45,10 @@ class Summary:
     density: float
     in_degree: Degrees
     out_degree: Degrees
-    isolated_dst: int
-    isolated_src: int
+    isolated_dst: tuple[int, ...]
+    num_isolated_dst: int
+    isolated_src: tuple[int, ...]
+    num_isolated_src: int
     self_loops: int | None
     symmetric: bool | None
     causal: bool | None
@@ -56,8 +60,8 @@ class Summary:
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("no in-edges", str(self.isolated_dst or "none")),
-            ("no out-edges", str(self.isolated_src or "none")),
+            ("no in-edges", _examples(self.num_isolated_dst, self.isolated_dst)),
+            ("no out-edges", _examples(self.num_isolated_src, self.isolated_src)),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
@@ -90,7 +94,8 @@ def summary(graph: TokenGraph) -> Summary:
         hint = "summarise one of them, select(batch, head)"
         raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
-    isolated = (int((in_degree == 0).sum()), int((out_degree == 0).sum()))
+    alone = [(degree == 0).nonzero().flatten().tolist() for degree in (in_degree, out_degree)]
+    isolated: Any = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
     density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
     sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
     facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
@@ -126,6 +131,11 @@ def _degrees(degree: Tensor) -> Degrees:
     if not len(degree):
         return Degrees(0, 0.0, 0)
     return Degrees(int(degree.min()), float(degree.double().mean()), int(degree.max()))
+
+
+def _examples(count: int, examples: tuple[int, ...]) -> str:
+    dots = ", ..." if count > len(examples) else ""
+    return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
 
 
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:

@@ -38,21 +38,21 @@ def stacks(draw):
     return [first, *(graph_of(n, edges) for edges in others)]
 
 
-def powers_of(stack, layers):
+def powers_of(stack, layers, residual=True):
     """Boolean matrices [layers + 1, dst, src] after 0, 1, ... layers, the masks multiplied one by one."""
     masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
         before = powers[-1]
-        powers.append((masks[layer % len(masks)] @ before + before > 0).float())
+        powers.append((masks[layer % len(masks)] @ before + (before if residual else 0) > 0).float())
     return torch.stack(powers) > 0
 
 
 class TestReach:
     @settings(max_examples=60, deadline=None)
-    @given(stacks(), st.integers(0, 9))
-    def test_receptive_field_is_a_row_of_the_matrix_power(self, stack, layers):
-        fields = [analyse.receptive_field(stack, dst, layers) for dst in range(stack[0].num_dst)]
-        power = powers_of(stack, layers)[-1]
+    @given(stacks(), st.integers(0, 9), st.booleans())
+    def test_receptive_field_is_a_row_of_the_matrix_power(self, stack, layers, residual):
+        fields = [analyse.receptive_field(stack, dst, layers, residual) for dst in range(stack[0].num_dst)]
+        power = powers_of(stack, layers, residual)[-1]
         assert [field.tolist() for field in fields] == [row.nonzero().flatten().tolist() for row in power]
 
     @settings(max_examples=30, deadline=None)
@@ -137,7 +137,9 @@ class TestSummary:
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
             assert_exact(degrees.mean, int(mask.sum()) / n)
         isolated = (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
-        assert (found.isolated_dst, found.isolated_src) == isolated
+        assert (found.num_isolated_dst, found.num_isolated_src) == isolated
+        assert list(found.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
+        assert list(found.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
         assert found.self_loops == int(mask.diagonal().sum())
         assert found.symmetric == torch.equal(mask, mask.T)
         assert found.causal == (not bool(mask.triu(1).any()))
@@ -148,7 +150,7 @@ class TestSummary:
         found = analyse.summary(patterns.cross(2, 5))
         assert (found.in_degree, found.out_degree) == (analyse.Degrees(5, 5.0, 5), analyse.Degrees(2, 2.0, 2))
         assert (found.symmetric, found.causal, found.acyclic, found.self_loops) == (None, None, None, None)
-        assert "no in-edges     7\n" in str(analyse.summary(patterns.window(7, 0)))
+        assert "no in-edges     7: 0, 1, 2, 3, 4, ...\n" in str(analyse.summary(patterns.window(7, 0)))
         assert "symmetric" not in str(found)
         assert analyse.summary(patterns.full(0)).in_degree == analyse.Degrees(0, 0.0, 0)
 
@@ -157,13 +159,16 @@ class TestLongOrDeep:
     """What visiting every edge in every layer would take hours for, or memory that there is not."""
 
     @pytest.mark.slow
-    def test_a_million_tokens(self):
+    @pytest.mark.parametrize("residual", [True, False])
+    def test_a_million_tokens(self, residual):
         n = 10**6
-        found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10)
+        found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)
         assert torch.equal(found, torch.arange(n - 1 - 10 * 4095, n))
-        found = analyse.receptive_field([patterns.window(n, 8), patterns.dilated(n, 4, 1000)], n - 1, 2)
+        found = analyse.receptive_field(
+            [patterns.window(n, 8), patterns.dilated(n, 4, 1000)], n - 1, 2, residual
+        )
         assert found.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
-        assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3)) == n // 2 + 1
+        assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3, residual)) == n // 2 + 1
 
 
 PER_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 4, heads=2)

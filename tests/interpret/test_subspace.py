@@ -92,7 +92,7 @@ def test_rounding_of_the_dtype_is_no_direction(dtype):
 
 
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
-X = drawn(5, WIDTH)
+X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
 BASIS = r"basis must be .*orthonormal columns, as Subspace.spanned_by makes, got"
 SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
@@ -105,6 +105,7 @@ WRONG = [
     *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
     (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), PART),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
     (SPACE.overlap, (OTHER,), "widths 9 and 4"),
 ]
 

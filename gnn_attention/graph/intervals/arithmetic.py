@@ -263,6 +263,13 @@ def _entries(table: Tensor, spans: list[Interval], axis: int) -> Interval | TriS
     return interval(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
 
 
+def _search_sorted(table: Any, a: Any, *, right: bool = False, **other: Any) -> Interval:
+    if other or not isinstance(a, Interval):
+        raise UnsupportedError("searchsorted of a range in a plain sorted table only")
+    low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
+    return interval(a.box, low, high, a.axes)
+
+
 def _like(a: Any, value: Any, dtype: torch.dtype | None = None, **other: Any) -> Any:
     if (dtype or a.dtype) == torch.bool:
         return as_tristate(a.box, bool(value))
@@ -327,6 +334,7 @@ OPERATORS |= {
     "where": _where,
     "Tensor.where": lambda a, condition, b: _where(condition, a, b),
     "__getitem__": _look_up,
+    "searchsorted": _search_sorted,
     "full_like": lambda a, fill_value, **other: _like(a, fill_value, **other),
     "new_ones": lambda a, size, **other: _new(a, True, size, **other),
     "new_zeros": lambda a, size, **other: _new(a, False, size, **other),

@@ -98,6 +98,9 @@ class Interval(Value):
     def int(self) -> Interval:
         return self.to(torch.int32)
 
+    def contiguous(self) -> Interval:
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):

@@ -96,7 +96,7 @@ class Subspace:
         """Set the coordinate along a line (seed S1.25): ``x + (value - x . u) u``.
 
         ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.
-        ValueError for a direction at right angles to the subspace.
+        ValueError for a direction at right angles to the subspace, or values that do not fit.
         """
         self._check_states("x", x)
         self._check_states("direction", direction)
@@ -111,6 +111,9 @@ class Subspace:
             )
         line: Tensor = (inside / length).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+        if value.dim() and value.shape != x.shape[:-1]:
+            states = list(x.shape[:-1])
+            raise ValueError(f"value must be one number or {states} numbers, got {list(value.shape)}")
         edited: Tensor = x + (value - x @ line).unsqueeze(-1) * line
         return edited
 

@@ -31,7 +31,6 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule, everyone
-from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
@@ -324,8 +323,7 @@ def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any
         inputs["g"] = inputs.pop("edge_index")
     if inputs.get("g") is None or "x" not in inputs:
         return None  # The layer itself will raise.
-    width = None if isinstance(layer.heads, LazyHeads) else layer.heads.width
-    x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), width)
+    x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), layer.heads.width)
     graph = fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
     one.check(graph, layer.heads.num_heads)
     if one.change is not None:
