@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend, dense, failures, nonfinite, rows
+from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, failures, nonfinite, rows
 from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import (
     WORK,
@@ -331,7 +331,7 @@ def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
     else:
         by_pairs = Work(masked_pairs=num_dst * num_src)
         by_edges = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
-        dense, rows = (costs().seconds(work, batch * heads, dim) for work in (by_pairs, by_edges))
+        dense, rows = (cost_model.costs().seconds(work, batch * heads, dim) for work in (by_pairs, by_edges))
         names = ("dense", "rows", "reference") if dense < rows else ("rows", "reference")
     return tuple(ON_CPU[name] for name in names)
 
@@ -403,7 +403,7 @@ def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, .
     if neighbours_of(graph.rule) is not None:
         # what is chosen anew in every step is not counted tile by tile
         works = Work(masked_pairs=graph.num_dst * graph.num_src), rows_work(graph)
-        dense, rows = (costs().seconds(work, heads, dim) for work in works)
+        dense, rows = (cost_model.costs().seconds(work, heads, dim) for work in works)
         first = ("dense", "rows") if dense < rows else ("rows", "dense")
         return (*first, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
@@ -421,4 +421,4 @@ def _work(graph: TokenGraph, name: str) -> Work | None:
 
 def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
     work = _work(graph, name)
-    return None if work is None else costs().seconds(work, heads, dim)
+    return None if work is None else cost_model.costs().seconds(work, heads, dim)

@@ -22,6 +22,7 @@ from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.backends.plan.plan import Plan, packed
 from gnn_attention.graph.neighbours import neighbours_of
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
@@ -36,13 +37,16 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # most calls on a CPU are told from others by their device alone
     kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     varies = graph.batch is not None or graph.heads is not None
-    # of a graph that differs the kernel takes plain calls whole, and torch operators those along chosen rows
-    if varies and not (call.is_plain and (kernel or neighbours_of(graph.rule) is not None)):
+    if varies and not call.is_plain:
         return joined([[run(part) for part in row] for row in call.parts()])
     if kernel:
         return row_attention.run(call)
     if call.is_plain:
-        return attention_op.along_plan(call, "rows")
+        if not varies:
+            return attention_op.along_plan(call, "rows")
+        group = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
+        edges = edges_of(graph, call.q.device, group)
+        return attention_op.along_all_tokens(call, packed(Plan((edges,), complete=True)))
     listed = edges_of(graph, call.q.device)
     arguments, (batch, heads) = (listed.tensors, order_of(graph, call.q.device)), call.q.shape[:2]
     if batch * heads * listed.src.numel() <= AT_ONCE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -101,13 +101,12 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
         raise NotImplementedError(f"{reason}: use 'auto' or {own!r} without them, or make the graph outside")
     if graph.size:
         return _along_blocks(call, graph)
-    numbers = [1, PADDED, 1, graph.batch or 1, graph.heads or 1]
-    plan = list(graph.lists), numbers
-    out, lse = attention_op.attention(call.q, call.k, call.v, plan, call.scale, call.sink_logits)
-    if call.sink_logits is None:
-        return out, lse
+    # An index by query head gives each of them senders of its own.
+    heads = call.k.shape[1] if graph.heads is None else call.q.shape[1]
+    k, v = (edge_softmax.per_query_head(x, heads) for x in (call.k, call.v))
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0
-    return out, attention_op.with_sinks_alone(lse, call.sink_logits, has_in_edges)
+    plan = list(graph.lists), [1, PADDED, 1]
+    return attention_op.along_all_tokens(replace(call, k=k, v=v), plan, has_in_edges)
 
 
 def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:

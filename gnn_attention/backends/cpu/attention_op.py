@@ -18,6 +18,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
+from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, packed, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
@@ -37,12 +38,28 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
         out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
         out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks)
-    return (out, lse) if sinks is None else (out, with_sinks_alone(lse, sinks, call.has_in_edges))
+    if sinks is None:
+        return out, lse
+    # A receiver whose in-edges all have logit -inf has the sink alone.
+    has_sink_alone = (lse == -torch.inf) & call.has_in_edges
+    return out, torch.where(has_sink_alone, sinks.to(lse.dtype).unsqueeze(-1), lse)
 
 
-def with_sinks_alone(lse: Tensor, sinks: Tensor, has_in_edges: Tensor) -> Tensor:
-    """``lse``, which is the sink for a receiver whose in-edges all have logit -inf."""
-    return torch.where((lse == -torch.inf) & has_in_edges, sinks.to(lse.dtype).unsqueeze(-1), lse)
+def along_all_tokens(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
+    """A plain call along a graph that differs by sample or head, by a plan over all its tokens in one row.
+
+    ``has_in_edges``: which receivers have some, if the graph cannot be asked.
+    """
+    graph, sinks = call.graph, call.sink_logits
+    # With sinks the output is rounded once.
+    wide = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
+    q, k, v = (fold(x.to(wide), graph) for x in (call.q, call.k, call.v))
+    out, lse = attention(q, k, v, plan, call.scale)
+    out, lse = unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1)
+    if sinks is not None:
+        has_in_edges = call.has_in_edges if has_in_edges is None else has_in_edges
+        out, lse = edge_softmax.add_sinks(out, lse, sinks, has_in_edges)
+    return out.to(call.q.dtype), lse
 
 
 def attention(

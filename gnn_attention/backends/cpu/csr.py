@@ -2,7 +2,7 @@
 
 The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
 Only edges are ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of
-one head: two numbers for each edge and a few rows for each token. So the softmax is in place and never
+one head (of all, where each has edges of its own): two numbers an edge and a few rows a token. So the softmax is in place and never
 normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver is applied to its row.
 """
 

@@ -27,7 +27,7 @@ from gnn_attention.backends.plan.plan import Edges
 
 LONGEST = 64  # rows that are added one after the other
 MOST_EDGES = 10**5  # of all heads taken together; above, one head at a time is as fast and takes less memory
-MOST_CACHED = 4  # folded lists, or what else is made of each list of edges
+MOST_CACHED = 4  # of what is made of each list of edges, such as repeated lists
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
@@ -115,32 +115,23 @@ class Head:
 
     # a fresh page of memory costs more than the arithmetic on it: a head writes where the last one wrote
 
-    def __init__(self, edges: Edges, dtype: torch.dtype, room: int = 0) -> None:
-        self.edges, self.dtype, self._room = edges, dtype, max(room, edges.src.numel())
+    def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
+        self.edges, self.dtype = edges, dtype
         self._rows: dict[str, Tensor] = {}
-        self._numbers: dict[str, Tensor] = {}
 
-    def over(self, edges: Edges) -> Head:
-        """The same buffers for another list of at most as many edges as there is room for."""
-        other = Head(edges, self.dtype, self._room)
-        other._rows, other._numbers = self._rows, self._numbers
-        return other
-
-    def _matrix(self, name: str) -> Tensor:
+    def _matrix(self) -> Tensor:
         accept_sparse_matrices()
         edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
-        if name not in self._numbers:
-            self._numbers[name] = torch.zeros(self._room, dtype=self.dtype, device=edges.src.device)
-        values = self._numbers[name][: edges.src.numel()]
+        values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
         return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 
     @functools.cached_property
     def first(self) -> Tensor:
-        return self._matrix("first")
+        return self._matrix()
 
     @functools.cached_property
     def second(self) -> Tensor:
-        return self._matrix("second")
+        return self._matrix()
 
     @functools.cached_property
     def in_pieces(self) -> Pieces | None:
@@ -189,24 +180,14 @@ def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtyp
     samples, heads = shape
     if not edges.src.numel():
         return []
-    work, sliced = Head(edges, dtype), edges.slices != (1, 1)
-    if not sliced and samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
+    if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
         return [(..., [(Head(folded(edges, samples * heads, samples * kv_heads), dtype), ...)])]
-    works = [work]
-    if sliced:
-        lists = _once("slices", edges.ptr, lambda _: edges.of_each())
-        work = Head(lists[0], dtype, max(part.src.numel() for part in lists))
-        works = [work.over(part) for part in lists]
-    group = heads // kv_heads
-    by_sample, by_head = (int(size > 1) for size in edges.slices)
-    found: Groups = []
-    for sample in range(samples):
-        for kv_head in range(kv_heads):
-            those = range(kv_head * group, (kv_head + 1) * group)
-            number = by_sample * sample * edges.slices[1]
-            served = [(works[number + by_head * head], (sample, head)) for head in those]
-            found.append(((sample, kv_head), list(served)))
-    return found
+    work, group = Head(edges, dtype), heads // kv_heads
+    return [
+        ((sample, kv_head), [(work, (sample, kv_head * group + member)) for member in range(group)])
+        for sample in range(samples)
+        for kv_head in range(kv_heads)
+    ]
 
 
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
@@ -217,6 +198,6 @@ def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
         slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
         dst = edges.dst + slice_ * num_dst
         src = edges.src + slice_ // (slices // kv_slices) * num_src
-        return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)[0]
+        return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)
 
     return replace(_once((slices, kv_slices), edges.ptr, fold), fresh=edges.fresh)

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.call import one_of
-from gnn_attention.backends.plan.csr import sorted_edges
+from gnn_attention.backends.plan.csr import list_edges
+from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import neighbours_of
 
 Packed = tuple[list[Tensor], list[int]]
 
@@ -73,26 +72,9 @@ def sides_of(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side, Si
 
 
 def _rows(graph: TokenGraph, device: torch.device, group: int) -> Packed:
-    slices, chosen = (graph.batch or 1) * (graph.heads or 1), neighbours_of(graph.rule)
-    # the number of the slice, the sender and the receiver of every edge
-    if chosen is not None:
-        # rows are counted through all slices: nothing leaves their device
-        src = chosen.src.to(device, torch.int64)
-        row = torch.repeat_interleave(chosen.ptr.to(device).diff(), output_size=src.numel())
-        number, dst = row.div(graph.num_dst, rounding_mode="floor"), row.remainder(graph.num_dst)
-    else:
-        pairs = [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
-        # what is put on the device here does not stay there
-        edges = [one_of(graph, b, h).edge_index.to(device) for b, h in pairs]
-        counts = torch.tensor([part.shape[1] for part in edges], device=device)
-        src, dst = torch.cat(edges, 1)
-        number = torch.repeat_interleave(counts, output_size=len(src))
-    # the query heads of a group share their senders where heads differ
-    shared = 1 if graph.heads is None else group
-    src, dst = number.div(shared, rounding_mode="floor") * graph.num_src + src, number * graph.num_dst + dst
-    found, _ = sorted_edges(src, dst, slices // shared * graph.num_src, slices * graph.num_dst)
-    receivers = _side(found.ptr, found.src, found.src.new_empty(0))
-    senders = _side(found.out_ptr, found.out_dst, found.out_position)
+    edges = Edges(*list_edges(graph, device, group))
+    receivers = _side(edges.ptr, edges.src, edges.src.new_empty(0))
+    senders = _side(edges.out_ptr, edges.out_dst, edges.out_position)
     return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]
 
 

@@ -15,8 +15,8 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MOST_EDGES, rows_of
 from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
-from gnn_attention.graph import TokenGraph
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512  # channels of a head
@@ -34,9 +34,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph = call.graph
     softcap, before, bias = score_terms.added_to_edges(call)
     problem = Problem(
-        q=_fold(call.q, graph),
-        k=_fold(call.k, graph),
-        v=_fold(call.v, graph),
+        q=fold(call.q, graph),
+        k=fold(call.k, graph),
+        v=fold(call.v, graph),
         scale=call.scale,
         softcap=softcap,
         before=before,
@@ -50,7 +50,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     )
     group = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
     out, lse = ops.attention(problem, rows_of(graph, call.q.device, group))
-    return call.with_sinks(_unfold(out, call), _unfold(lse.unsqueeze(-1), call).squeeze(-1))
+    return call.with_sinks(unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -83,23 +83,3 @@ def bytes_needed(call: AttentionCall) -> int:
     numbers = terms * 2 * wide * edges * batch * heads // slices
     positions = (32 + 2 * wide * heads) * edges if parts.before or parts.after else 0
     return rows + WORKSPACE + numbers + positions
-
-
-def _fold(x: Tensor, graph: TokenGraph) -> Tensor:
-    """``[B, H, T, D]`` with the axes by which the graph differs, in this order, in the axis of the tokens."""
-    batch, heads, tokens, width = x.shape
-    if graph.heads is None and graph.batch is None:
-        return x
-    if graph.heads is None:
-        return x.transpose(0, 1).reshape(1, heads, batch * tokens, width)
-    if graph.batch is None:
-        return x.reshape(batch, 1, heads * tokens, width)
-    return x.reshape(1, 1, batch * heads * tokens, width)
-
-
-def _unfold(x: Tensor, call: AttentionCall) -> Tensor:
-    """The reverse of :func:`_fold` for a result ``[..., tokens, width]`` of the receivers."""
-    graph, (batch, heads, tokens, _) = call.graph, call.q.shape
-    if graph.heads is None and graph.batch is not None:
-        return x.reshape(heads, batch, tokens, -1).transpose(0, 1)
-    return x if graph.heads is None else x.reshape(batch, heads, tokens, -1)

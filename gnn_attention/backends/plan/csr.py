@@ -1,24 +1,49 @@
-"""A graph as a list of edges receiver by receiver, with its transpose, in int32 (for fewer than 2^31)."""
+"""A graph as a list of edges receiver by receiver, with its transpose, in int32 (for fewer than 2^31).
 
-from itertools import pairwise
+A graph that differs by sample or head is one list, too: the tokens of all its samples and heads stand one
+after the other, and :func:`fold` brings those of a call into this order.
+"""
 
 import torch
 
-from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 from gnn_attention.graph.neighbours import neighbours_of
 
 
-def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
-    """The edges of a plain or chosen graph on a device, by receiver, then sender; cached."""
-    tensors = memoized(_lowered, graph, device)
-    if graph.heads is None and graph.batch is None:
-        return Edges(*tensors)
-    chosen = neighbours_of(graph.rule)
-    assert chosen is not None
-    return Edges(*tensors, slices=chosen.shape[:2])
+def edges_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Edges:
+    """The edges of a graph on a device, by receiver, then sender; cached.
+
+    Of a graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without an
+    axis by which the graph does not differ. ``group`` query heads share the senders of one key/value head.
+    """
+    return Edges(*memoized(list_edges, graph, device, group))
+
+
+def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
+    """The tensors of :func:`edges_of`, which are not cached."""
+    chosen, order = neighbours_of(graph.rule), None
+    if chosen is None and graph.heads is None and graph.batch is None:
+        (src, row), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
+        order = None if order is None else order.to(device)
+        return tuple(_edges_in_order(src, row, order, graph.num_src, graph.num_dst).tensors)
+    slices, shared = (graph.batch or 1) * (graph.heads or 1), 1 if graph.heads is None else group
+    num_src, num_dst = slices // shared * graph.num_src, slices * graph.num_dst
+    if chosen is not None:
+        # Nothing leaves the device on which the senders were chosen.
+        row = torch.repeat_interleave(chosen.ptr.to(device).diff(), output_size=len(chosen.src))
+        src = chosen.src.to(device)
+    else:
+        parts = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+        edges = [part.edge_index.to(device) for part in parts]
+        src = torch.cat([part[0] for part in edges])
+        row = torch.cat([part[1] + number * graph.num_dst for number, part in enumerate(edges)])
+    src = src + row.div(shared * graph.num_dst, rounding_mode="floor") * graph.num_src
+    order = None if chosen is not None else order_by_receiver(src, row, num_src)
+    return tuple(_edges_in_order(src, row, order, num_src, num_dst).tensors)
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
@@ -26,11 +51,20 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     return memoized(_order, graph, device)[0]
 
 
-def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:
-    """The edges ``src -> dst`` by receiver, then sender; and where each stood before."""
-    order = order_by_receiver(src, dst, num_src)
-    edges = _edges_in_order(src, dst, order, num_src, num_dst)
-    return edges, torch.arange(len(src), device=src.device) if order is None else order
+def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    order = memoized(receiver_order, graph)[0]
+    return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
+
+
+def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Edges:
+    """The edges ``src -> dst`` by receiver, then sender."""
+    return _edges_in_order(src, dst, order_by_receiver(src, dst, num_src), num_src, num_dst)
+
+
+def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
+    """The order of edges by receiver, then sender; None if they stand in it."""
+    key = dst.long() * num_src + src
+    return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
 
 def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> Edges:
@@ -42,37 +76,27 @@ def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int
     return Edges(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
 
 
-def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
-    """The order of edges by receiver, then sender; None if they stand in it."""
-    key = dst.long() * num_src + src
-    return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
-
-
 def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
     """Where the entries of each of ``count`` rows begin, and where the last ends."""
     ends = torch.bincount(index, minlength=count).cumsum(0)
     return torch.cat([ends.new_zeros(1), ends])
 
 
-def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
-    chosen = neighbours_of(graph.rule)
-    if chosen is None:
-        (src, dst), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
-        order = None if order is None else order.to(device)
-        return tuple(_edges_in_order(src, dst, order, graph.num_src, graph.num_dst).tensors)
-    ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int32)
-    dst = torch.arange(graph.num_dst, dtype=torch.int32, device=device).repeat(chosen.slices)
-    dst = torch.repeat_interleave(dst, ptr.diff(), output_size=len(src))
-    out_dst, out_position, count = torch.empty_like(src), torch.empty_like(src), []
-    # each slice for itself: its numbers are few, which makes sorting quick, and lie close together
-    for i, j in pairwise(chosen.bounds):
-        out_position[i:j] = src[i:j].sort(stable=True).indices
-        torch.index_select(dst[i:j], 0, out_position[i:j], out=out_dst[i:j])
-        count.append(torch.bincount(src[i:j], minlength=graph.num_src))
-    out_ptr = torch.cat([ptr.new_zeros(1), torch.cat(count).cumsum(0)])
-    return ptr.int(), src, dst, out_ptr.int(), out_dst, out_position
+def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
+    """``x`` with the axes by which the graph differs, in this order, in the axis of the tokens."""
+    batch, heads, tokens, width = x.shape
+    if graph.heads is None and graph.batch is None:
+        return x
+    if graph.heads is None:
+        return x.transpose(0, 1).reshape(1, heads, batch * tokens, width)
+    if graph.batch is None:
+        return x.reshape(batch, 1, heads * tokens, width)
+    return x.reshape(1, 1, batch * heads * tokens, width)
 
 
-def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    order = memoized(receiver_order, graph)[0]
-    return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
+def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
+    """The reverse of :func:`fold`, for a result of the receivers of a call."""
+    graph, (batch, heads, tokens, _) = call.graph, call.q.shape
+    if graph.heads is None and graph.batch is not None:
+        return x.reshape(heads, batch, tokens, -1).transpose(0, 1)
+    return x if graph.heads is None else x.reshape(batch, heads, tokens, -1)

@@ -122,10 +122,7 @@ class Edges:
 
     The in-edges of receiver i are the positions ``ptr[i] .. ptr[i + 1] - 1`` of ``src``; the out-edges of
     sender j are ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``, and ``out_position`` says where each of
-    these stands in ``src``.
-
-    With ``slices = samples, heads`` the rows of each of them follow each other, with numbers of their own but
-    for ``ptr`` and ``out_ptr``, which count through.
+    these stands in ``src``. ``fresh``: no piece before this one has these receivers.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -135,21 +132,6 @@ class Edges:
     out_dst: Int[Tensor, " edges"]
     out_position: Int[Tensor, " edges"]
     fresh: bool = field(default=True, kw_only=True)
-    slices: tuple[int, int] = field(default=(1, 1), kw_only=True)
-
-    def of_each(self) -> list[Edges]:
-        """The list of each slice."""
-        number = self.slices[0] * self.slices[1]
-        sides = (self.ptr, self.ptr.numel() // number), (self.out_ptr, self.out_ptr.numel() // number)
-        ptrs = [[ptr[i * rows : (i + 1) * rows + 1] for i in range(number)] for ptr, rows in sides]
-        bounds = self.ptr[:: max(sides[0][1], 1)].tolist() if sides[0][1] else [0] * (number + 1)
-        found = []
-        for ptr, out_ptr, first, stop in zip(*ptrs, bounds, bounds[1:], strict=False):
-            src, dst, out_dst, place = (
-                x[first:stop] for x in (self.src, self.dst, self.out_dst, self.out_position)
-            )
-            found.append(Edges(ptr - first, src, dst, out_ptr - first, out_dst, place, fresh=self.fresh))
-        return found
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -195,7 +177,7 @@ def packed(plan: Plan) -> Packed:
     numbers = [int(plan.complete)]
     for piece in plan.pieces:
         if isinstance(piece, Edges):
-            numbers += [EDGES, int(piece.fresh), *piece.slices]
+            numbers += [EDGES, int(piece.fresh)]
             tensors += piece.tensors
             continue
         for groups in (piece.dst, piece.src):
@@ -218,14 +200,11 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     pieces: list[Piece] = []
     for kind in words:
         if kind in (EDGES, PADDED):
-            fresh, *slices = islice(words, 3)
             ptr, src, dst, out_ptr, *out = islice(parts, 6)
             if kind == PADDED:
                 count = int(ptr[-1])
                 src, dst, *out = (x[:count] for x in (src, dst, *out))
-            pieces.append(
-                Edges(ptr, src, dst, out_ptr, *out, fresh=bool(fresh), slices=(slices[0], slices[1]))
-            )
+            pieces.append(Edges(ptr, src, dst, out_ptr, *out, fresh=bool(next(words))))
             continue
         dst_groups = _unpack_groups(kind, parts, words)
         src_groups = _unpack_groups(next(words), parts, words)

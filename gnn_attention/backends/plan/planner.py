@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends import cost_model
+from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
 from gnn_attention.backends.plan.packing import packing
@@ -73,7 +74,7 @@ def mixed_plan(graph: TokenGraph) -> Plan:
     pieces = _with_long_runs(graph, dense)
     rest = left_over(graph, sparse)
     if rest.shape[1]:
-        listed, _ = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
+        listed = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
         pieces.append(replace(listed, fresh=not pieces))
     return _plan(pieces, graph)
 
@@ -185,4 +186,4 @@ def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:
 
 
 def _seconds(work: Work) -> float:
-    return costs().seconds(work, heads=8)
+    return cost_model.costs().seconds(work, heads=8)
