@@ -54,8 +54,8 @@ def both_passes(dtype, width, every_option):
     problem = Problem(q, k, v, width**-0.5)
     if every_option:
         wide = accumulation_dtype(dtype)
-        before, bias = (torch.zeros(1, HEADS, graph.num_edges, dtype=wide) for _ in range(2))
-        problem = Problem(q, k, v, width**-0.5, 3.0, before, bias, 0.25, torch.zeros((), dtype=torch.int64))
+        bias = torch.zeros(1, HEADS, graph.num_edges, dtype=wide)
+        problem = Problem(q, k, v, width**-0.5, 3.0, bias, 0.25, torch.zeros((), dtype=torch.int64))
     sides = sides_of(*rows_of(graph, CPU))
     out, lse = rows.forward(problem, sides)
     rows.backward(problem, sides, torch.zeros_like(out), torch.zeros_like(lse), lse)

@@ -41,7 +41,10 @@ def own_mod(score, b, h, dst, src):
 
 UNSERVED = {
     "a function": ({"score_mod": own_mod}, "do not support the score_mod <function own_mod.*per-edge bias"),
-    "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not support a second softcap"),
+    "two softcaps": (
+        {"score_mod": chain(softcap(1.0), softcap(2.0))},
+        "support a softcap that is not the first",
+    ),
     "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not support the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
     "a dtype": ({"dtype": torch.float8_e4m3fn}, "the kernel has no torch.float8_e4m3fn"),

@@ -82,14 +82,14 @@ class Case:
         return [None if x is None else x.to(device, kind).requires_grad_() for x, kind in given]
 
 
-LEARNED_TWICE = chain(LEARNED, ga.score_mods.log_multiplicity(torch.arange(1.0, 6.0)), softcap(2.0), LEARNED)
-BOTH = chain(alibi(alibi_slopes(2)), LEARNED, softcap(2.0))
+LEARNED_TWICE = chain(softcap(2.0), LEARNED, ga.score_mods.log_multiplicity(torch.arange(1.0, 6.0)), LEARNED)
+BOTH = chain(softcap(2.0), alibi(alibi_slopes(2)), LEARNED)
 CASES = {
     "plain": Case(),
     "groups of two": Case(heads=(4, 2)),
     "two alibis": Case(score_mod=chain(alibi(alibi_slopes(2)), alibi((0.3, 0.1)))),
     "alibi after softcap": Case(score_mod=chain(softcap(1.5), alibi(alibi_slopes(2)))),
-    "learned, before and after softcap": Case(score_mod=LEARNED_TWICE, bias=(2,)),
+    "learned twice, after softcap": Case(score_mod=LEARNED_TWICE, bias=(2,)),
     "bias by head": Case(bias=(2,)),
     "closed edges": Case(bias=(2,), closed=True),
     "sinks": Case(sinks=True),

@@ -2,8 +2,9 @@
 
 The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
 Only edges are ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of
-one head (of all, where each has edges of its own): two numbers an edge and a few rows a token. So the softmax is in place and never
-normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver is applied to its row.
+one head (of all, where each has edges of its own): two numbers an edge and a few rows a token. So the softmax
+is in place and never normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver
+is applied to its row.
 """
 
 from collections.abc import Sequence

@@ -27,12 +27,11 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    # of the edgewise numbers that are not there a tensor without edges
-    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
-    edgewise = problem.before, problem.bias
-    places = [int(x is not None) for x in edgewise]
-    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.seed
+    # A bias that is not there is a tensor without edges.
+    bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
+    given = problem.q, problem.k, problem.v, bias, problem.seed
+    offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
+    places = [int(problem.bias is not None), *offsets]
     rest = (*rows, places, [problem.scale, problem.softcap, problem.dropout])
     if not are_plain(given):
         out, lse = _ATTENTION(*given, *rest)
@@ -45,11 +44,9 @@ def attention(
 
 def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
     """The problem, and the rows of its graph, from the operator's arguments."""
-    *x, before, bias, seed, tensors, limits, places, constants = given
+    *x, bias, seed, tensors, limits, (has_bias, *offsets), (scale, softcap, dropout) = given
     q, k, v = map(_with_plain_channels, x)
-    (has_before, has_bias, *offsets), (scale, softcap, dropout) = places, constants
-    edgewise = before if has_before else None, bias if has_bias else None
-    problem = Problem(q, k, v, scale, softcap, *edgewise, dropout, seed, *offsets)
+    problem = Problem(q, k, v, scale, softcap, bias if has_bias else None, dropout, seed, *offsets)
     return problem, sides_of(tensors, limits)
 
 
@@ -61,15 +58,15 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """The operator of the backward pass: the gradients of q, k, v, before and bias."""
+    """The operator of the backward pass: the gradients of q, k, v and bias."""
     from gnn_attention.backends.gpu.kernels import rows
 
     *x, out, lse, seed, tensors, limits, places, constants = given
     problem, sides = _restored(*x, seed, tensors, limits, places, constants)
     grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
     delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
-    *grads, dbefore, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
-    return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
+    *grads, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
+    return *grads, _or_empty(dbias, problem.q, lse.dtype)
 
 
 def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,9 +84,8 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    q, k, v, before, bias, *_ = given
-    grads = (token_major(x, x.shape[3]) for x in (q, k, v))
-    return *grads, before.new_empty(before.shape), bias.new_empty(bias.shape)
+    q, k, v, bias, *_ = given
+    return *(token_major(x, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -98,8 +94,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    q, k, v, before, bias, seed, out, lse, *tensors = ctx.saved_tensors
-    given = *grads, q, k, v, before, bias, out, lse, seed
+    q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
+    given = *grads, q, k, v, bias, out, lse, seed
     found = _GRADIENTS(*given, tensors, ctx.limits, ctx.places, ctx.constants)
     return *found, None, [None] * len(tensors), None, None, None
 
@@ -116,21 +112,21 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, before, bias, seed, out, lse = ctx.saved_tensors
-        given = *grads, q, k, v, before, bias, out, lse, seed
+        q, k, v, bias, seed, out, lse = ctx.saved_tensors
+        given = *grads, q, k, v, bias, out, lse, seed
         again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
         found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
         return *found, None, None
 
 
 REST = "Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor before, Tensor bias"
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor bias"
 SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
 _ATTENTION = operator("triton_attention", SCHEMA, _run, _fake, _differentiate, _save)
 _GRADIENTS = gradient_operator(
     "triton_attention_backward",
     f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
     "the kernel of the backend rows; use backend='message_passing'",

@@ -32,14 +32,13 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     folded into that of the tokens; the call is plain then.
     """
     graph = call.graph
-    softcap, before, bias = score_terms.added_to_edges(call)
+    softcap, bias = score_terms.cap_and_bias(call)
     problem = Problem(
         q=fold(call.q, graph),
         k=fold(call.k, graph),
         v=fold(call.v, graph),
         scale=call.scale,
         softcap=softcap,
-        before=before,
         bias=bias,
         dropout=call.dropout,
         seed=call.seed,
@@ -72,14 +71,12 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 def bytes_needed(call: AttentionCall) -> int:
     """The extra memory, at most: the rows of the graph, a workspace, and numbers of edges in both passes.
 
-    A bias and what a score_mod adds are numbers of each edge and head and have a gradient each; a score_mod
+    A bias and what a score_mod adds are a number of each edge and head, which has a gradient; a score_mod
     makes positions and, for the gradient of its table, two numbers of each head.
     """
     graph, edges, (batch, heads) = call.graph, call.graph.num_edges, call.q.shape[:2]
     slices, wide = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize
     rows = 12 * edges + 4 * (slices * (graph.num_dst + graph.num_src) + 2)
-    parts = score_terms.added_to(call.score_mod)
-    terms = bool(parts.before) + bool(parts.after or call.bias is not None)
-    numbers = terms * 2 * wide * edges * batch * heads // slices
-    positions = (32 + 2 * wide * heads) * edges if parts.before or parts.after else 0
-    return rows + WORKSPACE + numbers + positions
+    if call.is_plain:
+        return rows + WORKSPACE
+    return rows + WORKSPACE + (32 + 2 * wide * heads * (1 + batch)) * edges

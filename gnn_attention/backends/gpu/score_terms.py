@@ -1,14 +1,13 @@
 """What a GPU kernel adds to a logit: a score_mod and a bias as a softcap and numbers for each edge.
 
-``logit = softcap(scale q . k + before) + bias`` covers the score_mods of this library: ``alibi``,
-``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge, with gradients to what
-they are made of, and chains of these around at most one ``softcap``.
+``logit = softcap(scale q . k) + bias`` covers the score_mods of this library: ``alibi``, ``relative_bias``,
+``RelativeBias`` and ``log_multiplicity`` as numbers for each edge, with gradients to what they are made of,
+and chains of these after at most one ``softcap``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 
@@ -25,53 +24,41 @@ EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods
 ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
 
 
-class Added(NamedTuple):
-    """A score_mod in its parts, in the order in which they act."""
+def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
+    """The cap (0.0 for none) and what is added after it; NotImplementedError for another score_mod.
 
-    before: tuple[ScoreMod, ...] = ()
-    softcap: float = 0.0
-    after: tuple[ScoreMod, ...] = ()
-
-
-def added_to(score_mod: ScoreMod | None) -> Added:
-    """The parts of a score_mod; NotImplementedError, which says what to do, where it has other parts.
-
-    >>> added_to(chain(alibi((0.5,)), softcap(2.0)))
-    Added(before=(alibi(slopes=(0.5,)),), softcap=2.0, after=())
+    >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
+    (2.0, [alibi(slopes=(0.5,))])
     """
-    cap: float = 0.0
-    before: list[ScoreMod] = []
-    after: list[ScoreMod] = []
-    for link in _links(score_mod):
-        if type(link) is softcap and not cap:
-            cap = link.cap
-        elif type(link) in EDGEWISE:
-            (after if cap else before).append(link)
-        else:
-            what = "a second softcap" if type(link) is softcap else f"the score_mod {link!r}"
+    cap, links = 0.0, list(_links(score_mod))
+    if links and isinstance(links[0], softcap):
+        cap, links = links[0].cap, links[1:]
+    for link in links:
+        if type(link) not in EDGEWISE:
+            what = "a softcap that is not the first" if type(link) is softcap else f"the score_mod {link!r}"
             raise NotImplementedError(f"its kernels do not support {what}; {ADVICE}")
-    return Added(tuple(before), cap, tuple(after)) if cap else Added(after=tuple(before))
+    return cap, links
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels do not support the score_mod of a call, or None."""
     try:
-        parts, needed = added_to(call.score_mod), call.first_head + call.q.shape[1]
+        (_, terms), needed = cap_and_terms(call.score_mod), call.first_head + call.q.shape[1]
     except NotImplementedError as error:
         return str(error)
-    for mod in (*parts.before, *parts.after):
+    for mod in terms:
         if type(mod) is alibi and len(mod.slopes) < needed:
             return f"alibi has {len(mod.slopes)} slopes for {needed} heads"
     return None
 
 
-def added_to_edges(call: AttentionCall) -> tuple[float, Tensor | None, Tensor | None]:
-    """(softcap, before, bias) of this call on a plain graph, in the form of ``Problem``."""
-    parts, bias = added_to(call.score_mod), None
+def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
+    """(softcap, bias) of this call on a plain graph, in the form of ``Problem``."""
+    (cap, terms), bias = cap_and_terms(call.score_mod), None
     if call.bias is not None:
         bias = call.bias.to(accumulation_dtype(call.q.dtype))
         bias = bias.index_select(2, order_of(call.graph, call.q.device))
-    return parts.softcap, _numbers(call, parts.before, None), _numbers(call, parts.after, bias)
+    return cap, _numbers(call, terms, bias)
 
 
 def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:

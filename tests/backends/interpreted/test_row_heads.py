@@ -16,7 +16,7 @@ FEW = kernel_cases.listed(6, 5, 0.3)
 
 def everything(heads, kv_heads, widths, batch=1):
     """All options but a learned table, which has two heads."""
-    mod = chain(alibi(alibi_slopes(heads)), softcap(2.0))
+    mod = chain(softcap(2.0), alibi(alibi_slopes(heads)))
     options = {"score_mod": mod, "bias": (heads,), "closed": True, "sinks": True, "dropout": 0.3}
     return Case(graph=FEW, heads=(heads, kv_heads), widths=widths, batch=batch, **options)
 

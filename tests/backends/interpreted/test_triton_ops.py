@@ -19,7 +19,7 @@ from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, 
 def trained(graph, given):
     """A forward and a backward pass with every option."""
     q, k, v, bias, sinks, table = given
-    mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
+    mod = chain(softcap(2.0), alibi(alibi_slopes(2)), relative_bias(table))
     more = {"bias": bias, "sink_logits": sinks, "score_mod": mod, "dropout": 0.3}
     out = ga.attend(q, k, v, graph, **more, backend="rows")
     return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
@@ -51,7 +51,7 @@ def test_a_planned_graph_can_be_captured(options, monkeypatch):
 
 def attention_of(q, k, v, bias, sinks, table):
     """With all that is cached with a graph."""
-    mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
+    mod = chain(softcap(2.0), alibi(alibi_slopes(2)), relative_bias(table))
     return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend="rows")
 
 

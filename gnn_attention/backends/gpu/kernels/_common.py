@@ -100,7 +100,6 @@ def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
         "HAS_CAP": problem.softcap > 0,
-        "HAS_BEFORE": problem.before is not None,
         "HAS_BIAS": problem.bias is not None,
         "HAS_DROPOUT": problem.dropout > 0,
         "D": dim,

@@ -66,13 +66,10 @@ def _in_workspace(member, GROUP: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit
 def _logit(
-    dot, edge, ok, BEFORE, before, before_e, BIAS, bias, bias_e, cap,
-    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, ACC: tl.constexpr,
+    dot, edge, ok, BIAS, bias, bias_e, cap, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """(logit, its derivative by what softcap bends) of edges from their scaled products."""
     bend = tl.full(dot.shape, 1.0, ACC)
-    if HAS_BEFORE:
-        dot += tl.load(BEFORE + before + edge.to(tl.int64) * before_e, mask=ok, other=0.0).to(ACC)
     if HAS_CAP:
         bent = _common.tanh(dot / cap)
         dot = cap * bent
@@ -102,14 +99,13 @@ def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constex
 
 @_common.jit
 def forward(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
-    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a receiver over its in-edges (or one chunk of them), step by step."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -118,7 +114,7 @@ def forward(
     sample, kv_head, member, there = _query_heads(kv_heads, first_slice, SPLIT, MEMBERS, MP)
     head = kv_head * GROUP + member
     stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
-    before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
+    bias = sample * x_b + head * x_h
     query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
     top = tl.full([1, MP], float("-inf"), ACC)
     total = tl.zeros([1, MP], ACC)
@@ -130,8 +126,7 @@ def forward(
         key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), ok, D, DP, ACC)
         value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), ok, DV, DVP, ACC)
         logit, _ = _logit(
-            tl.sum(query * key, 2) * scale, edge, ok & there, BEFORE, before, x_e, BIAS, bias, y_e, cap,
-            HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 2) * scale, edge, ok & there, BIAS, bias, x_e, cap, HAS_CAP, HAS_BIAS, ACC,
         )  # fmt: skip
         logit = tl.where(ok, logit, float("-inf"))
         higher = tl.maximum(top, tl.max(logit, 0, keep_dims=True))
@@ -159,15 +154,14 @@ def forward(
 
 @_common.jit
 def backward_dst(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBIAS, g_b, g_h, g_t,
     num_edges, DQ, dq_b, dq_h, dq_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
-    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -176,7 +170,7 @@ def backward_dst(
     sample, kv_head, member, there = _query_heads(kv_heads, first_slice, SPLIT, MEMBERS, MP)
     head = kv_head * GROUP + member
     stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
-    before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
+    bias = sample * x_b + head * x_h
     query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
     grad = _load(GRAD, _at(sample, head, row, g_b, g_h, g_t, ALIGN), there, DV, DVP, ACC)
     one = sample * kv_heads * GROUP + head
@@ -193,8 +187,7 @@ def backward_dst(
         key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
         value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
         logit, bend = _logit(
-            tl.sum(query * key, 2) * scale, edge, ok, BEFORE, before, x_e, BIAS, bias, y_e, cap, HAS_CAP,
-            HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 2) * scale, edge, ok, BIAS, bias, x_e, cap, HAS_CAP, HAS_BIAS, ACC,
         )  # fmt: skip
         weight = tl.where(ok, tl.exp(logit - lse), 0.0)
         wanted = tl.sum(grad * value, 2)
@@ -204,10 +197,7 @@ def backward_dst(
         slope = tl.where(ok, weight * (wanted - delta), 0.0)
         if HAS_BIAS:
             tl.store(DBIAS + one * num_edges + edge, slope, mask=within & there)
-        slope = slope * bend
-        if HAS_BEFORE:
-            tl.store(DBEFORE + one * num_edges + edge, slope, mask=within & there)
-        sums += tl.sum(slope[:, :, None] * key, 0, keep_dims=True)
+        sums += tl.sum((slope * bend)[:, :, None] * key, 0, keep_dims=True)
     # a key that one head of a group may not see, another may
     sums = tl.where(counts[:, :, None], sums * scale, 0.0)
     if CHUNKED:
@@ -218,15 +208,14 @@ def backward_dst(
 
 @_common.jit
 def backward_src(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t,
     DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
-    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """A sender's out-edges (or a chunk of them): the gradients of its key and its value."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -244,14 +233,14 @@ def backward_src(
     for part in range(GROUP // MEMBERS):
         head = kv_head * GROUP + part * MEMBERS + number
         stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
-        before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
+        bias = sample * x_b + head * x_h
         first = (sample * kv_heads * GROUP + head) * num_dst
         for start in range(low, high, EDGES):
             entry = start + tl.arange(0, EDGES)[:, None]
             within = entry < high
             dst = tl.load(OTHERS + entry, mask=within, other=0).to(tl.int64)
             edge = entry
-            if HAS_BEFORE or HAS_BIAS:
+            if HAS_BIAS:
                 edge = tl.load(POSITION + entry, mask=within, other=0).to(tl.int64)
             ok = within & there
             lse = tl.load(LSE + first + dst, mask=ok, other=float("inf"))
@@ -260,8 +249,7 @@ def backward_src(
             query = _load(Q, _at(sample, head, dst, q_b, q_h, q_t, ALIGN), ok, D, DP, ACC)
             grad = _load(GRAD, _at(sample, head, dst, g_b, g_h, g_t, ALIGN), ok, DV, DVP, ACC)
             logit, bend = _logit(
-                tl.sum(query * key, 2) * scale, edge, ok, BEFORE, before, x_e, BIAS, bias, y_e, cap, HAS_CAP,
-                HAS_BEFORE, HAS_BIAS, ACC,
+                tl.sum(query * key, 2) * scale, edge, ok, BIAS, bias, x_e, cap, HAS_CAP, HAS_BIAS, ACC,
             )  # fmt: skip
             weight = tl.where(ok, tl.exp(logit - lse), 0.0)
             wanted = tl.sum(grad * value, 2)

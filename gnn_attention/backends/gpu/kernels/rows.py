@@ -1,7 +1,7 @@
 """Attention along rows of edges, forward and backward: one program for each receiver and some heads, online
 softmax, no atomics.
 
-The forward pass and the gradients of q, ``before`` and ``bias`` go over receivers; those of k and v over
+The forward pass and the gradients of q and ``bias`` go over receivers; those of k and v over
 senders, the query heads of a group in order. Every number is written by one program and summed in one order:
 results repeat bit for bit. Only edges are read, so that a NaN outside of them has no effect; in the backward
 pass a receiver whose lse is not finite contributes nothing. Long rows are done in chunks
@@ -85,18 +85,17 @@ def backward(
     grad_out: Float[Tensor, "batch heads dst value_dim"],
     delta: Float[Tensor, "batch heads dst"],
     lse: Float[Tensor, "batch heads dst"],
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of q, k, v, before and bias: ``ds = exp(logit - lse) (grad_out . v - delta)``."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k, v and bias: ``ds = exp(logit - lse) (grad_out . v - delta)``."""
     q, k, v, (receivers, senders) = problem.q, problem.k, problem.v, form
-    edgewise = problem.before, problem.bias
-    dbefore, dbias = (None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in edgewise)
+    dbias = None if problem.bias is None else problem.bias.new_empty(problem.bias.shape, dtype=lse.dtype)
     dq, dk, dv = (heads_last(x, x.shape[3]) for x in (q, k, v))
     work = _Pass(problem, receivers, q.shape[2], False, grad_out, dq)
-    given = (grad_out, lse, delta, dbefore, dbias, *strides(grad_out), receivers.others.numel())
+    given = (grad_out, lse, delta, dbias, *strides(grad_out), receivers.others.numel())
     work.run(_row_passes.backward_dst, given, (dq,))
     work = _Pass(problem, senders, k.shape[2], True, grad_out, dk, dv)
     work.run(_row_passes.backward_src, (grad_out, lse, delta, senders.position, *strides(grad_out)), (dk, dv))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbefore, dbias
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
 
 
 class _Pass:
@@ -120,8 +119,8 @@ class _Pass:
         self.arguments = (
             *(q, k, v, side.ptr, side.others, side.chunk_row, side.chunk_start),
             # where there is none, q, which is then not read
-            *(q if x is None else x for x in (problem.before, problem.bias, problem.seed)),
-            *strides(q, k, v, problem.before, problem.bias),
+            *(q if x is None else x for x in (problem.bias, problem.seed)),
+            *strides(q, k, v, problem.bias),
             *_common.scalars(problem),
             *(side.limit, q.shape[2], self.kv_heads),
         )
