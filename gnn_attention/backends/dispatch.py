@@ -30,7 +30,6 @@ from gnn_attention.backends.plan.work import (
     dense_work,
     fill,
     is_estimated,
-    num_edges,
     rows_work,
 )
 from gnn_attention.graph import TokenGraph, memoized
@@ -79,32 +78,25 @@ Result = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it.
+    """Which backend "auto" takes for a graph, and why; print it.
 
-    ``rows``: for each backend its name, floating point operations, extra bytes, estimated seconds or None.
-    ``rules``: for CUDA the backends in their order, each with why it is taken or passed over.
-    ``estimated``: the edges and tiles behind these figures are those of a sample, not counted.
+    ``rules``: each backend with what the forward pass would cost; for CUDA the backends in their order, each
+    with why it is taken or passed over. ``estimated``: the edges and tiles behind the costs are those of a
+    sample, not counted.
     """
 
     graph: str
     choice: str
     reason: str
-    rows: tuple[tuple[str, int, int, float | None], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
     estimated: bool = False
 
     def __str__(self) -> str:
-        if self.rules:
-            order = [f"{name:<12}{reason}" for name, reason in self.rules]
-            return "\n".join([self.graph, f"auto takes {self.choice}: {self.reason}", *order])
-        if not self.rows:
+        if not self.rules:
             return f"{self.graph}\n{self.choice}: {self.reason}"
-        wide = max(12, *(len(name) + 2 for name, *_ in self.rows))
-        head = f"{'backend':<{wide}}{'GFLOP':>12}{'extra MB':>12}{'estimated ms':>16}"
-        lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", head]
-        for name, flops, extra, seconds in self.rows:
-            time = "-" if seconds is None else f"{seconds * 1e3:.3f}"
-            lines.append(f"{name:<{wide}}{flops / 1e9:>12.3f}{extra / 2**20:>12.1f}{time:>16}")
+        width = max(12, *(len(name) + 2 for name, _ in self.rules))
+        lines = [self.graph, f"auto takes {self.choice}: {self.reason}"]
+        lines += [f"{name:<{width}}{reason}" for name, reason in self.rules]
         if self.estimated:
             lines.append("edges and tiles are estimated from a sample of the rows, not counted")
         return "\n".join(lines)
@@ -158,11 +150,9 @@ def explain(
         reason = f"{FIRST_CALL}, {final_choice}: {reason}"
     table = []
     for name, backend in BACKENDS.items():
-        extra = backend.bytes_needed(call) if backend.bytes_needed else 0
-        work, seconds = _work(graph, name), _seconds(graph, name, slices, dim)
-        # each has a multiplication and an addition for a channel of a head, of logits and of weighted sums
-        visited = num_edges(one_of(graph, 0, 0)) if work is None else work.edges + work.pairs
-        table.append((name, slices * dim * 4 * visited, extra, seconds))
+        seconds = _seconds(graph, name, slices, dim)
+        extra = f"{(backend.bytes_needed(call) if backend.bytes_needed else 0) / 2**20:.1f} MB more memory"
+        table.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
     by_sample = is_estimated(one_of(graph, 0, 0))
     return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
 

@@ -1,8 +1,8 @@
 """From runs of tiles to rectangles: few pieces, each of many equal rectangles.
 
-Rows of tiles without a mask over the same senders become one tall rectangle. Rectangles of one size whose
-receivers and senders move on in equal steps are strided views of the tokens; others of one size are gathered
-together; a large one on consecutive senders is a piece. Every receiver is in one rectangle at most.
+Each row of tiles is a rectangle. Rectangles of one size whose receivers and senders move on in equal steps
+are strided views of the tokens; others of one size are gathered together; a large one on consecutive senders
+is a piece. Every receiver is in one rectangle at most.
 """
 
 from __future__ import annotations
@@ -116,28 +116,19 @@ class _Tokens:
 
 
 def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
-    """One rectangle for each row of tiles, or for several with the same senders and no mask."""
+    """One rectangle for each row of tiles."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count
-    row_of = torch.repeat_interleave(torch.arange(len(rows), device="cpu"), count)
+    row_of = torch.repeat_interleave(count)
     masked = _some(tokens.partial, row_of, len(rows))
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
+    joined = ~_some(gap, row_of, len(rows))
     width = torch.zeros_like(rows).index_add_(0, row_of, tokens.width)
-    # a row of tiles begins a rectangle unless it has, without a mask, exactly the senders of the row above it
-    same = torch.zeros_like(masked)
-    same[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
-    row, number = ragged(count * same)
-    here = begin[row] + number
-    above = here - count[row]
-    differs = (runs.first[here] != runs.first[above]) | (runs.stop[here] != runs.stop[above])
-    starts = ~same | _some(differs, row, len(rows))
-    bottom = ((rows + 1) * runs.block).clamp(max=graph.num_dst)
-    last = torch.cat([starts[1:], starts.new_ones(1)])
-    top, left, joined = rows * runs.block, tokens.left[begin], ~_some(gap, row_of, len(rows))
-    height = bottom[last] - top[starts]
-    return _Stack(top[starts], height, *(part[starts] for part in (left, width, joined, masked, begin, end)))
+    top = rows * runs.block
+    height = (top + runs.block).clamp(max=graph.num_dst) - top
+    return _Stack(top, height, tokens.left[begin], width, joined, masked, begin, end)
 
 
 def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor, " rows"]:
