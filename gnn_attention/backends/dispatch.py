@@ -34,7 +34,6 @@ from gnn_attention.backends.plan.work import (
 )
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
-from gnn_attention.graph.tiling import tiles
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 # edges x heads x channels up to which a plan of the edges takes longer than it saves
@@ -70,7 +69,6 @@ TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
 # The share of the pairs of its tiles that must be edges for FlexAttention to take less time than rows.
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
 FILLED = 1 / 8
-SAMPLE = 32  # rows of tiles in which the edges of a list are counted
 # of the call or of memory: they say nothing about a kernel
 ERRORS_OF_CALL = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
 Result = tuple[Tensor, Tensor | None]
@@ -233,7 +231,7 @@ def _empty_tiles(call: AttentionCall) -> str | None:
     reason = _chosen_rows(call)
     if reason is not None:
         return reason
-    filled = memoized(_filled, one_of(call.graph, 0, 0))
+    filled = memoized(fill, one_of(call.graph, 0, 0), TILE)
     if filled >= FILLED:
         return None
     about = "about " if is_estimated(one_of(call.graph, 0, 0)) else ""
@@ -350,22 +348,6 @@ def _refusal(rule: Rule, call: AttentionCall) -> str | None:
     if reason is None and rule.backend != "rows":
         reason = failures.reason(rule.backend, call)
     return reason
-
-
-def _filled(graph: TokenGraph) -> float:
-    """The share of the pairs in its tiles that are edges; of lists and large rules, in some rows of tiles."""
-    if is_estimated(graph):
-        return fill(graph, TILE)
-    edges, listed = graph.num_edges, graph.listed_edges
-    if listed is None:
-        kinds = tiles(graph, TILE)
-        pairs = (kinds.num_full + kinds.num_partial) * TILE**2
-    else:
-        every = max(1, -(-graph.num_dst // TILE) // SAMPLE)
-        src, dst = listed[:, listed[1] // TILE % every == 0] // TILE
-        columns = -(-graph.num_src // TILE)
-        edges, pairs = len(src), len(torch.unique(dst * columns + src)) * TILE**2
-    return min(1.0, edges / min(pairs, graph.num_dst * graph.num_src)) if pairs else 0.0
 
 
 def _empty_call(

@@ -31,15 +31,14 @@ def forward(
     A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
     """
     asks = q.device.type not in nonfinite.ASYNCHRONOUS
-    groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
+    work, groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.fresh and not groups:
         out.zero_()
         lse.fill_(-torch.inf)
     for shared, heads in groups:
-        work, _ = heads[0]
         key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
         # one head, or all of a folded list: what has its index has axes of samples and heads then
-        for work, head in heads:
+        for head in heads:
             sampled_products(work.first, work.staged("q", q[head]), key, scale)
             logits = work.first.values()
             shift: Tensor | float = 0.0
@@ -84,14 +83,13 @@ def backward(
     nothing.
     """
     (q, k, v), (dq, dk, dv) = ends, results
-    groups = batches(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
+    work, groups = batches(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
     for x in results if not add and not groups else ():
         x.zero_()
     for shared, heads in groups:
-        work, _ = heads[0]
         key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
         sums: list[Tensor] = []
-        for work, at in heads:
+        for at in heads:
             of_q, *of_ends = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale)
             _deliver(of_q, scale, dq[at], add)
             sums = [total.add_(x) for total, x in zip(sums, of_ends, strict=True)] if sums else of_ends

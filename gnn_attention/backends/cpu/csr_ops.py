@@ -24,10 +24,10 @@ from gnn_attention.backends.plan.plan import Edges
 
 def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_products(q, k, tensors).zero_()
-    groups = batches(Edges(*tensors), q.shape[:2], k.shape[1], q.dtype)
+    work, groups = batches(Edges(*tensors), q.shape[:2], k.shape[1], q.dtype)
     for shared, heads in groups:
-        key = heads[0][0].staged("k", k[shared])
-        for work, head in heads:
+        key = work.staged("k", k[shared])
+        for head in heads:
             sampled_products(work.first, work.staged("q", q[head]), key)
             result[head] = work.first.values().view(result[head].shape)
     return result
@@ -35,19 +35,19 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_incoming(weights, v, tensors).zero_()
-    groups = batches(Edges(*tensors), weights.shape[:2], v.shape[1], v.dtype)
+    work, groups = batches(Edges(*tensors), weights.shape[:2], v.shape[1], v.dtype)
     for shared, heads in groups:
-        value = heads[0][0].staged("v", v[shared])
-        for work, head in heads:
+        value = work.staged("v", v[shared])
+        for head in heads:
             result[head] = work.incoming(weights[head].reshape(-1), value).view(result[head].shape)
     return result
 
 
 def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: int) -> Tensor:
     result = _new_outgoing(weights, x, tensors, kv_heads).zero_()
-    groups = batches(Edges(*tensors), weights.shape[:2], kv_heads, x.dtype)
+    work, groups = batches(Edges(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for shared, heads in groups:
-        for work, head in heads:
+        for head in heads:
             rows, spare = work.staged("x", x[head]), work.first.values()
             sums = work.outgoing(weights[head].reshape(-1), rows, spare)
             result[shared] += sums.view(result[shared].shape)

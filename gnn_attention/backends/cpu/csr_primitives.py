@@ -168,23 +168,23 @@ class Head:
         return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
 
 
-Groups = list[tuple[Index, list[tuple[Head, Index]]]]
+Groups = list[tuple[Index, list[Index]]]
 
 
-def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype) -> Groups:
-    """For each key/value head its query heads, as indices, each with buffers over its list of edges.
+def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype) -> tuple[Head, Groups]:
+    """Buffers for one head at a time, and the index of each key/value head with those of its query heads.
 
     Heads of few edges are taken together, where that is cheaper: the index is ``...`` for all of both.
     ``shape = samples, heads``. Without edges there are none.
     """
     samples, heads = shape
     if not edges.src.numel():
-        return []
+        return Head(edges, dtype), []
     if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
-        return [(..., [(Head(folded(edges, samples * heads, samples * kv_heads), dtype), ...)])]
-    work, group = Head(edges, dtype), heads // kv_heads
-    return [
-        ((sample, kv_head), [(work, (sample, kv_head * group + member)) for member in range(group)])
+        return Head(folded(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
+    group = heads // kv_heads
+    return Head(edges, dtype), [
+        ((sample, kv_head), [(sample, kv_head * group + member) for member in range(group)])
         for sample in range(samples)
         for kv_head in range(kv_heads)
     ]

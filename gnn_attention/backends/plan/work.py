@@ -22,9 +22,11 @@ from gnn_attention.graph.neighbours import has_neighbours
 from gnn_attention.graph.regions.enumerate_pairs import few
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 from gnn_attention.graph.regions.sample import Sample, sample_tiles
+from gnn_attention.graph.tiling import tiles
 
 # bytes of masks about which they are counted, by what factor: they may repeat, and the estimate be wrong
 MASKS, MARGIN = 2**32, 8
+LISTED_ROWS = 32  # rows of tiles in which the edges of a list are counted
 
 
 class Estimate(NamedTuple):
@@ -84,11 +86,21 @@ def _sample(graph: TokenGraph, block: int) -> Sample:
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """About which share of the pairs in its tiles are edges."""
-    sample = _sample(graph, block)
-    each = sample.stands_for[sample.row] * sample.weight
-    pairs = float(each.sum()) * block**2
-    return min(1.0, float((each * sample.edges).sum()) / pairs) if pairs else 0.0
+    """The share of the pairs in its tiles that are edges; of lists and large rules, in some rows of tiles."""
+    listed = graph.listed_edges
+    if is_estimated(graph):
+        sample = _sample(graph, block)
+        each = sample.stands_for[sample.row] * sample.weight
+        edges, visited = float((each * sample.edges).sum()), float(each.sum())
+    elif listed is None:
+        kinds = tiles(graph, block)
+        edges, visited = graph.num_edges, kinds.num_full + kinds.num_partial
+    else:
+        every = max(1, -(-graph.num_dst // block) // LISTED_ROWS)
+        src, dst = listed[:, listed[1] // block % every == 0] // block
+        edges, visited = len(src), len(torch.unique(dst * -(-graph.num_src // block) + src))
+    pairs = min(visited * block**2, graph.num_dst * graph.num_src)
+    return min(1.0, edges / pairs) if pairs else 0.0
 
 
 def _estimate(graph: TokenGraph) -> Estimate:
