@@ -2,21 +2,24 @@
 
 Every graph has the same ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers. It has,
 in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and the words, one bit for each
-pair of a tile. All empty tiles share one tile of zeros and all full ones one tile of ones.
+pair of a tile. Tiles with the same edges share their words, as all empty and all full ones do.
 """
 
+import itertools
 from typing import NamedTuple
 
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.backends.call import one_of
+from gnn_attention.backends.plan.tile_masks import masks_of_tiles
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import tile_list
-from gnn_attention.graph.regions.quadtree import Boxes, cells
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
 WORD = 32  # pairs in an integer of the table
+TILES_AT_ONCE = 2**14  # whose masks are made together: 256 MiB of tiles for CUDA
 # tokens on the side of a tile: measured on a CPU; as kernels for CUDA are tuned
 BLOCKS = {"cpu": 64, "cuda": 128}
 # The kernels are compiled for a length of the table: few lengths, so that there are few kernels.
@@ -110,39 +113,20 @@ def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Ten
     each = block * block // WORD
     empty_tile = HEADER + some.numel()
     full_tile, first = empty_tile + each, empty_tile + 2 * each
-    number = int(some.sum())
     begins = torch.full(some.shape, empty_tile, dtype=torch.int64, device="cpu").masked_fill(full, full_tile)
-    begins[some] = first + each * torch.arange(number, device="cpu")
-    table = torch.zeros(_length(tiles(graph, block), number), dtype=torch.int32, device="cpu")
+    words, count, lane = [], 0, torch.arange(WORD, dtype=torch.int32, device="cpu")
+    for b, h in itertools.product(range(graph.batch or 1), range(graph.heads or 1)):
+        for row, column in zip(*(x.split(TILES_AT_ONCE) for x in some[b, h].nonzero().T), strict=True):
+            which, masks = masks_of_tiles(one_of(graph, b, h), block, row, column)
+            begins[b, h, row, column] = first + each * (which + count)
+            words.append((masks.view(-1, WORD).to(torch.int32) << lane).sum(-1, dtype=torch.int32))
+            count += len(masks)
+    table = torch.zeros(_length(tiles(graph, block), count), dtype=torch.int32, device="cpu")
     # strides of the axes of the tiles, 0 where the graph does not differ, and the first positions
     _, heads, rows, columns = some.shape
     strides = heads * rows * columns if graph.batch else 0, rows * columns if graph.heads else 0, columns
     table[:HEADER] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
     table[HEADER:empty_tile] = begins.flatten()
     table[full_tile:first] = -1
-    words = table[first : first + number * each]
-    if graph._listed is None:
-        _write_cells(graph, block, some, words)
-        return table
-    src, dst = graph.edge_index
-    begin = begins[0, 0, dst // block, src // block] - first
-    partial = begin >= 0
-    at = begin + (dst % block) * (block // WORD) + (src % block) // WORD
-    bits = torch.bitwise_left_shift(torch.ones_like(src, dtype=torch.int32), (src % WORD).to(torch.int32))
-    words.index_add_(0, at[partial], bits[partial])  # an edge is listed once: the sum of different bits
+    table[first : first + each * count] = torch.cat(words)
     return table
-
-
-def _write_cells(graph: TokenGraph, block: int, some: Tensor, words: Tensor) -> None:
-    """Evaluate the rule on the pairs of every partial tile."""
-    b, h, row, column = some.nonzero(as_tuple=True)
-    dst, src = row * block, column * block
-    height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
-    boxes, first = Boxes(torch.arange(len(b), device="cpu"), b, h, dst, src, height, width), 0
-    for part, edge in cells(graph.rule, boxes):
-        tile = torch.zeros(len(part), block, block, dtype=torch.int32, device="cpu")
-        tile[:, : edge.shape[1], : edge.shape[2]] = edge
-        lane = torch.arange(WORD, dtype=torch.int32, device="cpu")
-        bits = (tile.view(-1, WORD) << lane).sum(-1, dtype=torch.int32)
-        words[first : first + len(bits)] = bits
-        first += len(bits)
