@@ -96,7 +96,7 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
 
 def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
     """The reverse of :func:`fold`, for a result of the receivers of a call."""
-    graph, (batch, heads, tokens, _) = call.graph, call.q.shape
+    graph, (batch, heads, tokens, _), width = call.graph, call.q.shape, x.shape[-1]
     if graph.heads is None and graph.batch is not None:
-        return x.reshape(heads, batch, tokens, -1).transpose(0, 1)
-    return x if graph.heads is None else x.reshape(batch, heads, tokens, -1)
+        return x.reshape(heads, batch, tokens, width).transpose(0, 1)
+    return x if graph.heads is None else x.reshape(batch, heads, tokens, width)
