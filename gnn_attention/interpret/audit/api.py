@@ -35,7 +35,7 @@ from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, attention_calls, leak_paths
 from gnn_attention.interpret.audit.report import Leak, Verdict
-from gnn_attention.interpret.audit.runner import Call, Detections, Runner, isolated
+from gnn_attention.interpret.audit.runner import Call, Runner, detect
 
 # Every pair of tokens is looked at.
 MOST_TOKENS = 4096
@@ -110,7 +110,10 @@ def audit(
     [True, False]
     """
     graphs = _declared_graphs(graph)
-    shape = _input_shape(input_shape, graphs[0])
+    shape = tuple(checks.sizes("input_shape", input_shape, 1))
+    if not shape or shape[0] != graphs[0].num_src:
+        sizes = f"(T, width) for states or (T,) for token ids, with the T of {graphs[0]!r}"
+        raise ValueError(f"input_shape must be {sizes}; got {shape}")
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
     own = _own_inputs(inputs, shape)
@@ -120,15 +123,16 @@ def audit(
         raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quoted(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
-    with isolated(module):
+    devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
+    # gradients on, whatever the caller's mode
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         run = _with_overrides(module, call)
         runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch, own)
         if layers is None:
             layers = attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
-        detections = Detections.run(runner, float(tolerance))
-        return _verdict(graphs, bounds, detections, runner)
+        return _verdict(graphs, bounds, *detect(runner, float(tolerance)), runner)
 
 
 def _declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
@@ -153,14 +157,6 @@ def _as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> To
 
 def _edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
     return tuple((src, dst) for dst, src in pairs.nonzero().tolist())
-
-
-def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
-    shape = tuple(checks.sizes("input_shape", value, 1))
-    if not shape or shape[0] != graph.num_src:
-        sizes = f"(T, width) for states or (T,) for token ids, with the T of {graph!r}"
-        raise ValueError(f"input_shape must be {sizes}; got {shape}")
-    return shape
 
 
 def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -200,19 +196,26 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     return lambda module, x: module(x, **{name: graph})
 
 
-def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detections, runner: Runner) -> Verdict:
-    like, allowed, seen = graphs[0], bounds.after[-1], detections.flow
+def _verdict(
+    graphs: Sequence[TokenGraph], bounds: Bounds, sizes: Tensor, found: dict[str, Tensor], runner: Runner
+) -> Verdict:
+    # NaN alone is no proof
+    like, allowed, seen = graphs[0], bounds.after[-1], found["jacobian"] | found["perturbation"]
     square, leaking = is_square(like), _edges(seen & ~allowed)
     paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
-    leaks = tuple(Leak(*edge, *paths.get(edge, LeakPath(edge)), *detections.seen(*edge)) for edge in leaking)
+    leaks = []
+    for src, dst in leaking:
+        witnesses = tuple(name for name, pairs in found.items() if pairs[dst, src])
+        path = paths.get((src, dst), LeakPath((src, dst)))
+        leaks.append(Leak(src, dst, *path, witnesses, float(sizes[dst, src])))
     own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
     return Verdict(
         graphs=tuple(graphs),
         layers=len(bounds.hops),
         allowed=_as_graph(allowed, like, "allowed"),
         flow=_as_graph(seen, like, "flow"),
-        leaks=leaks,
+        leaks=tuple(leaks),
         unused=_edges(allowed & ~seen & ~own),
-        poisoned=_edges(detections.found["nan"] & ~allowed & ~seen),
+        poisoned=_edges(found["nan"] & ~allowed & ~seen),
         crosses_samples=runner.crosses_samples,
     )

@@ -128,15 +128,14 @@ def _cheapest_paths(
         price = torch.where(own, 0, torch.where(declared, 1, 1 + UNDECLARED)).masked_fill(~(hop | own), NEVER)
         cost, origin = (cost + price).clamp(max=NEVER).min(1)
         origins.append(origin)
-    return {dst: _traced_back(dst, origins) if cost[dst] < NEVER else (src, dst) for dst in receivers}
-
-
-def _traced_back(dst: int, origins: Sequence[Int[Tensor, " dst"]]) -> tuple[int, ...]:
-    path = [dst]
-    for origin in reversed(origins):
-        before = int(origin[path[-1]])
-        path += [before] if before != path[-1] else []
-    return tuple(reversed(path))
+    paths: dict[int, tuple[int, ...]] = {}
+    for dst in receivers:
+        path = [dst]
+        for origin in reversed(origins):
+            path.insert(0, int(origin[path[0]]))
+        # a token may wait in a layer
+        paths[dst] = tuple(dict.fromkeys(path)) if cost[dst] < NEVER else (src, dst)
+    return paths
 
 
 @dataclass(frozen=True)

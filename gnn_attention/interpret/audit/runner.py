@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +72,10 @@ class Runner:
         self.forwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
-        self.embedding = None if len(shape) > 1 else _embedding_of(module, self.module, embedding)
+        self.embedding: Any = None
+        if len(shape) == 1:
+            self.embedding = _embedding_of(module, self.module, embedding)
+            self.known_ids = _known_ids(self.embedding)
         self.samples, self.crosses_samples = samples, False
         # The inputs of all rounds: first the random ones, then the caller's.
         self.probes = [self.draw(number) for number in range(ROUNDS)]
@@ -92,16 +95,13 @@ class Runner:
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
-        ids = torch.randint(_vocabulary_size(self.embedding), (1, self.shape[0]), generator=generator)
-        # Models treat the padding's id differently.
-        if (padding := getattr(self.embedding, "padding_idx", None)) is not None:
-            ids = torch.where(ids == padding, other_ids(ids, self.embedding), ids)
-        return self._sample_of_ids(ids)
+        chosen = torch.randint(len(self.known_ids), (1, self.shape[0]), generator=generator)
+        return self._sample_of_ids(self.known_ids[chosen])
 
     def _sample_of(self, value: Tensor) -> Sample:
         if self.embedding is None:
             return Sample(value.to(self.device, self.dtype))
-        size = _vocabulary_size(self.embedding)
+        size = len(self.embedding.weight)
         if not bool(((value >= 0) & (value < size)).all()):
             raise IndexError(
                 f"inputs must be token ids in 0 .. {size - 1}, the vocabulary of the embedding, got ids from "
@@ -112,22 +112,24 @@ class Runner:
     def _sample_of_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
         ids = ids.to(self.device)
         with torch.no_grad():
-            return Sample(cast("nn.Module", self.embedding)(ids), ids)
+            return Sample(self.embedding(ids), ids)
 
     def nudged(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
         other, copies = self.draw(number), sample.times(len(senders))
         rows, places = torch.arange(len(senders), device=self.device), senders.to(self.device)
-        if self.embedding is None or copies.ids is None or other.ids is None:
+        if copies.ids is None or other.ids is None:
             copies.states[rows, places] += other.states[0, places]
         else:
-            new = torch.where(other.ids == copies.ids[:1], other_ids(other.ids, self.embedding), other.ids)
+            following = torch.searchsorted(self.known_ids, other.ids.cpu()) + 1
+            following = self.known_ids[following % len(self.known_ids)].to(self.device)
+            new = torch.where(other.ids == copies.ids[:1], following, other.ids)
             copies.ids[rows, places] = new[0, places]
         return copies
 
     def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
         """The module's output for the ids (``by_ids``), else for the states in place of their embeddings."""
         self.forwards += 1
-        # inside :func:`isolated`, so that the caller's random numbers are not touched
+        # the audit keeps the caller's random numbers apart
         torch.manual_seed(self.seed)
         with self._embeddings_replaced(sample, by_ids):
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
@@ -245,14 +247,6 @@ def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
     return (beyond & ~(before.isnan() & after.isnan()) & (before != after)).any(-1)
 
 
-@contextmanager
-def isolated(module: nn.Module) -> Iterator[None]:
-    """Gradients on, whatever the caller's mode, and the caller's random numbers untouched."""
-    devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
 def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     # tensors that are plain attributes (a mask, for example) included
     try:
@@ -294,49 +288,28 @@ def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | N
     return next(iter(tables.values()))
 
 
-def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
-    """For each id a different one, and not the padding's."""
-    size = _vocabulary_size(embedding)
-    following, padding = (ids + 1) % size, getattr(embedding, "padding_idx", None)
-    return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
-
-
-def _vocabulary_size(embedding: nn.Module) -> int:
+def _known_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
+    """All ids but the padding's, which models treat differently."""
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
-    return len(weight)
+    ids, padding = torch.arange(len(weight), device="cpu"), getattr(embedding, "padding_idx", None)
+    return ids if padding is None else ids[ids != padding]
 
 
-@dataclass(frozen=True)
-class Detections:
-    """The gradient sizes, and the pairs that each detector found."""
-
-    sizes: Float[Tensor, "dst src"]
-    found: dict[str, Pairs]
-
-    @classmethod
-    def run(cls, runner: Runner, tolerance: float) -> Detections:
-        rounds = range(len(runner.probes))
-        by_receiver, by_sender = (math.ceil(n / runner.samples) for n in (runner.num_dst, runner.shape[0]))
-        runner.expected = runner.forwards + len(rounds) * (by_receiver + 3 * by_sender)
-        sizes = torch.stack([runner.gradients(number) for number in rounds]).amax(0)
-        found = {
-            "jacobian": sizes > tolerance * _largest(sizes),
-            "perturbation": _by_sender(runner, runner.changed, rounds),
-            "nan": _by_sender(runner, runner.reached_by_nan, rounds),
-        }
-        return cls(sizes, found)
-
-    @property
-    def flow(self) -> Pairs:
-        """Where information flows: NaN alone is no proof."""
-        return self.found["jacobian"] | self.found["perturbation"]
-
-    def seen(self, src: int, dst: int) -> tuple[tuple[str, ...], float]:
-        """The detectors that found a pair, and its gradient as a share of the largest one."""
-        names = tuple(name for name, pairs in self.found.items() if bool(pairs[dst, src]))
-        return names, float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
+def detect(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst src"], dict[str, Pairs]]:
+    """Gradients as shares of the largest one, and the pairs that each detector found."""
+    rounds = range(len(runner.probes))
+    by_receiver, by_sender = (math.ceil(n / runner.samples) for n in (runner.num_dst, runner.shape[0]))
+    runner.expected = runner.forwards + len(rounds) * (by_receiver + 3 * by_sender)
+    sizes = torch.stack([runner.gradients(number) for number in rounds]).amax(0)
+    largest = float(sizes.masked_fill(~sizes.isfinite(), 0.0).max())
+    found = {
+        "jacobian": sizes > tolerance * largest,
+        "perturbation": _by_sender(runner, runner.changed, rounds),
+        "nan": _by_sender(runner, runner.reached_by_nan, rounds),
+    }
+    return sizes / (largest or 1.0), found
 
 
 def _by_sender(
@@ -347,8 +320,3 @@ def _by_sender(
     with torch.no_grad():
         by_round = [torch.cat([reached(part, number) for part in senders]) for number in rounds]
     return torch.stack(by_round).any(0).T
-
-
-def _largest(sizes: Tensor) -> float:
-    finite = sizes[sizes.isfinite()]
-    return float(finite.max()) if len(finite) else 0.0
