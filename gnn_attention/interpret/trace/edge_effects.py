@@ -105,12 +105,18 @@ class Attribution:
         [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
         pairs = sum(self.scores(layer, "slope").numel() for layer in self.layers)
-        share = _share(amount, pairs)
+        is_share = isinstance(amount, float) and 0 <= amount <= 1
+        is_count = isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs
+        if not (is_share or is_count):
+            raise ValueError(
+                f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
+                f"got {checks.described(amount)}"
+            )
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
         sizes = {n: self._sizes(n, at_least, sinks) for n in self.layers}
         every = torch.cat([size.flatten() for size in sizes.values()])
-        left_out = pairs - round(share * pairs)
+        left_out = pairs - (round(amount * pairs) if is_share else int(amount))
         largest_left_out = float(every.kthvalue(left_out).values) if left_out else -1.0
         kept = {n: (size > largest_left_out) | size.isinf() for n, size in sizes.items()}
         count = sum(int(chosen.count_nonzero()) for chosen in kept.values())
@@ -144,14 +150,3 @@ class Attribution:
         if layer not in self.graphs:
             raise ValueError(f"layer must be one of {self.layers}, got {checks.quoted(layer)}")
         return layer
-
-
-def _share(amount: float, pairs: int) -> float:
-    if isinstance(amount, float) and 0 <= amount <= 1:
-        return amount
-    if isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs:
-        return amount / pairs
-    raise ValueError(
-        f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
-        f"got {checks.described(amount)}"
-    )

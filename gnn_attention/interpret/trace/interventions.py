@@ -38,8 +38,6 @@ from gnn_attention.layer._torch_geometric import fitting_graph, read_states
 
 Numbers = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
-# The position of a sample's first sender: of all samples, or of each.
-First = int | Tensor
 # Disjoint edges, or a place of them, with the changes that the values along them take.
 Parts = list[tuple[Any, tuple[Callable[[Any, Tensor], Tensor], ...]]]
 # The arguments of a layer.
@@ -51,14 +49,14 @@ class Intervention:
     """The result of :func:`cut`, :func:`mute` and :func:`patch`: which edges, and the change.
 
     ``change(layer, first, v)`` are the values that the edges carry instead of ``v``, whose first sender has
-    the position ``first``; None: the edges are cut.
+    the position ``first`` (of each sample, or of all); None: the edges are cut.
     """
 
     kind: str
     edges: TokenGraph | Tensor | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    change: Callable[[int, First, Values], Values] | None = None
+    change: Callable[[int, int | Tensor, Values], Values] | None = None
     # The last graph that was split, its number of heads, and the two parts.
     _last: list[Any] = field(default_factory=list, repr=False)
 
@@ -204,12 +202,12 @@ def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
     return tuple(checks.sizes(name, values, any_order=True))
 
 
-def _scaled(factor: float, layer: int, first: First, v: Values) -> Values:
+def _scaled(factor: float, layer: int, first: int | Tensor, v: Values) -> Values:
     # 0 takes NaN away too: what is muted is never read.
     return factor * v if factor else torch.zeros_like(v)
 
 
-def _patched(sources: Mapping[int, LayerTrace], layer: int, first: First, v: Values) -> Values:
+def _patched(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
     """``v`` with the values of the same positions of a recorded call, where it has them."""
     source = sources[layer]
     given = source.v.to(v)
@@ -355,26 +353,18 @@ class Changing(Backend):
         return cls(name, partial(_run_changed, steps, inner), steps=steps, inner=inner)
 
 
-def changed_values(
-    backend: Any, graph: TokenGraph, v: Float[Tensor, "batch heads src dim"], heads: int
-) -> Sequence[tuple[TokenGraph, Tensor]]:
-    """Disjoint edges with the values that a layer's backend lets them carry instead of ``v``."""
-    return _divided(backend.steps, graph, v, heads)[1:] if isinstance(backend, Changing) else ()
-
-
-def _divided(steps: Any, graph: TokenGraph, v: Tensor, heads: int) -> list[tuple[TokenGraph, Tensor]]:
-    parts: Parts = [(graph, ())]
+def with_values(steps: Any, call: AttentionCall) -> list[tuple[TokenGraph, Tensor]]:
+    """Disjoint edges of a call, those with unchanged messages first, and the values that they carry."""
+    parts: Parts = [(call.graph, ())]
     for one, number in steps:
-        parts = one.divided(parts, partial(one.split, num_heads=heads), partial(one.change, number))
-    return [
-        (part, reduce(lambda values, change: change(graph.src_offset, values), changes, v))
-        for part, changes in parts
-    ]
+        parts = one.divided(parts, partial(one.split, num_heads=call.q.shape[1]), partial(one.change, number))
+    first = call.graph.src_offset
+    return [(part, reduce(lambda v, change: change(first, v), changes, call.v)) for part, changes in parts]
 
 
 def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     parts = [
         replace(call, graph=graph, v=v, bias=pairs.bias_of(graph, call.graph, call.bias))
-        for graph, v in _divided(steps, call.graph, call.v, call.q.shape[1])
+        for graph, v in with_values(steps, call)
     ]
     return attended_in_parts(call, parts, inner)

@@ -65,7 +65,7 @@ class LayerTrace:
     z: Float[Tensor, "batch heads dst value_dim"]
     update: Float[Tensor, "batch dst width"]
     call: AttentionCall
-    _info: AttentionInfo
+    _lse: Tensor | None
     # disjoint edges with the values that came along them instead of v
     _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
     # slots of padding before a sample's first token
@@ -78,7 +78,7 @@ class LayerTrace:
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
         """``log sum e^logit`` of each receiver. NotImplementedError for a backend without (flex on a CPU)."""
-        return self._info.lse
+        return AttentionInfo(self.call, self._lse).lse
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch_geometric.utils import coalesce
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
@@ -46,10 +47,9 @@ def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
 def _union(graph: TokenGraph) -> Tensor:
     samples, heads = range(graph.batch or 1), range(graph.heads or 1)
     parts = [one_of(graph, b, h).edge_index for b in samples for h in heads]
-    src, dst = torch.cat(parts, dim=1)
-    width = max(graph.num_src, 1)
-    keys: Tensor = torch.unique(dst * width + src)
-    return torch.stack([keys % width, keys // width])
+    nodes = max(graph.num_src, graph.num_dst)
+    edges: Tensor = coalesce(torch.cat(parts, dim=1), num_nodes=nodes, sort_by_row=False)
+    return edges
 
 
 def is_edge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import AttentionInfo, attend, attended
+from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import interventions, transformer
@@ -110,22 +110,23 @@ def _recorded_layer(
     number: int, layer: MessagePassingAttention, traces: list[LayerTrace], part: Callable[..., LayerTrace]
 ) -> Iterator[None]:
     inner, thread = layer.backend, threading.get_ident()
-    calls: list[tuple[AttentionCall, Tensor, AttentionInfo]] = []
+    calls: list[tuple[AttentionCall, Tensor, Tensor | None]] = []
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
-        (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        changed = interventions.changed_values(inner, call.graph, call.v, call.q.shape[1])
+        (call, z, lse), update = calls.pop(), output[0] if isinstance(output, tuple) else output
+        steps = inner.steps if isinstance(inner, interventions.Changing) else ()
+        changed = interventions.with_values(steps, call)[1:]
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
-        traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, info, changed)))
+        traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, lse, changed)))
 
     def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         if threading.get_ident() != thread:
             return attended(call, inner)
-        options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
-        out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
-        calls.append((call, out, info))
-        return out, info._lse
+        call = replace(call, with_lse=True)
+        out, lse = attended(call, inner)
+        calls.append((call, out, lse))
+        return out, lse
 
     before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(of_this_thread(append_trace))

@@ -14,13 +14,12 @@ from torch import nn
 
 from gnn_attention import convert
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.attend import AttentionInfo, attend
+from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.interpret.trace.layer import LayerTrace
 
-Shifts = tuple[Tensor, Tensor]
 PACKAGE = "gnn_attention.huggingface"
 
 
@@ -60,11 +59,10 @@ def _move_padding_behind(trace: LayerTrace, left: Int[Tensor, " samples"], cross
     tensors: dict[str, Any] = {name: _roll_samples(getattr(trace, name), to_src, 2) for name in "kv"}
     tensors |= {name: _roll_samples(getattr(trace, name), to_dst, 2) for name in "qz"}
     call = replace(call, graph=graph, score_mod=score_mod, **{name: tensors[name] for name in "qkv"})
-    lse = trace._info._lse
-    info = AttentionInfo(call, None if lse is None else _roll_samples(lse, to_dst, 2))
+    lse = None if trace._lse is None else _roll_samples(trace._lse, to_dst, 2)
     changed = [(memoized(_roll_graph, g, turns), _roll_samples(v, to_src, 2)) for g, v in trace._changed]
     update = _roll_samples(trace.update, to_dst, 1)
-    return replace(trace, graph=graph, call=call, update=update, _info=info, _changed=changed, **tensors)
+    return replace(trace, graph=graph, call=call, update=update, _lse=lse, _changed=changed, **tensors)
 
 
 def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor:
@@ -83,7 +81,14 @@ def _roll_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _score_at_slots(
-    inner: Any, own: TokenGraph, shifts: Shifts, score: Tensor, b: Any, h: Any, dst: Any, src: Any
+    inner: Any,
+    own: TokenGraph,
+    shifts: tuple[Tensor, Tensor],
+    score: Tensor,
+    b: Any,
+    h: Any,
+    dst: Any,
+    src: Any,
 ) -> Tensor:
     to_dst, to_src = (x.to(b.device)[b] for x in shifts)
     dst = (dst - own.dst_offset + to_dst) % own.num_dst + own.dst_offset
@@ -108,11 +113,15 @@ def recording(
     """
     overrides = _overrides_for(model)
     overrides.check_layers(model, layers)
-    recorder = _Recorder(model, layers, part, overrides.crosses)
+    recorder = _Recorder(overrides.Override(model, None, False), layers, part)
     with ExitStack() as stack:
         stack.enter_context(overrides.block(overrides.WATCH, recorder.watch))
-        for linear in _plain_maps(model):
-            stack.enter_context(linear.register_forward_hook(recorder.match))
+        # Linear maps whose result is the projection's: not those to which an adapter adds something.
+        adapted = {id(getattr(module, "base_layer", None)) for module in model.modules()}
+        for linear in model.modules():
+            is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
+            if is_linear and id(linear) not in adapted:
+                stack.enter_context(linear.register_forward_hook(recorder.match))
         yield recorder.traces
     recorder.finish()
 
@@ -121,44 +130,37 @@ def recording(
 class _Recorder:
     """The calls of attention in some layers; the last one waits until its projection is known."""
 
-    model: nn.Module
+    # Numbers the layers of the model.
+    override: Any
     layers: Sequence[int] | None
     part: Callable[[LayerTrace], LayerTrace]
-    crosses: Callable[[str, nn.Module], bool]
     traces: list[LayerTrace] = field(default_factory=list)
-    # Of modules without layer_idx, in the order of calls.
-    numbers: dict[nn.Module, int] = field(default_factory=dict)
     # The last trace, and whether it is of cross-attention.
     last: tuple[LayerTrace, bool] | None = None
-
-    @cached_property
-    def names(self) -> dict[nn.Module, str]:
-        return {module: name for name, module in self.model.named_modules()}
 
     def watch(
         self, module: nn.Module, inner: str | Backend, changed: Sequence[Any], place: Any
     ) -> str | Backend:
         """The backend of a call on ``inner``, which records it if the module is of these layers."""
-        name = self.names.get(module)
+        name = self.override.names.get(module)
         if name is None:
             return inner
-        layer = getattr(module, "layer_idx", None)
-        number = self.numbers.setdefault(module, len(self.numbers)) if layer is None else int(layer)
+        number = self.override.layer_of(module)
         if self.layers is not None and number not in self.layers:
             return inner
 
         def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             self.finish()
-            options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
-            out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+            call = replace(call, with_lse=True)
+            out, lse = attended(call, inner)
             # In the layout that the model reads, so that its projection is known by the memory of its input.
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
             values = [(graph, change(call.v)) for graph, change in changed]
             tensors = (call.q, call.k, call.v, out, out.transpose(1, 2).flatten(2))
             heads = Projection(name, out.shape[1])
-            trace = LayerTrace(number, heads, call.graph, *tensors, call, info, values, place.left)
-            self.last = trace, self.crosses(name, module)
-            return out, info._lse
+            trace = LayerTrace(number, heads, call.graph, *tensors, call, lse, values, place.left)
+            self.last = trace, not self.override.covers(module)
+            return out, lse
 
         return Backend("watching", run)
 
@@ -196,7 +198,6 @@ def _overrides_for(model: nn.Module) -> Any:
             f"trace: the attention of {type(model).__name__} is another: import {PACKAGE} and call "
             "model.set_attn_implementation('gnn_attention')"
         )
-    overrides.check_routed(model)
     return overrides
 
 
@@ -211,10 +212,3 @@ def _check_fit(one: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
     inside = ((slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))).all(0)
     one.check(own, heads, slots[:, inside])
     return inside
-
-
-def _plain_maps(model: nn.Module) -> list[nn.Module]:
-    """Linear maps whose result is the projection's: not those to which an adapter adds something."""
-    adapted = {id(getattr(part, "base_layer", None)) for part in model.modules()}
-    plain = [part for part in model.modules() if id(part) not in adapted]
-    return [x for x in plain if type(x).forward is nn.Linear.forward or type(x).__name__ == "Conv1D"]
