@@ -53,9 +53,7 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "previous_token": previous_token,
-    "duplicate_token": duplicate_token,
-    "induction": induction,
+    make.__name__: make for make in (previous_token, duplicate_token, induction)
 }
 
 
