@@ -15,8 +15,6 @@ from torch import distributed
 from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Int, Tensor
 
-WRONG_ARGUMENT = (TypeError, ValueError, IndexError, NotImplementedError)
-
 
 def exchange(
     rows: Float[Tensor, "own channels"],
@@ -72,7 +70,13 @@ def check_agreement(values: Mapping[str, object], failure: str, group: Any, devi
         return
     told: list[Any] = [None] * len(table)
     distributed.all_gather_object(told, (failure, texts), group=group)
-    raise ValueError(_disagreement(told))
+    if failures := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(told) if reason]:
+        raise ValueError("; ".join(failures))
+    of_ranks = [texts for _, texts in told]
+    first = of_ranks[0]
+    word, rank = next((w, r) for w in first for r, texts in enumerate(of_ranks) if texts[w] != first[w])
+    got = f"rank 0 has {first[word]}, but rank {rank} has {of_ranks[rank][word]}"
+    raise ValueError(f"all ranks must give {word} alike: {got}")
 
 
 @contextmanager
@@ -84,18 +88,7 @@ def raised_on_all_ranks(group: Any, x: object) -> Iterator[None]:
     failure = ""
     try:
         yield
-    except WRONG_ARGUMENT as error:
+    except (TypeError, ValueError, IndexError, NotImplementedError) as error:
         failure = f"{type(error).__name__}: {error}"
     if failure:
         check_agreement({}, failure, group, x.device if isinstance(x, Tensor) else torch.device("cpu"))
-
-
-def _disagreement(told: list[tuple[str, dict[str, str]]]) -> str:
-    failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(told) if failure]
-    if failures:
-        return "; ".join(failures)
-    of_ranks = [texts for _, texts in told]
-    word = next(word for word in of_ranks[0] if len({texts[word] for texts in of_ranks}) > 1)
-    first = of_ranks[0][word]
-    rank, other = next((rank, texts[word]) for rank, texts in enumerate(of_ranks) if texts[word] != first)
-    return f"all ranks must give {word} alike: rank 0 has {first}, but rank {rank} has {other}"

@@ -127,24 +127,6 @@ class HeadShard:
         whole = DTensor.from_local(x, self.mesh, [Partial()], run_check=False)
         return whole.redistribute(placements=[Replicate()]).to_local()
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        # along the last axis, that of the heads
-        return DTensor.from_local(x, self.mesh, [Shard(x.dim() - 1)], run_check=False).full_tensor()
-
-    def graph(self, graph: TokenGraph) -> TokenGraph:
-        if graph.heads is None:
-            return graph
-        if graph.heads != self.total:
-            raise ValueError(f"{graph!r} differs by {graph.heads} heads, but the layer has {self.total}")
-        return memoized(_graph_of_heads, graph, self.first, self.count)
-
-    def bias(self, bias: Tensor | None) -> Tensor | None:
-        if bias is None:
-            return None
-        bias = self.enter(bias)
-        by_head = bias.dim() >= 2 and bias.shape[-2] == self.total
-        return bias.narrow(-2, self.first, self.count) if by_head else bias
-
     def copy(self, module: Any) -> Any:
         """A copy of the module for one call (threads do not interfere) with this rank's parameters."""
         twin = object.__new__(type(module))
@@ -187,7 +169,14 @@ class _ShardedLayer:
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
     ) -> AttentionCall:
         shard, parent = self.shard, super()
-        graph, bias = shard.graph(graph), shard.bias(bias)
+        if graph.heads is not None:
+            if graph.heads != shard.total:
+                raise ValueError(f"{graph!r} differs by {graph.heads} heads, but the layer has {shard.total}")
+            graph = memoized(_graph_of_heads, graph, shard.first, shard.count)
+        if bias is not None:
+            bias = shard.enter(bias)
+            by_head = bias.dim() >= 2 and bias.shape[-2] == shard.total
+            bias = bias.narrow(-2, shard.first, shard.count) if by_head else bias
         call: AttentionCall = parent.make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
@@ -198,7 +187,10 @@ class _ShardedLayer:
 
     def run_call(self, call: AttentionCall, batched: bool, seen_once: bool) -> tuple[Tensor, Any]:
         update, weights = super().run_call(call, batched, seen_once)  # type: ignore[misc]
-        return update, self.shard.all_gather(weights) if call.with_lse else weights
+        if call.with_lse:
+            by_head = [Shard(weights.dim() - 1)]
+            weights = DTensor.from_local(weights, self.shard.mesh, by_head, run_check=False).full_tensor()
+        return update, weights
 
 
 class _ShardedHeads:
