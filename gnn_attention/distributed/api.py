@@ -16,9 +16,8 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives
 from gnn_attention.distributed.attention import run
-from gnn_attention.distributed.partition import PARTITIONS, Partition, Shares, check_partition
-from gnn_attention.distributed.rank_graph import RankGraph
-from gnn_attention.distributed.subgraphs import subgraph
+from gnn_attention.distributed.partition import Partition, Shares, check_world_size, partition_of
+from gnn_attention.distributed.rank_graph import RankGraph, subgraph
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
@@ -37,7 +36,9 @@ def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: A
     partition is of other tokens or ranks; TypeError for no graph.
     """
     group = _group(group)
-    partition = _partition(graph, partition, group)
+    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
+        raise TypeError(f"graph must be the TokenGraph of all tokens, got {described(graph)}")
+    partition = partition_of(graph, partition, distributed.get_world_size(group))
     view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group)
     return view
 
@@ -111,18 +112,16 @@ def gather(
     grad = "wanted" if torch.is_grad_enabled() and x.requires_grad else "not wanted"
     values = {"partition": shares, "a row of x": f"{list(rows.shape[1:])} in {x.dtype}", "gradients": grad}
     collectives.check_agreement(values, "", group, x.device)
-    others = [r for r in range(shares.world_size) if r != rank]
-    every, none = torch.arange(len(rows), device="cpu"), torch.arange(0, device="cpu")
-    send = [none if r == rank else every for r in range(shares.world_size)]
-    receive = [0 if r == rank else size for r, size in enumerate(shares.sizes)]
-    whole = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, receive, group)
-    order = torch.cat([shares.tokens(r) for r in (rank, *others)]).argsort().to(x.device)
-    return whole[order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
+    send = [torch.arange(len(rows), device="cpu")] * shares.world_size
+    # the own rows come first, and once more among those of all ranks
+    known = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, shares.sizes, group)
+    order = shares.owner.argsort(stable=True).argsort().to(x.device)
+    return known[len(rows) :][order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
 
 
 def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any) -> RankGraph:
     dst, src = partition.dst.tokens(rank), partition.src.tokens(rank)
-    own = subgraph(graph, dst, src).graph
+    own, _ = subgraph(graph, dst, src)
     names = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
     values: dict[str, Any] = {name: getattr(own, name) for name in names}
     values |= {"dst_at": dst + graph.dst_offset, "src_at": src + graph.src_offset}
@@ -145,21 +144,6 @@ def _group(group: Any) -> Any:
     return group
 
 
-def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Partition:
-    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
-        raise TypeError(f"graph must be the TokenGraph of all tokens, got {described(graph)}")
-    world = distributed.get_world_size(group)
-    if isinstance(partition, str):
-        partition = memoized(PARTITIONS[checks.choice("partition", partition, PARTITIONS)], graph, world)
-    return _check_world(check_partition(partition, graph), world)
-
-
-def _check_world(partition: Partition, world: int) -> Partition:
-    if partition.world_size != world:
-        raise ValueError(f"partition must be for the {world} ranks of the group, got {partition.world_size}")
-    return partition
-
-
 def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
     checks.instance("x", x, Tensor)
     axis = checks.position("axis", axis)
@@ -171,5 +155,5 @@ def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
 
 def _shares(partition: Partition, side: str, group: Any) -> Shares:
     checks.instance("partition", partition, Partition)
-    _check_world(partition, distributed.get_world_size(group))
+    check_world_size(partition, distributed.get_world_size(group))
     return partition.dst if checks.choice("side", side, ("dst", "src")) == "dst" else partition.src

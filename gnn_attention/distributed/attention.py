@@ -23,8 +23,7 @@ from gnn_attention.backends.dropout import dropped
 from gnn_attention.distributed import collectives
 from gnn_attention.distributed.halo_sets import halo, remote_senders
 from gnn_attention.distributed.partition import Partition
-from gnn_attention.distributed.rank_graph import RankGraph
-from gnn_attention.distributed.subgraphs import Subgraph, subgraph
+from gnn_attention.distributed.rank_graph import RankGraph, subgraph
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
@@ -39,13 +38,21 @@ class Neighbourhood:
     """The receivers of a rank over its own senders and those of its halo, and how the latter come.
 
     ``send[r]``: which of the own senders go to rank r. ``receive[r]``: how many come from it. ``order``: the
-    own senders and those that come, sorted by position.
+    own senders and those that come, sorted by position. ``dst_at``, ``src_at``: absolute positions, None
+    where the graph's offsets give them.
     """
 
-    part: Subgraph
+    graph: TokenGraph
+    dst_at: Int[Tensor, " dst"] | None
+    src_at: Int[Tensor, " senders"] | None
     send: tuple[Int[Tensor, " sent"], ...]
     receive: tuple[int, ...]
     order: Int[Tensor, " senders"]
+
+    @property
+    def has_gaps(self) -> bool:
+        """True if the positions of its rows must be looked up."""
+        return self.dst_at is not None or self.src_at is not None
 
 
 def neighbourhood(graph: TokenGraph, partition: Partition, rank: int, device: torch.device) -> Neighbourhood:
@@ -54,8 +61,8 @@ def neighbourhood(graph: TokenGraph, partition: Partition, rank: int, device: to
     senders, order = torch.cat([own, *arriving]).sort()
     wanted = (remote_senders(graph, partition, other)[own] for other in range(partition.world_size))
     send = tuple(rows.nonzero().flatten().to(device) for rows in wanted)
-    part = subgraph(graph, partition.dst.tokens(rank), senders)
-    return Neighbourhood(part, send, tuple(map(len, arriving)), order.to(device))
+    part, at = subgraph(graph, partition.dst.tokens(rank), senders)
+    return Neighbourhood(part, *at, send, tuple(map(len, arriving)), order.to(device))
 
 
 @not_compiled
@@ -81,24 +88,19 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     # a row for each sender, with keys and values of all samples and heads
     rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (call.k, call.v)], dim=1)
     rows = collectives.exchange(rows, near.send, near.receive, graph.group)
-    k, v = _keys_and_values(rows, near, call)
-    whole = at_positions(replace(call, graph=near.part.graph, k=k, v=v), near.part)
-    if call.dropout and near.part.has_gaps and backend == "auto":
+    # sorted by position, k [B, Hkv, src, D] and v [B, Hkv, src, Dv]
+    batch, kv_heads, _, dim = call.k.shape
+    parts = rows.index_select(0, near.order).tensor_split([batch * kv_heads * dim], dim=1)
+    sizes = (batch, kv_heads, dim), (batch, kv_heads, call.v.shape[3])
+    k, v = (x.view(len(x), *size).permute(1, 2, 0, 3) for x, size in zip(parts, sizes, strict=True))
+    whole = _at_positions(replace(call, graph=near.graph, k=k, v=v), near)
+    if call.dropout and near.has_gaps and backend == "auto":
         backend = "rows"
     learned = list(call.score_mod.parameters()) if isinstance(call.score_mod, nn.Module) else []
     others = [x for x in (call.q, rows, call.sink_logits, *learned) if x is not None]
     out, lse = attended(whole, backend)
     lse = None if lse is None else collectives.keep_in_graph(lse, *others)
     return collectives.keep_in_graph(out, *others), lse
-
-
-def _keys_and_values(rows: Tensor, near: Neighbourhood, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """``k [B, Hkv, src, D]`` and ``v [B, Hkv, src, Dv]`` of the rows, sorted by position."""
-    batch, kv_heads, _, dim = call.k.shape
-    rows = rows.index_select(0, near.order)
-    k, v = rows.tensor_split([batch * kv_heads * dim], dim=1)
-    k, v = k.view(len(rows), batch, kv_heads, dim), v.view(len(rows), batch, kv_heads, call.v.shape[3])
-    return k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
 
 
 @dataclass(eq=False)
@@ -124,14 +126,14 @@ def _looked_up(table: Tensor | None, row: Tensor) -> Tensor:
     return row if table is None else table.to(row.device)[row]
 
 
-def at_positions(call: AttentionCall, part: Subgraph) -> AttentionCall:
-    """The call on a subgraph with score_mod and dropout at absolute positions."""
-    if not part.has_gaps:
+def _at_positions(call: AttentionCall, near: Neighbourhood) -> AttentionCall:
+    """The call with score_mod and dropout at absolute positions."""
+    if not near.has_gaps:
         return call
     values = {field.name: getattr(call, field.name) for field in fields(call) if field.init}
     if call.score_mod is not None:
-        values["score_mod"] = partial(_score_at_positions, call.score_mod, (part.dst_at, part.src_at))
-    return _CallAtPositions(**values, dst_at=part.dst_at, src_at=part.src_at)
+        values["score_mod"] = partial(_score_at_positions, call.score_mod, (near.dst_at, near.src_at))
+    return _CallAtPositions(**values, dst_at=near.dst_at, src_at=near.src_at)
 
 
 def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike) -> None:
@@ -157,32 +159,31 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     collectives.check_agreement(values, "", graph.group, call.q.device)
     if backend != "auto":
         chosen = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = _unsupported(call, memoized(neighbourhood, *graph.share, call.q.device).part, chosen)
+        reason = _unsupported(call, memoized(neighbourhood, *graph.share, call.q.device), chosen)
         collectives.check_agreement({}, reason, graph.group, call.q.device)
     agreed.add(key)
 
 
-def _unsupported(call: AttentionCall, part: Subgraph, backend: Backend) -> str:
+def _unsupported(call: AttentionCall, near: Neighbourhood, backend: Backend) -> str:
     """Why a backend does not support the part of this rank; empty if it does."""
-    if call.dropout and part.has_gaps and backend.name not in DROP_AT_POSITIONS:
+    if call.dropout and near.has_gaps and backend.name not in DROP_AT_POSITIONS:
         reason: str | None = (
             "its dropout needs tokens in a row; use a contiguous partition, or backend='dense'"
         )
     else:
         k, v = (
-            x.new_zeros(()).expand(*x.shape[:2], part.graph.num_src, x.shape[3]) for x in (call.k, call.v)
+            x.new_zeros(()).expand(*x.shape[:2], near.graph.num_src, x.shape[3]) for x in (call.k, call.v)
         )
-        reason = backend.unsupported_reason(at_positions(replace(call, graph=part.graph, k=k, v=v), part))
-    return "" if reason is None else f"backend {backend.name!r} cannot hold {part.graph!r}: {reason}"
+        reason = backend.unsupported_reason(_at_positions(replace(call, graph=near.graph, k=k, v=v), near))
+    return "" if reason is None else f"backend {backend.name!r} cannot hold {near.graph!r}: {reason}"
 
 
 def _described(graph: TokenGraph, partition: Partition) -> dict[str, str]:
-    graph_text = f"{graph!r} with edges {_fingerprint(graph)}"
-    owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
-    return {"graph": graph_text, "partition": f"{partition!r} with owners {owners}"}
-
-
-def _fingerprint(graph: TokenGraph) -> str:
-    """A hash of all edges of a list, or of the number of in-edges of each receiver."""
+    # all edges of a list, or the number of in-edges of each receiver
     numbers = graph.in_degree() if graph.listed_edges is None else graph.edge_index
-    return hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]
+    fingerprint = hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]
+    owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
+    return {
+        "graph": f"{graph!r} with edges {fingerprint}",
+        "partition": f"{partition!r} with owners {owners}",
+    }

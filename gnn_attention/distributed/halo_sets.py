@@ -7,8 +7,8 @@ heads of a token travel together.
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.distributed.partition import Partition, check_partition
-from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.distributed.partition import Partition, partition_of
+from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.liveness import ends
 from gnn_attention.graph.regions.quadtree import Boxes, split_evenly
 
@@ -27,15 +27,17 @@ def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor
     >>> [senders.tolist() for senders in halo(graph, contiguous(graph, 3), 1)]
     [[1, 2], [], []]
     """
-    senders = remote_senders(graph, check_partition(partition, graph), rank).nonzero().flatten()
+    senders = remote_senders(graph, partition_of(graph, partition), rank).nonzero().flatten()
     owner = partition.src.owner[senders]
     counts = torch.bincount(owner, minlength=partition.world_size).tolist()
     return torch.split(senders[owner.argsort(stable=True)], counts)
 
 
 def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
-    """How many senders of each rank (column) the receivers of each rank (row) attend to; cached."""
-    return memoized(_halo_sizes, graph, check_partition(partition, graph))
+    """How many senders of each rank (column) the receivers of each rank (row) attend to."""
+    world = range(partition_of(graph, partition).world_size)
+    owners = (partition.src.owner[remote_senders(graph, partition, rank)] for rank in world)
+    return torch.stack([torch.bincount(owner, minlength=len(world)) for owner in owners])
 
 
 def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[Tensor, " src"]:
@@ -45,23 +47,12 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         src, dst = graph.edge_index
         attended[src[partition.dst.owner[dst] == rank]] = True
     else:
-        for src, _ in ends(graph.rule, _boxes(graph, partition.dst.ranges(rank))):
+        # boxes of the own receivers and all senders, of every sample and head
+        ranges = torch.tensor(partition.dst.ranges(rank), dtype=torch.int64, device="cpu").view(-1, 2)
+        sizes = (graph.batch or 1, graph.heads or 1, len(ranges))
+        b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)
+        (start, stop), zero = ranges[i].unbind(1), torch.zeros_like(i)
+        boxes = Boxes(zero, b, h, start, zero, stop - start, zero + graph.num_src)
+        for src, _ in ends(graph.rule, split_evenly(boxes, SIDE)):
             attended[src] = True
     return attended & (partition.src.owner != rank)
-
-
-def _boxes(graph: TokenGraph, ranges: list[tuple[int, int]]) -> Boxes:
-    """All pairs of these receivers and all senders, of every sample and head."""
-    start, stop = torch.tensor(ranges, dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-    sizes = (graph.batch or 1, graph.heads or 1, len(ranges))
-    axes = torch.meshgrid(*(torch.arange(size, device="cpu") for size in sizes), indexing="ij")
-    b, h, i = (axis.flatten() for axis in axes)
-    zero = torch.zeros_like(i)
-    boxes = Boxes(zero, b, h, start[i], zero, (stop - start)[i], zero + graph.num_src)
-    return split_evenly(boxes, SIDE)
-
-
-def _halo_sizes(graph: TokenGraph, partition: Partition) -> Tensor:
-    world = range(partition.world_size)
-    owners = (partition.src.owner[remote_senders(graph, partition, rank)] for rank in world)
-    return torch.stack([torch.bincount(owner, minlength=len(world)) for owner in owners])

@@ -18,7 +18,7 @@ from torch_geometric.utils.sparse import index2ptr
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, memoized
 
 SHOWN = 4  # ranks that are printed
 MAX_EDGES = 2**25  # that METIS is given, in about 3 GB
@@ -72,10 +72,10 @@ class Shares:
         return [(int(run[0]), int(run[-1]) + 1) for run in tokens.tensor_split(cuts) if len(run)]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shares) and self._key == other._key
+        return isinstance(other, Shares) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"Shares({self.describe('tokens')})"
@@ -87,12 +87,9 @@ class Shares:
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of all owners, by which ranks compare what they were given."""
-        return hashlib.sha256(self.owner.numpy().tobytes()).hexdigest()[:16]
-
-    @property
-    def _key(self) -> tuple[int, int, str]:
-        return self.num_tokens, self.world_size, self.digest
+        """A short hash of all owners and their number, by which ranks compare what they were given."""
+        table = torch.cat([self.owner, self.owner.new_tensor([self.world_size])])
+        return hashlib.sha256(table.numpy().tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -133,9 +130,7 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
     >>> contiguous(patterns.cross(4, 7), 3)
     Partition(contiguous: 4 receivers on 3 ranks: 2, 1, 1; 7 senders on 3 ranks: 3, 2, 2)
     """
-    world_size = checks.size("world_size", world_size, 1)
-    dst, src = (Shares(_even(size, world_size), world_size) for size in (graph.num_dst, graph.num_src))
-    return Partition(dst, src, "contiguous")
+    return Partition(_even(graph.num_dst, world_size), _even(graph.num_src, world_size), "contiguous")
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
@@ -149,8 +144,7 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)
     [(0, 2), (6, 8)]
     """
-    world_size = checks.size("world_size", world_size, 1)
-    dst, src = (Shares(_mirrored(size, world_size), world_size) for size in (graph.num_dst, graph.num_src))
+    dst, src = (_mirrored(size, world_size) for size in (graph.num_dst, graph.num_src))
     return Partition(dst, src, "zigzag")
 
 
@@ -165,18 +159,12 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     Partition(by edges: 10 receivers and senders on 2 ranks: 7, 3)
     """
     world_size, weight = checks.size("world_size", world_size, 1), receiver_edges(graph)
-    if not int(weight.sum()):
-        weight = torch.ones_like(weight)
-    before = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
-    # each range begins where the number of edges before it is nearest to what the ranks before it should have
-    ranks = torch.arange(world_size, device="cpu")
-    due = ranks * int(before[-1]) // world_size
-    above = torch.searchsorted(before, due).clamp(max=len(weight))
-    below = (above - 1).clamp(min=0)
-    start = torch.where(due - before[below] < before[above] - due, below, above)
-    start[0] = 0
-    owner = torch.repeat_interleave(ranks, torch.cat([start, start.new_tensor([len(weight)])]).diff())
-    dst = Shares(owner, world_size)
+    total = int(weight.sum())
+    if not total:
+        weight, total = torch.ones_like(weight), len(weight)
+    # a receiver goes to the rank in whose share of the edges the middle of its own lies
+    twice_middle = 2 * weight.cumsum(0) - weight
+    dst = Shares(((twice_middle * world_size - 1) // max(2 * total, 1)).clamp(min=0), world_size)
     src = dst if graph.num_src == graph.num_dst else contiguous(graph, world_size).src
     return Partition(dst, src, "by edges")
 
@@ -195,7 +183,16 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
         message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges, which does not"
         raise ImportError(message) from None
     square = graph.num_dst == graph.num_src
-    weight, (start, neighbours) = receiver_edges(graph) + 1, _adjacency(graph, square)
+    if graph.num_edges > MAX_EDGES:
+        advice = "take contiguous, zigzag or by_edges"
+        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many to list; {advice}")
+    samples = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
+    src, dst = torch.cat([graph.select(b, h).edge_index for b, h in samples], dim=1)
+    shift = 0 if square else graph.num_dst
+    edge_index, _ = remove_self_loops(torch.stack([src + shift, dst]))
+    # the neighbours of each node, whatever the direction, and where they start
+    node, neighbours = to_undirected(edge_index, num_nodes=shift + graph.num_src)
+    start, weight = index2ptr(node, shift + graph.num_src), receiver_edges(graph) + 1
     if not square:
         weight = torch.cat([weight, weight.new_ones(graph.num_src)])
     if world_size == 1 or len(weight) <= world_size or not len(neighbours):
@@ -215,14 +212,24 @@ PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
 }
 
 
-def check_partition(partition: object, graph: TokenGraph) -> Partition:
-    """The partition if it is one of the graph's tokens; TypeError or ValueError otherwise."""
+def partition_of(graph: TokenGraph, partition: object, world_size: int | None = None) -> Partition:
+    """The partition, made where it is a name; TypeError or ValueError for one of other tokens or ranks."""
+    if isinstance(partition, str) and world_size is not None:
+        make = PARTITIONS[checks.choice("partition", partition, PARTITIONS)]
+        return memoized(make, graph, world_size)
     partition = checks.instance("partition", partition, Partition)
     sizes = partition.dst.num_tokens, partition.src.num_tokens
     if sizes != (graph.num_dst, graph.num_src):
         found = f"partition is of {sizes[0]} receivers and {sizes[1]} senders"
         raise ValueError(f"{found}, but {graph!r} has {graph.num_dst} and {graph.num_src}")
+    if world_size is not None:
+        check_world_size(partition, world_size)
     return partition
+
+
+def check_world_size(partition: Partition, world_size: int) -> None:
+    if partition.world_size != world_size:
+        raise ValueError(f"partition is of {partition.world_size} ranks, but there are {world_size}")
 
 
 def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
@@ -230,25 +237,13 @@ def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
 
 
-def _even(num_tokens: int, world_size: int) -> Tensor:
+def _even(num_tokens: int, world_size: int) -> Shares:
+    world_size = checks.size("world_size", world_size, 1)
     # the larger shares first
-    return torch.arange(num_tokens, device="cpu") * world_size // max(num_tokens, 1)
+    return Shares(torch.arange(num_tokens, device="cpu") * world_size // max(num_tokens, 1), world_size)
 
 
-def _mirrored(num_tokens: int, world_size: int) -> Tensor:
+def _mirrored(num_tokens: int, world_size: int) -> Shares:
     half = _even(num_tokens // 2, world_size)
-    return torch.cat([half, half.new_full((num_tokens % 2,), world_size - 1), half.flip(0)])
-
-
-def _adjacency(graph: TokenGraph, square: bool) -> tuple[Tensor, Tensor]:
-    """Where the neighbours of each node start, and the neighbours, of the graph without directions."""
-    if graph.num_edges > MAX_EDGES:
-        advice = "take contiguous, zigzag or by_edges"
-        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many to list; {advice}")
-    samples = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
-    src, dst = torch.cat([graph.select(b, h).edge_index for b, h in samples], dim=1)
-    shift = 0 if square else graph.num_dst
-    nodes = shift + graph.num_src
-    edge_index, _ = remove_self_loops(torch.stack([src + shift, dst]))
-    node, neighbours = to_undirected(edge_index, num_nodes=nodes)
-    return index2ptr(node, nodes), neighbours
+    middle = half.owner.new_full((num_tokens % 2,), half.world_size - 1)
+    return Shares(torch.cat([half.owner, middle, half.owner.flip(0)]), half.world_size)

@@ -1,14 +1,15 @@
-"""One rank's part of a graph whose tokens are spread over several: its own receivers and its own senders."""
+"""One rank's part of a graph whose tokens are spread over several, and the graph between some tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, edge_list, text
+from gnn_attention.graph.rules import Rule, of_tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -64,3 +65,36 @@ class RankGraph(TokenGraph):
     def __repr__(self) -> str:
         own = f"{self.num_src} own src -> {self.num_dst} own dst"
         return f"RankGraph({self.whole.name}: rank {self.rank} of {self.partition.world_size}, {own})"
+
+
+def subgraph(
+    graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src"]
+) -> tuple[TokenGraph, tuple[Tensor | None, Tensor | None]]:
+    """The edges between the receivers ``dst`` and the senders ``src``, as a graph over their rows.
+
+    Then the absolute positions of receivers and senders, where the graph's offsets do not give them. A range
+    of tokens keeps the structure of the rule (its first position is an offset), other tokens are looked up in
+    a table. The subgraph of an edge list is an edge list.
+    """
+    row_of_dst, row_of_src = _range_or_table(dst), _range_or_table(src)
+    name = f"{text.bracketed(graph.name)} between ranks"
+    if graph.listed_edges is not None:
+        edges = edge_list.between(graph.edge_index, dst, src, graph.num_dst, graph.num_src)
+        part = TokenGraph.from_distinct_edges(edges, len(dst), len(src), name)
+    else:
+        rule: Rule = partial(of_tokens, graph.rule, row_of_dst, row_of_src)
+        part = TokenGraph(rule, len(dst), len(src), graph.heads, graph.batch, name)
+    dst_offset, dst_at = _offset_or_positions(graph.dst_offset, row_of_dst)
+    src_offset, src_at = _offset_or_positions(graph.src_offset, row_of_src)
+    return replace(part, dst_offset=dst_offset, src_offset=src_offset), (dst_at, src_at)
+
+
+def _range_or_table(tokens: Tensor) -> int | Tensor:
+    if not len(tokens):
+        return 0
+    first = int(tokens[0])
+    return first if int(tokens[-1]) - first + 1 == len(tokens) else tokens
+
+
+def _offset_or_positions(offset: int, tokens: int | Tensor) -> tuple[int, Tensor | None]:
+    return (offset + tokens, None) if isinstance(tokens, int) else (0, offset + tokens)

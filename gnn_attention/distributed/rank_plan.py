@@ -14,8 +14,8 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention.distributed.halo_sets import halo_sizes
-from gnn_attention.distributed.partition import PARTITIONS, Partition, check_partition, receiver_edges
-from gnn_attention.graph import TokenGraph
+from gnn_attention.distributed.partition import Partition, partition_of, receiver_edges
+from gnn_attention.graph import TokenGraph, memoized
 
 MAX_RANKS = 4096  # the table of all pairs of ranks takes 128 MiB
 SHOWN_RANKS = 16  # of the printed plan
@@ -112,40 +112,27 @@ def plan(
     sizes = {"heads": heads, "kv_heads": heads if kv_heads is None else kv_heads, "dim": dim, "batch": batch}
     sizes["value_dim"] = dim if value_dim is None else value_dim
     sizes = {name: checks.size(name, size, 1) for name, size in sizes.items()}
-    _check_sizes(sizes, graph, dtype)
-    partition = _checked_partition(partition, graph, world_size)
-    row_bytes = sizes["batch"] * sizes["kv_heads"] * (sizes["dim"] + sizes["value_dim"]) * dtype.itemsize
-    copies = (1 if graph.heads else sizes["heads"]) * (1 if graph.batch else sizes["batch"])
-    edges = torch.zeros(partition.world_size, dtype=torch.int64, device="cpu")
-    edges.index_add_(0, partition.dst.owner, receiver_edges(graph) * copies)
-    halo = halo_sizes(graph, partition)
-    columns = edges, halo.sum(1), halo.sum(1) * row_bytes, halo.sum(0) * row_bytes
-    counts = zip(partition.dst.sizes, *(x.tolist() for x in columns), strict=True)
-    ranks = tuple(RankLoad(rank, *numbers) for rank, numbers in enumerate(counts))
-    return Plan(repr(graph), partition, row_bytes, ranks)
-
-
-def _check_sizes(sizes: dict[str, int], graph: TokenGraph, dtype: torch.dtype) -> None:
-    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
-    if heads % kv_heads:
+    if sizes["heads"] % sizes["kv_heads"]:
         raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    for word, own, size in (("heads", graph.heads, heads), ("batch", graph.batch, sizes["batch"])):
-        if own not in (None, size):
-            raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
+    for word, own in (("heads", graph.heads), ("batch", graph.batch)):
+        if own not in (None, sizes[word]):
+            raise ValueError(f"{word}={sizes[word]}, but {graph!r} differs by them and has {own}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quoted(dtype)}")
-
-
-def _checked_partition(partition: Partition | str, graph: TokenGraph, world_size: int) -> Partition:
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
         limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"
         raise ValueError(f"world_size must be {limit}, got {world_size}")
-    if isinstance(partition, str):
-        partition = PARTITIONS[checks.choice("partition", partition, PARTITIONS)](graph, world_size)
-    if check_partition(partition, graph).world_size != world_size:
-        raise ValueError(f"partition is of {partition.world_size} ranks, but world_size is {world_size}")
-    return partition
+    partition = partition_of(graph, partition, world_size)
+    row_bytes = sizes["batch"] * sizes["kv_heads"] * (sizes["dim"] + sizes["value_dim"]) * dtype.itemsize
+    copies = (1 if graph.heads else sizes["heads"]) * (1 if graph.batch else sizes["batch"])
+    edges = torch.zeros(partition.world_size, dtype=torch.int64, device="cpu")
+    edges.index_add_(0, partition.dst.owner, receiver_edges(graph) * copies)
+    halo = memoized(halo_sizes, graph, partition)
+    columns = edges, halo.sum(1), halo.sum(1) * row_bytes, halo.sum(0) * row_bytes
+    counts = zip(partition.dst.sizes, *(x.tolist() for x in columns), strict=True)
+    ranks = tuple(RankLoad(rank, *numbers) for rank, numbers in enumerate(counts))
+    return Plan(repr(graph), partition, row_bytes, ranks)
 
 
 def _balance(loads: Sequence[int]) -> float:

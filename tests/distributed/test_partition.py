@@ -16,9 +16,9 @@ from gnn_attention.distributed.partition import (
     Partition,
     Shares,
     by_edges,
-    check_partition,
     contiguous,
     metis,
+    partition_of,
     zigzag,
 )
 from gnn_attention.graph import TokenGraph
@@ -73,7 +73,7 @@ class TestShares:
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
             (lambda: Partition(shares, Shares(owner, 3)), ValueError, "got 2 ranks for the receivers and 3"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
-            (lambda: check_partition(None, causal), TypeError, "partition must be a Partition, got None"),
+            (lambda: partition_of(causal, None), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
 

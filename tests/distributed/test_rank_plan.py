@@ -83,7 +83,7 @@ def test_wrong_arguments_are_named():
         ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch=1, but .* differs by them and has 2"),
         ((graph, 2, 1, 4), {"dtype": torch.int32}, TypeError, "floating point .*, got torch.int32"),
         ((graph, 2, 1, 4), {"partition": "half"}, ValueError, "one of 'contiguous', .*got 'half'"),
-        ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "is of 3 ranks, but world_size is 2"),
+        ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "is of 3 ranks, but there are 2"),
         ((graph, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got 3 of type int"),
     ]
     refusals = [(lambda a=args, o=options: plan(*a, **o), *error) for args, options, *error in calls]

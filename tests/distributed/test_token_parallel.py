@@ -207,7 +207,7 @@ MESSAGES = [
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
     "all ranks must give backend alike: rank 0 has dense, but rank 1 has rows",
     "rank 0: backend 'varlen' cannot hold .*; rank 1: backend 'varlen' cannot hold",
-    "partition must be for the 2 ranks of the group, got 3",
+    "partition is of 3 ranks, but there are 2",
     "rank 0: TypeError: backend must be a name or a .*Backend, got int",
     "all ranks must give options alike: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
     "rank 0: ValueError: x must have the 4 own tokens",
