@@ -7,7 +7,6 @@ learning need ``tokenizers``, not decoding. Source: Sennrich, Haddow and Birch 2
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -134,8 +133,7 @@ class BytePair:
     @classmethod
     def from_json(cls, text: str) -> BytePair:
         """The vocabulary that `to_json` wrote; else TypeError or ValueError."""
-        if not isinstance(text, str):
-            raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
+        checks.instance("text", text, str)
         try:
             found = json.loads(text)
             made = cls(_pairs(found["model"]["merges"]))
@@ -158,11 +156,7 @@ class BytePair:
         return _library().Tokenizer.from_str(self.to_json())
 
     def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
-        checks.check_order("ids", ids)
-        try:
-            tokens = [operator.index(token) for token in ids]
-        except TypeError as error:
-            raise TypeError(f"ids is a {type(ids).__name__}: expected an iterable of integers") from error
+        tokens = checks.integers("ids", ids, wanted="tokens")
         for place, token in enumerate(tokens):
             # a negative token would otherwise count from the end without an error
             if not 0 <= token < len(self):
@@ -179,13 +173,8 @@ def _library() -> Any:
 
 
 def _lines(text: str) -> list[str]:
-    if not isinstance(text, str):
-        raise TypeError(f"text is a {type(text).__name__}: expected a str")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        wrong = f"text[{error.start}] is {text[error.start]!r}, a lone surrogate"
-        raise ValueError(f"{wrong}: expected what utf-8 can encode") from error
+    # a lone surrogate raises a UnicodeEncodeError, which names its place
+    checks.instance("text", text, str).encode()
     return [lines.group() for lines in _LINES.finditer(text)]
 
 
