@@ -7,7 +7,6 @@ and peers; ``gnn-attention verify`` says whether the results are right.
 import argparse
 import importlib
 import os
-import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -123,7 +122,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``gnn-attention bench``."""
     add = command.add_argument
     add("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
-    add("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    devices = ["cpu", "cuda", *gpus] if gpus else ["cpu"]
+    add("--device", default="cpu", choices=devices, help="(default %(default)s)")
     add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
     add("--no-peers", action="store_true", help="attend alone")
     json_files.add_json(command)
@@ -131,21 +132,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
+    tokens, device = checks.size("--tokens", args.tokens, 1), torch.device(args.device)
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     peers = [] if args.no_peers else list(PEERS)
     with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as shown:
         record = measure(tokens, device, dtype, peers, shown)
     json_files.write_json(args.json, record, table(record))
     return 0
-
-
-def _device(name: str) -> torch.device:
-    match, count = re.fullmatch(r"cpu|cuda(:(?P<index>\d+))?", name), torch.cuda.device_count()
-    if match is None or (name != "cpu" and int(match["index"] or 0) >= count):
-        found = f"a CUDA device, of which torch finds {count}"
-        raise ValueError(f"--device must be cpu or {found}, got {checks.quoted(name)}")
-    return torch.device(name)
 
 
 def measure(

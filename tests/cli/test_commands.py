@@ -95,8 +95,6 @@ draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
 draw 'window(6, 2)' -o {}/a | /a: expected a file name whose ending says what to write, such as picture.svg
 draw 'window(6, 2)' -o {}/a.svg --token 3 | --token belongs to --kind layers and --kind hops, not to mask
 bench --tokens 0 | --tokens must be at least 1, got 0
-bench --device tpu7 | --device must be cpu or a CUDA device, of which torch finds
-bench --device cuda:99 | got 'cuda:99'
 bench --json no/such/record.json | expected a folder that exists
 """
 
@@ -159,7 +157,17 @@ class TestMain:
         assert left.value.code == 0
         assert f"gnn-attention {command}" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("arguments", [[], ["paint"], ["draw"], ["draw", "causal(3)", "--kind", "poem"]])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [],
+            ["paint"],
+            ["draw"],
+            ["draw", "causal(3)", "--kind", "poem"],
+            ["bench", "--device", "tpu7"],
+            ["bench", "--device", "cuda:99"],
+        ],
+    )
     def test_argparse_refuses_with_2(self, arguments, capsys):
         with pytest.raises(SystemExit) as left:
             main(arguments)
