@@ -53,6 +53,25 @@ def find_edges(
     return effects.top(count), numbers
 
 
+def read_text(text: str) -> str:
+    """The text, or what the file holds whose name follows an @."""
+    return Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+
+
+def load(name: str, text: str, progress: Progress) -> tuple[nn.Module, Any, Tensor, list[str]]:
+    """A model of ``gnn_attention.lm``, its tokenizer, and the tokens of a text as ids and words."""
+    # optional: it needs transformers
+    from gnn_attention import lm
+
+    progress.begin(f"loading {name}")
+    model, tokenizer = lm.load(name)
+    if tokenizer is None:
+        raise ValueError(f"--model {name} has no tokenizer for a text: take smollm2")
+    model.requires_grad_(False)
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    return model, tokenizer, ids, [tokenizer.decode([token]) for token in ids[0].tolist()]
+
+
 def in_words(effect: Effect, words: Sequence[str]) -> str:
     """``layer.head: receiver (place) <- sender (place), change``."""
     layer, head, src, dst, change = effect
@@ -73,19 +92,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _attribute(args: argparse.Namespace) -> int:
-    # optional: it needs transformers
-    from gnn_attention import lm
-
-    text = Path(args.text[1:]).read_text(encoding="utf-8") if args.text.startswith("@") else args.text
     with Progress("attribute", unit="passes") as progress:
-        progress.begin(f"loading {args.model}")
-        model, tokenizer = lm.load(args.model)
-        if tokenizer is None:
-            raise ValueError(f"--model {args.model} has no tokenizer for a text: take smollm2")
-        model.requires_grad_(False)
-        ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.tokens]
-        words = [tokenizer.decode([token]) for token in ids[0].tolist()]
-        edges, numbers = find_edges(model, ids, args.keep, args.edges, args.metric, progress)
+        model, _, ids, words = load(args.model, read_text(args.text), progress)
+        edges, numbers = find_edges(
+            model, ids[:, : args.tokens], args.keep, args.edges, args.metric, progress
+        )
     texts = [in_words(edge, words) for edge in edges]
     numbers["edges"] = [{**edge._asdict(), "text": text} for edge, text in zip(edges, texts, strict=True)]
     whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gnn_attention import explorer
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.cli.attribute import in_words
+from gnn_attention.cli.attribute import in_words, load, read_text
 from gnn_attention.explorer._html import is_ours
 from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
@@ -29,8 +28,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``gnn-attention explore``."""
     command.set_defaults(run=_explore)
     add = command.add_argument
-    add("text", nargs="?", help="what the model reads (default: some lines, with a tour)")
-    add("--file", metavar="FILE", help="read the text from a file (- for stdin)")
+    add("text", nargs="?", help="what the model reads, or @FILE (default: some lines, with a tour)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
     model = f"{', '.join(SHOWN)} (of gnn_attention.lm), a file of weights, or name or folder "
     model += "of a Hugging Face model"
@@ -46,7 +44,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def _explore(args: argparse.Namespace) -> int:
     _check_out(out := Path(args.out), args.force)
     whole = args.model not in SHOWN
-    if not (text := _text(args.text, args.file, explorer.FIRST if whole else SENTENCE)):
+    default = explorer.FIRST if whole else SENTENCE
+    if not (text := default if args.text is None else read_text(args.text)):
         raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
@@ -69,13 +68,7 @@ def _of_language_model(
     Edges are weighed by what a cut adds to log p, p that of the likeliest next token. Shown are the layers of
     ``--layers``, or those where edges weigh most; to choose from are graphs of the strongest edges there.
     """
-    # optional: it needs transformers
-    from gnn_attention import lm
-
-    progress.begin(f"loading {args.model}")
-    model, tokenizer = lm.load(args.model)
-    model.requires_grad_(False)
-    ids = tokenizer(text, return_tensors="pt").input_ids
+    model, tokenizer, ids, words = load(args.model, text, progress)
     check_length(ids[0])
     progress.begin("what cutting an edge does to the next token, for all edges")
     with torch.no_grad():
@@ -89,7 +82,6 @@ def _of_language_model(
     options = {"room": args.room, "title": args.title, "layers": layers}
     page = explorer.page(text, (model, tokenizer), args.graph, masks, **options)
     next_token = f"next: {tokenizer.decode([token])!r}, p = {float(best.exp()):.3g}"
-    words = [tokenizer.decode([one]) for one in ids[0].tolist()]
     title = f"{next_token}; what a cut adds to log p, and where to see it"
     return page, [title, *_lines(effects, layers, words, args.out)]
 
@@ -114,17 +106,6 @@ def _lines(effects: Attribution, layers: list[int], words: list[str], out: str) 
     for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(EDGES):
         place = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
         yield f"{in_words(effect, words)}; {out}#at=listen.{place}.0"
-
-
-def _text(text: str | None, file: str | None, default: str) -> str:
-    if file is None:
-        return default if text is None else text
-    if text is not None:
-        raise ValueError("give either a text, such as 'Llamas do not output words', or --file FILE")
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file {file} is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _check_out(out: Path, force: bool) -> None:

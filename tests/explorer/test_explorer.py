@@ -217,7 +217,7 @@ class TestCommand:
     def test_only_a_page_is_overwritten(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out, text = tmp_path / "page.html", tmp_path / "text.txt"
         text.write_text("def read(", encoding="utf-8")
-        assert main(["explore", "--file", str(text), "-o", str(out)]) == 0
+        assert main(["explore", f"@{text}", "-o", str(out)]) == 0
         assert main(["explore", "-o", str(out)]) == 0
         assert "".join(token["text"] for token in data_of(out)["tokens"]) == explorer.FIRST
         out.write_text("my notes")
@@ -231,8 +231,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["a", "--file", "b"], "give either a text"),
-            (["--file", "latin.txt"], "latin.txt is no text in UTF-8: invalid start byte at byte 2"),
+            (["@latin.txt"], "can't decode byte 0xff in position 2"),
             ([""], "the text is empty: give some, such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
