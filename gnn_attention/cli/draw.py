@@ -63,9 +63,6 @@ def _draw(args: argparse.Namespace) -> int:
     if args.out is None:
         print(_in_text(graph, args.kind, labels))
         return 0
-    if not Path(args.out).suffix:
-        wanted = "expected a file name whose ending says what to write, such as picture.svg"
-        raise ValueError(f"-o {args.out}: {wanted}")
     atomic_files.check_place("-o", args.out)
     if args.kind == "layers":
         options.setdefault("layers", 3)

@@ -42,7 +42,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _explore(args: argparse.Namespace) -> int:
-    _check_out(out := Path(args.out), args.force)
+    atomic_files.check_place("-o", args.out)
+    out = Path(args.out)
+    # something else would be lost
+    if out.exists() and not args.force and not is_ours(out):
+        advice = "give another name, or --force to replace it"
+        raise ValueError(f"-o {out} exists and is no page of the explorer: {advice}")
     whole = args.model not in SHOWN
     default = explorer.FIRST if whole else SENTENCE
     if not (text := default if args.text is None else read_text(args.text)):
@@ -106,13 +111,3 @@ def _lines(effects: Attribution, layers: list[int], words: list[str], out: str) 
     for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(EDGES):
         place = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
         yield f"{in_words(effect, words)}; {out}#at=listen.{place}.0"
-
-
-def _check_out(out: Path, force: bool) -> None:
-    """ValueError where nothing can be written, or something else would be lost."""
-    if out.is_dir():
-        raise ValueError(f"-o {out} is a folder: give a file, such as {out / 'explorer.html'}")
-    atomic_files.check_place("-o", str(out))
-    if out.exists() and not force and not is_ours(out):
-        advice = "give another name, or --force to replace it"
-        raise ValueError(f"-o {out} exists and is no page of the explorer: {advice}")

@@ -92,7 +92,7 @@ audit no/such.edges | No such file or directory: 'no/such.edges'
 draw 'window(6, 2)' --kind arcs | --kind arcs needs a file to draw into
 draw 'window(6, 2)' -o no/such/folder.svg | -o no/such/folder.svg: expected a folder that exists
 draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
-draw 'window(6, 2)' -o {}/a | /a: expected a file name whose ending says what to write, such as picture.svg
+draw 'window(6, 2)' -o {}/a | Format '' is not supported
 draw 'window(6, 2)' -o {}/a.svg --token 3 | --token belongs to --kind layers and --kind hops, not to mask
 bench --tokens 0 | --tokens must be at least 1, got 0
 bench --json no/such/record.json | expected a folder that exists

@@ -133,7 +133,7 @@ def test_the_command_carries_on(tmp_path, capsys):
     assert {result["backend"] for result in both["results"]} == {"dense", "rows"}
     file.write_text("{}", encoding="utf-8")
     assert main([*COMMAND, "--resume", str(file)]) == 2
-    assert f"--resume {file}: expected a record" in capsys.readouterr().err
+    assert f"verify: {file}: expected a record" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
