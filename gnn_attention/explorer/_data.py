@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from gnn_attention import patterns
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._pack import LONGEST, Source, Words, check_length, check_weight, stored
 from gnn_attention.model import Block, LanguageModel, load_trained
 from gnn_attention.model.tokenizer import BytePair
@@ -39,7 +38,7 @@ def whole(words: Words, model: LanguageModel, vocabulary: BytePair, name: str, r
 
 
 def _model(model: LanguageModel, name: str) -> dict[str, Any]:
-    config, state = model.config, model.state_dict()
+    config, state, own = model.config, model.state_dict(), load_trained()[0].state_dict()
     with torch.device("meta"):
         usual = LanguageModel(config)
     other = sorted(set(state) ^ set(usual.state_dict()))
@@ -51,7 +50,8 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
     return {
         "kind": "model",
         "name": name,
-        "trained": _ships(state),
+        # what is recorded of the heads is of the weights that ship and no others
+        "trained": own.keys() == state.keys() and all(own[key].equal(state[key].to(own[key])) for key in own),
         "width": config.width,
         "layers": config.num_layers,
         "heads": config.num_heads,
@@ -61,9 +61,3 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
         "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,
         "tensors": {key: stored(tensor) for key, tensor in state.items()},
     }
-
-
-def _ships(state: dict[str, Tensor]) -> bool:
-    # what is recorded of the heads is of these weights and no others
-    own = load_trained()[0].state_dict()
-    return own.keys() == state.keys() and all(own[key].equal(state[key].to(own[key])) for key in own)

@@ -43,19 +43,14 @@ class Page:
 
 
 def assembled(title: str, data: Mapping[str, Any]) -> str:
-    """The text of the page; OSError without the built template."""
+    """The text of the page; OSError without the built template.
+
+    The data are pure ASCII, and nothing in them can end their element.
+    """
+    embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
     before, _, rest = TEMPLATE.read_text(encoding="utf-8").partition("__TITLE__")
     between, _, after = rest.partition("__DATA__")
-    return "".join([before, html.escape(one_line(title)), between, embedded(data), after])
-
-
-def embedded(data: Mapping[str, Any]) -> str:
-    r"""JSON in a ``<script type="application/json">``: pure ASCII, and nothing in it can end the element.
-
-    >>> embedded({"text": "</script><!-- \u2028"})
-    '{"text":"\\u003c/script\\u003e\\u003c!-- \\u2028"}'
-    """
-    return json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
+    return "".join([before, html.escape(one_line(title)), between, embedded, after])
 
 
 def is_ours(path: Path) -> bool:
