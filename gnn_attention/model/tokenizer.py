@@ -50,7 +50,7 @@ class BytePair:
     r"""A byte-pair vocabulary: the 256 bytes, then one piece for each merge, in the order of learning.
 
     `len` is the number of pieces; token `256 + i` is made by `merges[i]`, which joins two earlier pieces to a
-    new one, else ValueError (TypeError where a merge is no pair of bytes).
+    new one, else ValueError.
 
     >>> vocabulary = BytePair.learn("low low low lower lowest", size=260)
     >>> vocabulary
@@ -66,16 +66,11 @@ class BytePair:
     def __post_init__(self) -> None:
         checks.check_order("merges", self.merges)
         known = set(_BYTES)
-        for index, pair in enumerate(self.merges):
-            if not isinstance(pair, (tuple, list)) or [type(part) for part in pair] != [bytes, bytes]:
-                raise TypeError(f"merges[{index}] is {quoted(pair)}: expected a pair of bytes")
-            if unknown := [part for part in pair if part not in known]:
-                expected = "a byte or what an earlier merge makes"
-                raise ValueError(f"merges[{index}] joins {quoted(unknown[0])}: expected {expected}")
-            made = pair[0] + pair[1]
-            if made in known:
-                raise ValueError(f"merges[{index}] makes {quoted(made)} a second time: expected a new piece")
-            known.add(made)
+        for index, (left, right) in enumerate(self.merges):
+            if not {left, right} <= known or left + right in known:
+                expected = "two pieces of bytes, each made before, that make a new one"
+                raise ValueError(f"merges[{index}] is {quoted((left, right))}: expected {expected}")
+            known.add(left + right)
         object.__setattr__(self, "merges", tuple((left, right) for left, right in self.merges))
 
     @classmethod

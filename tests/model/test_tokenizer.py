@@ -121,9 +121,9 @@ def test_labels_and_cut_characters() -> None:
 
 
 REFUSED = [
-    (lambda: BytePair([(b"a", b"bc")]), ValueError, r"merges\[0\] joins b'bc': expected a byte or what an"),
-    (lambda: BytePair([(b"a", b"b"), (b"a", b"b")]), ValueError, r"merges\[1\] makes b'ab' a second time"),
-    (lambda: BytePair([(b"a", b"b"), b"ab"]), TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
+    (lambda: BytePair([(b"a", b"bc")]), ValueError, r"merges\[0\] is \(b'a', b'bc'\): expected two"),
+    (lambda: BytePair([(b"a", b"b"), (b"a", b"b")]), ValueError, r"merges\[1\] .* make a new one"),
+    (lambda: BytePair([(b"a", b"b"), b"ab"]), ValueError, r"merges\[1\] is \(97, 98\): expected"),
     (lambda: BytePair.learn("a", 255), ValueError, "size must be at least 256, got 255"),
     (lambda: MIXED.encode("ab\ud800"), ValueError, r"'\\ud800' in position 2: surrogates not allowed"),
     (lambda: BytePair().decode([0, 256]), IndexError, r"ids\[1\] is 256: expected a token from 0 to 255"),
