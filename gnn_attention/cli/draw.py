@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     "graph": draw.graph,
     "both": draw.side_by_side,
     "arcs": draw.arcs,
-    "layers": draw.layers,
+    "layers": partial(draw.layers, layers=3),
     "degrees": draw.degrees,
     "hops": draw.hops,
 }
@@ -54,9 +55,8 @@ def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[st
 
 def _draw(args: argparse.Namespace) -> int:
     graph, labels = read_graph(args.expression, args.undirected)
-    options: dict[str, Any] = {
-        name: value for name in ("token", "layers") if (value := getattr(args, name)) is not None
-    }
+    given = {"token": args.token, "layers": args.layers}
+    options = {name: value for name, value in given.items() if value is not None}
     if options and args.kind not in ("layers", "hops"):
         name = next(iter(options))
         raise ValueError(f"--{name} belongs to --kind layers and --kind hops, not to {args.kind or 'mask'}")
@@ -64,8 +64,6 @@ def _draw(args: argparse.Namespace) -> int:
         print(_in_text(graph, args.kind, labels))
         return 0
     atomic_files.check_place("-o", args.out)
-    if args.kind == "layers":
-        options.setdefault("layers", 3)
     with Progress("draw"):
         if args.kind not in ("degrees", "hops"):
             options["labels"] = labels

@@ -18,8 +18,8 @@ from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
 from gnn_attention.interpret.trace import Attribution, attribute
 
-# models of gnn_attention.lm that read a text, what they read, how many layers, edges and graphs are shown
-SHOWN = ("smollm2",)
+# the model of gnn_attention.lm that reads a text, what it reads, how many layers, edges and graphs are shown
+SHOWN = "smollm2"
 SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
@@ -30,8 +30,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", nargs="?", help="what the model reads, or @FILE (default: some lines, with a tour)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
-    model = f"{', '.join(SHOWN)} (of gnn_attention.lm), a file of weights, or name or folder "
-    model += "of a Hugging Face model"
+    model = "smollm2 (of gnn_attention.lm), a file of weights, or name or folder of a Hugging Face model"
     add("--model", metavar="NAME", help=model)
     graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
@@ -48,7 +47,7 @@ def _explore(args: argparse.Namespace) -> int:
     if out.exists() and not args.force and not is_ours(out):
         advice = "give another name, or --force to replace it"
         raise ValueError(f"-o {out} exists and is no page of the explorer: {advice}")
-    whole = args.model not in SHOWN
+    whole = args.model != SHOWN
     default = explorer.FIRST if whole else SENTENCE
     if not (text := default if args.text is None else read_text(args.text)):
         raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")

@@ -10,7 +10,7 @@ import time
 import torch
 
 from gnn_attention import verify
-from gnn_attention._support import atomic_files
+from gnn_attention._support import atomic_files, json_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.verify.report import Report
@@ -26,8 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--only", metavar="LABEL", help="only checks with this text in their label, as a failure prints it")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    record = "write the results, also those of an interrupted run (no FILE: to stdout)"
-    add("--json", nargs="?", const="-", metavar="FILE", help=record)
+    json_files.add_json(command)
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
 
 
@@ -71,10 +70,9 @@ def run_checks(args: argparse.Namespace) -> int:
             raise KeyboardInterrupt(
                 carried_on if file and latest else "nothing was written (--json FILE would be)"
             ) from None
-    keep()
     if place == "-":
-        print(report.to_json())
-    print(report, file=sys.stderr if place == "-" else sys.stdout)
+        print(report, file=sys.stderr)
+    json_files.write_json(place, report.to_json(), report)
     return 0 if report.ok else 1
 
 
