@@ -19,7 +19,7 @@ __all__ = ["per_head", "per_sample"]
 def per_head(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``.
 
-    ``select(head=k)`` gives graph k back. They may differ by sample, not by head; pairs evaluate all rules.
+    ``select(head=k)`` gives graph k back. They may differ by sample, not by head; pairs evaluate each rule.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
@@ -32,7 +32,7 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for sample k of the batch: ``batch = len(graphs)``; ``select(batch=k)`` gives graph k back.
 
-    The graphs may differ by head, not by sample. Every pair evaluates all of the rules.
+    The graphs may differ by head, not by sample. Every pair evaluates each of the rules.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
@@ -45,8 +45,12 @@ def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return reduce(operator.or_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
-def _if_in(sample: bool, number: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ((b if sample else h) == number) & evaluate(rule, b, h, dst, src)
+def _if_in(
+    axis: str, numbers: tuple[int, ...], rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    """The rule for the samples or heads of these numbers alone."""
+    number = b if axis == "batch" else h
+    return reduce(operator.or_, (number == one for one in numbers)) & evaluate(rule, b, h, dst, src)
 
 
 def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
@@ -55,7 +59,11 @@ def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenG
         first, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
         hint = f"select(batch, head) takes one of its {word}s"
         raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
-    parts = (partial(_if_in, axis == "batch", number, graph.rule) for number, graph in enumerate(graphs))
+    # Graphs that share their rule evaluate it once.
+    of_rule: dict[int, tuple[int, ...]] = {}
+    for number, graph in enumerate(graphs):
+        of_rule[id(graph.rule)] = (*of_rule.get(id(graph.rule), ()), number)
+    parts = (partial(_if_in, axis, numbers, graphs[numbers[0]].rule) for numbers in of_rule.values())
     first, sizes = graphs[0], {**sizes, axis: len(graphs)}
     rule, name = partial(any_of, tuple(parts)), _operands.name(function, graphs)
     return at_positions_of(

@@ -22,7 +22,8 @@ from gnn_attention.algebra import per_head
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.neighbours import Neighbours, fields_of, neighbours_of
-from gnn_attention.graph.rules import Rule, and_
+from gnn_attention.graph.rules import Rule
+from gnn_attention.patterns import _symbols as symbols
 
 CACHED = 64  # graphs of forward passes: each layer may have its own
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
@@ -68,7 +69,7 @@ class Place:
         key = tuple(id(place) for place in places)
         if key not in self._made:
             is_same = len(set(key)) == 1
-            own = places[0].own if is_same else _by_head([place.own for place in places])
+            own = places[0].own if is_same else per_head(*(place.own for place in places))
             self._made[key] = self.along(own, self.cached and is_same)
         return self._made[key]
 
@@ -77,13 +78,11 @@ class Place:
         return replace(self, own=own, cached=cached, _made={})
 
 
-def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(rule, b, h, dst + first, src + start)
-
-
-def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    here = padding.to(src.device)
-    return here[0][src] if len(here) == 1 else here[b, src]
+def sends_token(padding: Bool[Tensor, "samples src"]) -> Rule:
+    """The rule of all pairs whose sender is a token."""
+    table = padding[0] if len(padding) == 1 else padding.unsqueeze(1)
+    rule: Rule = symbols.look_up(table, symbols.src)
+    return rule
 
 
 def _check(place: Place, graph: TokenGraph, instead: bool, who: str) -> None:
@@ -137,14 +136,10 @@ def _chosen_within(place: Place, graph: TokenGraph, name: str) -> TokenGraph | N
 def _filled_slots(place: Place) -> TokenGraph:
     """All pairs whose sender is a token: neither padding, nor a slot of a static cache still to be filled."""
     own = place.own
-    rule: Rule = partial(_below, own.dst_offset + own.num_dst - own.src_offset)
-    rule = rule if place.padding is None else partial(and_, rule, partial(is_token, place.padding))
+    rule = symbols.src < own.dst_offset + own.num_dst - own.src_offset
+    rule = rule if place.padding is None else rule & sends_token(place.padding)
     samples = None if place.padding is None or len(place.padding) == 1 else place.batch
     return replace(own, rule=rule, heads=None, batch=samples, _listed=None)
-
-
-def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src < slots
 
 
 def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:
@@ -169,19 +164,6 @@ def _inside(
     known = (dst >= 0) & (src >= 0) & (src < num_src)
     edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return edge
-
-
-@not_compiled
-def _by_head(graphs: Sequence[TokenGraph]) -> TokenGraph:
-    """``per_head`` of graphs of which several heads may share one: pairs evaluate each rule once."""
-    distinct = list({id(graph): graph for graph in graphs}.values())
-    joined, ids = per_head(*distinct), [id(graph) for graph in distinct]
-    number = torch.tensor([ids.index(id(graph)) for graph in graphs], device="cpu")
-    return replace(joined, rule=partial(_of_number, joined.rule, number), heads=len(graphs))
-
-
-def _of_number(rule: Rule, number: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(rule, b, number.to(h.device)[h], dst, src)
 
 
 def recipe(value: object) -> Hashable | None:

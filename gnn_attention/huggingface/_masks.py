@@ -24,7 +24,7 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.rules import Rule, and_, map_pairs
+from gnn_attention.graph.rules import Rule, and_, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
 from gnn_attention.huggingface._overrides import ACTIVE, Override, named
@@ -117,14 +117,14 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
         rule = partial(_on_device, mapped, at, device)
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
-        rule = partial(and_, own.rule, partial(alignment.is_token, padding))
+        rule = partial(and_, own.rule, alignment.sends_token(padding))
         own = replace(own, rule=rule, batch=own.batch or (batch if len(padding) > 1 else None))
     return LazyMask(Place(own, batch, padding, left, is_known and padding is None), device, ACTIVE.get())
 
 
 @lru_cache(maxsize=CACHED)
 def _of_positions(known: Known, num_dst: int, num_src: int, at: tuple[int, int]) -> TokenGraph:
-    rule = partial(alignment.shifted, known.thing, *at) if any(at) else known.thing
+    rule = partial(of_tokens, known.thing, *at) if any(at) else known.thing
     return _placed_at(TokenGraph.from_rule(rule, num_dst, num_src), at)
 
 
@@ -137,7 +137,7 @@ def _on_device(
 ) -> Tensor:
     """The predicate at absolute positions, on the device of its tables."""
     ends = (x.to(device) for x in (b, h, dst, src))
-    return alignment.shifted(function, *at, *ends).to(dst.device)
+    return of_tokens(function, *at, *ends).to(dst.device)
 
 
 def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
