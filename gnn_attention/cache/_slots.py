@@ -52,7 +52,12 @@ class ResidentSenders:
         if stop > graph.num_dst:
             short = f"{graph.num_dst} receivers, of which {start} have come: no room for {count} more"
             raise ValueError(f"{graph!r} has {short}; take the graph of a longer sequence")
-        self._check_senders_have_come(stop)
+        furthest: Tensor = memoized(last_senders, graph)
+        latest, dst = (int(found) for found in furthest[start:stop].max(0))
+        if latest >= stop:
+            edge = f"receiver {start + dst} of {graph!r} attends to sender {latest}"
+            advice = f"give at least {latest + 1 - start} tokens in the next chunk"
+            raise ValueError(f"{edge}, which has not come: {advice}")
         later = replace(self, start=start, stop=stop, before=len(self.positions))
         new, stay = torch.arange(start, stop, device="cpu"), later.needed
         rows = len(stay) + count
@@ -60,15 +65,6 @@ class ResidentSenders:
             return replace(later, positions=torch.cat([self.positions, new]), stay=None)
         room = rows + rows // 4 + SPARE
         return replace(later, positions=torch.cat([self.positions[stay], new]), room=room, stay=stay)
-
-    def _check_senders_have_come(self, stop: int) -> None:
-        furthest: Tensor = memoized(last_senders, self.graph)
-        latest, dst = (int(found) for found in furthest[self.stop : stop].max(0))
-        if latest < stop:
-            return
-        edge = f"receiver {self.stop + dst} of {self.graph!r} attends to sender {latest}"
-        advice = f"give at least {latest + 1 - self.stop} tokens in the next chunk"
-        raise ValueError(f"{edge}, which has not come: {advice}")
 
     def rewind(self, length: int) -> ResidentSenders:
         if length > self.stop:

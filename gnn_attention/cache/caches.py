@@ -91,15 +91,11 @@ class TokenCache:
         self._check_complete("reorder")
         if self.graph.batch is not None:
             raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
-        checks.check_order("index", index)
-        index = torch.as_tensor(index)
-        if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise TypeError(f"index must be a list [B] of integers, got {checks.described(index)}")
-        index = index.long()
+        samples = torch.tensor(checks.integers("index", index, "samples"), dtype=torch.int64, device="cpu")
         for batch in {x.shape[0] for rows in self._rows for x in rows}:
-            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch:
-                raise IndexError(f"index must hold samples in 0 .. {batch - 1}, got {index.tolist()}")
-        self._rows = [tuple(x.index_select(0, index.to(x.device)) for x in rows) for rows in self._rows]
+            if not all(0 <= sample < batch for sample in samples.tolist()):
+                raise IndexError(f"index must hold samples in 0 .. {batch - 1}, got {samples.tolist()}")
+        self._rows = [tuple(x.index_select(0, samples.to(x.device)) for x in rows) for rows in self._rows]
 
     def rewind(self, length: int) -> None:
         """Back to the first ``length`` tokens: those after them are dropped (a rejected draft).
@@ -117,7 +113,6 @@ class TokenCache:
         """An independent copy that goes on from here; only the graph is shared."""
         twin = copy.copy(self)
         twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]
-        twin._behind = set(self._behind)
         return twin
 
     @contextmanager
@@ -184,13 +179,6 @@ class TokenCache:
     def _chunk(self) -> str:
         return f"the tokens {self._senders.start} .. {self._senders.stop - 1}"
 
-    def _positions_of(self, x: Tensor, layer: int) -> Tensor:
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {got}")
-        first = self.graph.dst_offset + (self._senders.start if layer in self._behind else self._senders.stop)
-        return torch.arange(first, first + x.shape[1], device=x.device)
-
 
 class KeyValueCache(TokenCache):
     """Keys and values of the tokens so far, for one or several layers over one graph.
@@ -256,12 +244,15 @@ class KeyValueCache(TokenCache):
         """
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
-        positions = self._positions_of(x, layer)
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {checks.quoted(x)}")
+        first = self.graph.dst_offset + (self._senders.start if layer in self._behind else self.length)
+        positions = torch.arange(first, first + x.shape[1], device=x.device)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
-            first = getattr(heads, "first_head", 0)
-            mod = partial(_from_head, score_mod, first) if score_mod is not None and first else score_mod
+            head = getattr(heads, "first_head", 0)
+            mod = partial(_from_head, score_mod, head) if score_mod is not None and head else score_mod
             update: Tensor = heads.collect(self.attend(q, layer, heads.scale, mod, sink_logits, backend))
             return update
 
@@ -341,11 +332,9 @@ class PatternMessageCache(TokenCache):
 def _update_of_mixtures(heads: FactoredHeads | MergedHeads, z: Tensor) -> States:
     """The update from mixtures ``z [B, H, T, width + 1]`` of ``[x, 1]``: the sum of their messages."""
     if isinstance(heads, MergedHeads):
-        z = z.to(heads.message.dtype)
-        update = torch.einsum("bhti,hio->bto", z[..., : heads.message.shape[1]], heads.message)
-        return arrays.plus_bias(update, heads.b_O)
+        return heads.collect(z[..., : heads.message.shape[1]].to(heads.message.dtype) @ heads.message)
     own, z = heads.standard, z.to(heads.standard.W_V.dtype)
-    values = torch.einsum("bhti,hio->bhto", z[..., :-1], arrays.grouped(own.W_V, own.num_heads))
+    values = z[..., :-1] @ arrays.grouped(own.W_V, own.num_heads)
     if own.b_V is not None:
         # the last channel is the sum of the weights, 0 for an isolated row
         values = values + z[..., -1:] * arrays.grouped(own.b_V, own.num_heads).unsqueeze(1)

@@ -197,8 +197,8 @@ WRONG = [
     (lambda: THREE.attend(Q[:, :, :3], backend="fast"), ValueError, "backend must be one of"),
     (lambda: THREE.check_graph(patterns.causal(22)), ValueError, r"cache of .*23.*, got .*causal\(22\)"),
     (lambda: THREE.reorder([0, 2]), IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
-    (lambda: THREE.reorder([0.5]), TypeError, r"index must be a list \[B\] of integers, got"),
-    (lambda: THREE.reorder([[0]]), TypeError, r"index must be a list .*\[1, 1\]"),
+    (lambda: THREE.reorder([0.5]), TypeError, r"each of index must be an integer, got 0.5"),
+    (lambda: THREE.reorder([[0]]), TypeError, r"each of index must be an integer, got \[0\]"),
     (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "differs by sample"),
 ]
 
@@ -215,7 +215,7 @@ def test_wrong_states_and_heads() -> None:
     heads, x, graph = heads_with(), drawn(B, N, 12), patterns.causal(N)
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
     other = PatternMessageCache(merged, graph, "states")
-    states = r"x must be the states \[B, T, width\] of the new tokens, got \[23, 12\]"
+    states = r"x must be the states \[B, T, width\] of the new tokens, got a Tensor .*\[23, 12\]"
     forms = "heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
     side = "needs heads with side='receiver'"
     assert_refusals(
