@@ -35,7 +35,7 @@ class Place:
 
     ``own.dst_offset`` and ``own.src_offset`` are the first positions of the slots. ``padding`` is True at the
     senders that are tokens, ``left`` counts a sample's slots of padding before its first token; None: no
-    padding. ``cached``: the own graph is the same object in the next forward pass.
+    padding. ``cached``: without padding, the own graph is the same object in the next forward pass.
     """
 
     own: TokenGraph
@@ -59,18 +59,17 @@ class Place:
         key = (Known.of(graph), instead)
         if key not in self._made:
             _check(self, graph, instead, who)
-            cacheable = self.cached and self.left is None
-            joined = _cached_join(Known.of(self.own), *key) if cacheable else _join(self, graph, instead)
+            joined = _cached_join(Known.of(self.own), *key) if self.cached else _join(self, graph, instead)
             self._made[key] = self.along(joined, self.cached)
         return self._made[key]
 
     def by_head(self, places: Sequence[Place]) -> Place:
         """The place with the edges of one of these places for each head."""
-        key = tuple(id(place) for place in places)
+        key = tuple(map(id, places))
+        if len(set(key)) == 1:
+            return places[0]
         if key not in self._made:
-            is_same = len(set(key)) == 1
-            own = places[0].own if is_same else per_head(*(place.own for place in places))
-            self._made[key] = self.along(own, self.cached and is_same)
+            self._made[key] = self.along(per_head(*(place.own for place in places)))
         return self._made[key]
 
     def along(self, own: TokenGraph, cached: bool = False) -> Place:
@@ -78,11 +77,9 @@ class Place:
         return replace(self, own=own, cached=cached, _made={})
 
 
-def sends_token(padding: Bool[Tensor, "samples src"]) -> Rule:
+def sends_token(padding: Bool[Tensor, "samples src"]) -> Any:
     """The rule of all pairs whose sender is a token."""
-    table = padding[0] if len(padding) == 1 else padding.unsqueeze(1)
-    rule: Rule = symbols.look_up(table, symbols.src)
-    return rule
+    return symbols.look_up(padding[0] if len(padding) == 1 else padding.unsqueeze(1), symbols.src)
 
 
 def _check(place: Place, graph: TokenGraph, instead: bool, who: str) -> None:

@@ -109,17 +109,17 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
     at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
     left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
     is_known = alignment.recipe(function) is not None
-    if is_known and padding is None:
+    if is_known:
         own = _of_positions(Known.of(function), num_dst, num_src, at)
     else:
-        mapped = partial(map_pairs, function) if scalars and not is_known else function
-        samples = None if is_known or batch == 1 else batch
-        rule = partial(_on_device, mapped, at, device)
+        rule = partial(_on_device, partial(map_pairs, function) if scalars else function, at, device)
+        samples = None if batch == 1 else batch
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
         rule = partial(and_, own.rule, alignment.sends_token(padding))
         own = replace(own, rule=rule, batch=own.batch or (batch if len(padding) > 1 else None))
-    return LazyMask(Place(own, batch, padding, left, is_known and padding is None), device, ACTIVE.get())
+    place = Place(own, batch, padding, left, cached=is_known and padding is None and left is None)
+    return LazyMask(place, device, ACTIVE.get())
 
 
 @lru_cache(maxsize=CACHED)

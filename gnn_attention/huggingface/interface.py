@@ -212,8 +212,7 @@ def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str
     if len(changed) > 1:
         backend = Backend("changed messages", partial(_run_changed, changed, backend))
     watch = WATCH.get()
-    watched: str | Backend = backend if watch is None else watch(call.module, backend, changed[1:], place)
-    return watched
+    return backend if watch is None else watch(call.module, backend, changed[1:], place)
 
 
 def _values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: Tensor) -> Tensor:
