@@ -134,9 +134,7 @@ def overrides_of(module: nn.Module) -> tuple[Override, ...]:
     """
     now, own = ACTIVE.get(), _own.__dict__.setdefault("last", WeakKeyDictionary())
     if torch._C._current_graph_task_id() == -1:
-        own[module] = now
-        if now or module in _last:
-            _last[module] = now
+        own[module] = _last[module] = now
         return now
     remembered: tuple[Override, ...] = own.get(module, _last.get(module, ()))
     if left := [override.caller for override in remembered if not override.is_open]:
@@ -147,7 +145,6 @@ def overrides_of(module: nn.Module) -> tuple[Override, ...]:
 
 @contextmanager
 def block(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """A block in which a variable has a value."""
     token = variable.set(value)
     OPEN.append(None)
     try:
@@ -213,7 +210,6 @@ def _implementation(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Whether a module of this name is cross-attention."""
     words = f"{name}.{type(module).__name__}".lower()
     return getattr(module, "is_cross_attention", False) or any(word in words for word in CROSS)
 

@@ -110,10 +110,7 @@ def _by_formula(call: Arguments, edge: Tensor | None, added: list[Tensor]) -> tu
     for table in added:
         logits = logits + table[..., : k.shape[2]].to(wide)
     logits = logits if edge is None else logits.masked_fill(~edge, -torch.inf)
-    sinks = call.sinks
-    if sinks is not None:
-        nothing = (logits == -torch.inf).all(-1, keepdim=True)
-        sinks = sinks.to(wide).view(1, -1, 1, 1).masked_fill(nothing, -torch.inf)
+    sinks = None if call.sinks is None else call.sinks.to(wide).view(1, -1, 1, 1)
     weights, _ = edge_softmax.row_softmax(logits, sinks)
     out = (functional.dropout(weights, call.dropout) if call.dropout else weights) @ v
     return out.to(call.q.dtype), weights.to(call.q.dtype)
