@@ -93,7 +93,12 @@ class TwoPathLayer(MessagePassing):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "backend":
-            value = checked_backend(replace_none(value))
+            if value is None:
+                message = "backend=None is deprecated: write backend='message_passing'"
+                # The constructor sets the first one: its caller's line is one further up.
+                warnings.warn(message, DeprecationWarning, stacklevel=2 if "backend" in self.__dict__ else 3)
+                value = "message_passing"
+            value = checked_backend(value)
         if name in SETTINGS and value != SETTINGS[name][0]:
             expected, advice = SETTINGS[name]
             raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {advice}")
@@ -262,12 +267,3 @@ def with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]
         size = (*g.shape, weights.shape[1])
         return torch.sparse_coo_tensor(g._indices(), weights, size, is_coalesced=g.is_coalesced()), weights
     return set_sparse_value(g, weights), weights
-
-
-def replace_none(backend: str | Backend | None) -> str | Backend:
-    """The backend; "message_passing" for None, with a warning for the line that set it."""
-    if backend is not None:
-        return backend
-    message = "backend=None is deprecated: write backend='message_passing'"
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-    return "message_passing"

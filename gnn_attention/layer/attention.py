@@ -73,7 +73,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
-        self.backend = pyg.replace_none(backend)
+        self.backend = backend  # type: ignore[assignment]
 
     def reset_parameters(self) -> None:
         """Draw the heads' parameters anew."""
