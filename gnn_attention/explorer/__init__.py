@@ -23,10 +23,9 @@ from gnn_attention import model as language_model
 from gnn_attention._support import checks
 from gnn_attention._support.checks import check_order, described, quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, distinct, own, typed, users, zoo
-from gnn_attention.explorer._pack import Source
+from gnn_attention.explorer._pack import Source, whole
 from gnn_attention.graph import TokenGraph
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS
 from gnn_attention.model.tokenizer import BytePair
