@@ -29,24 +29,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # messages are added one after the other, and so are gradients of senders
     has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
     wide = torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
-    if call.is_plain and not call.with_lse and call.sink_logits is None:
-        (batch, heads), num_dst = call.q.shape[:2], call.graph.num_dst
-        q, k, v = (_rows(x, heads).to(wide) for x in (call.q, call.k, call.v))
-        src, dst = _index(src, batch, call.graph.num_src), _index(dst, batch, num_dst)
-        sums = _sum_messages(q, k, v, src, dst, call.scale)
-        return sums.view(batch, num_dst, *sums.shape[1:]).transpose(1, 2).to(call.q.dtype), None
-    bias = None if call.bias is None else call.bias.to(wide)
-    out, lse = attend_along(call, wide, src, dst, 0, call.graph.num_dst, bias)
+    out, lse = attend_along(call, wide, src, dst)
     lse = None if lse is None else lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
     return out.to(call.q.dtype), lse
-
-
-def _sum_messages(q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: float) -> Rows:
-    """``out_dst = sum of w_e v_src`` for rows of tokens, ``[tokens, heads, dim]``."""
-    logits = (q.index_select(0, dst) * k.index_select(0, src)).sum(-1) * scale
-    weights = edge_softmax.weights_of(logits.mT, dst, len(q)).mT
-    messages = weights.unsqueeze(-1) * v.index_select(0, src)
-    return messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, dst, messages)
 
 
 def attend_along(
@@ -54,26 +39,27 @@ def attend_along(
     dtype: torch.dtype,
     src: Int[Tensor, " edges"],
     dst: Int[Tensor, " edges"],
-    start: int,
-    stop: int,
-    bias: Float[Tensor, "..."] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``(out, lse)`` of the receivers ``start .. stop - 1``, all of whose in-edges are ``src -> dst``.
+    first: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """``out_dst = sum of w_e v_src`` and lse, if due, over edges that are all in-edges of their receivers.
 
-    Computes in ``dtype``, in which ``bias`` of these edges comes.
+    Computes in ``dtype``. The call has the queries of receivers from ``first`` on, and a bias of these edges.
     """
-    batch, heads, row = call.q.shape[0], call.q.shape[1], dst if start == 0 else dst - start
+    (batch, heads, num_dst), receiver = call.q.shape[:3], dst - first if first else dst
     q, k, v = (_rows(x, heads).to(dtype) for x in (call.q, call.k, call.v))
-    of_src, of_dst = _index(src, batch, call.graph.num_src), _index(dst, batch, call.graph.num_dst)
-    logits = (q.index_select(0, of_dst) * k.index_select(0, of_src)).sum(-1) * call.scale
-    logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
-    logits = logits if bias is None else logits + bias
-    weights, lse = edge_softmax.softmax(logits, row, stop - start, call.sink_logits)
-    weights = call.dropped(weights, dst, src) if call.dropout else weights
-    messages = weights.mT.reshape(batch * len(dst), heads, 1) * v.index_select(0, of_src)
-    out = messages.new_zeros(batch * (stop - start), *messages.shape[1:])
-    out = out.index_add_(0, _index(row, batch, stop - start), messages)
-    return out.view(batch, stop - start, *messages.shape[1:]).transpose(1, 2), lse
+    row, of_src = _index(receiver, batch, num_dst), _index(src, batch, call.graph.num_src)
+    logits = (q.index_select(0, row) * k.index_select(0, of_src)).sum(-1) * call.scale
+    if call.is_plain and not call.with_lse and call.sink_logits is None:
+        weights, lse = edge_softmax.weights_of(logits.mT, row, len(q)).mT, None
+    else:
+        logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
+        logits = logits if call.bias is None else logits + call.bias.to(dtype)
+        of_edge, lse = edge_softmax.softmax(logits, receiver, num_dst, call.sink_logits)
+        of_edge = call.dropped(of_edge, dst, src) if call.dropout else of_edge
+        weights = of_edge.mT.reshape(batch * len(dst), heads)
+    messages = weights.unsqueeze(-1) * v.index_select(0, of_src)
+    out = messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, row, messages)
+    return out.view(batch, num_dst, *messages.shape[1:]).transpose(1, 2), lse
 
 
 def _rows(x: Float[Tensor, "batch heads_of_x tokens dim"], heads: int) -> Rows:

@@ -5,13 +5,13 @@ taken receiver by receiver in chunks, and each chunk is recomputed for its gradi
 2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
 """
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edge_softmax
+from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
@@ -37,14 +37,11 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         while 2 * most <= room:
             most *= 2
         rows = memoized(_chunks_of_rows, call.graph, most)
-    attend: Callable[..., tuple[Tensor, Tensor]] = _some_rows
-    if torch.is_grad_enabled() and len(rows) > 1:
-        attend = partial(checkpoint, _some_rows, use_reentrant=False)
-    parts, first = [], 0
-    for start, stop, count in rows:
-        chosen = order[first : first + count]
-        first += count
-        parts.append(attend(call, start, stop, src[chosen], dst[chosen], chosen))
+    parts: list[Any] = []
+    listed = torch.split(order, [count for *_, count in rows])
+    for (start, stop, _), chosen in zip(rows, listed, strict=True):
+        given = call, start, stop, src[chosen], dst[chosen], chosen
+        parts.append(recomputed(_some_rows, *given) if len(rows) > 1 else _some_rows(*given))
     out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
 
@@ -79,10 +76,10 @@ def _most_edges(call: AttentionCall) -> int:
 
 def _some_rows(
     call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor
-) -> tuple[Tensor, Tensor]:
-    wide = _working_dtype(call.q)
-    bias = None if call.bias is None else call.bias[..., chosen].to(wide)
-    return attend_along(call, wide, src, dst, start, stop, bias)
+) -> tuple[Tensor, Tensor | None]:
+    bias = None if call.bias is None else call.bias[..., chosen]
+    part = replace(call, q=call.q[:, :, start:stop], bias=bias, with_lse=True)
+    return attend_along(part, _working_dtype(call.q), src, dst, start)
 
 
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
