@@ -13,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import one_of
 from gnn_attention.backends.plan.tile_masks import masks_of_tiles
-from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.kernel_formats import tile_list
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
@@ -53,8 +53,12 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
-    """The graph for :func:`is_edge` and FlexAttention on a device, memoized."""
-    return memoized(_made, graph, device)
+    """The graph for :func:`is_edge` and FlexAttention on a device."""
+    block = block_of(device)
+    full, some = _kinds(tiles(graph, block))
+    on_cpu = device.type == "cpu"
+    lists = _lists(full, some, backward=False) if on_cpu else _compact(_lists(full, some, backward=True))
+    return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
@@ -63,14 +67,6 @@ def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     each = (graph.batch or 1) * (graph.heads or 1)
     cut = min(parts.num_full, each * (parts.rows + parts.columns))  # at most so many are cut by the border
     return 4 * (_length(parts, parts.num_partial + cut) + lists * _slots(parts))
-
-
-def _made(graph: TokenGraph, device: torch.device) -> Plan:
-    block = block_of(device)
-    full, some = _kinds(tiles(graph, block))
-    on_cpu = device.type == "cpu"
-    lists = _lists(full, some, backward=False) if on_cpu else _compact(_lists(full, some, backward=True))
-    return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
 
 def _kinds(parts: Tiles) -> tuple[Tensor, Tensor]:

@@ -93,13 +93,8 @@ def _first_score(call: AttentionCall) -> Tensor:
     return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
 
 
-@constant
-def _cpu_cannot_compile() -> str | None:
-    return _compiler_missing()
-
-
 @cache
-def _compiler_missing() -> str | None:
+def _cpu_cannot_compile() -> str | None:
     if not torch.cpu._is_avx2_supported():
         return "FlexAttention on a CPU needs AVX2; take backend='dense'"
     from torch._inductor import config
@@ -136,7 +131,7 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     device, value_dim = call.q.device, call.v.shape[3]
     needs_lse = call.with_lse or call.sink_logits is not None
     q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
-    plan = _flex_block_mask.plan(call.graph, device)
+    plan = memoized(_flex_block_mask.plan, call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
     out, lse = _flex((q, k, v), plan, mod, call.scale, needs_lse)
     out = out[:, :, : call.graph.num_dst, :value_dim]

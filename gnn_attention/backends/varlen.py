@@ -12,7 +12,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
-from gnn_attention.backends.plan.packing import packing
+from gnn_attention.backends.plan.planner import packing
 from gnn_attention.graph import TokenGraph, memoized
 
 
@@ -26,7 +26,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the sizes or the graph are unsupported; or None."""
-    if packing(call.graph) is None:
+    if memoized(packing, call.graph) is None:
         wanted = "packing of documents with one window (see convert.to_varlen)"
         return f"the graph is no {wanted}; use backend='flex'"
     if 0 in (*call.q.shape, *call.v.shape):
@@ -47,7 +47,7 @@ def bytes_needed(call: AttentionCall) -> int:
 
 
 def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, int, int]:
-    found = packing(graph)
+    found = memoized(packing, graph)
     assert found is not None
     return found.cu_seqlens.to(device), found.max_seqlen, *found.window
 

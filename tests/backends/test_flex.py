@@ -21,7 +21,7 @@ ALIKE = [name for name, case in GRAPHS.items() if not case.varies and case.sizes
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 needs_compiler = pytest.mark.skipif(
-    flex._compiler_missing() is not None, reason=str(flex._compiler_missing())
+    flex._cpu_cannot_compile() is not None, reason=str(flex._cpu_cannot_compile())
 )
 
 
@@ -205,13 +205,13 @@ def test_what_it_does_not_support(message, monkeypatch):
 def test_a_machine_without_a_compiler(monkeypatch):
     """The error names what is missing."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    flex._compiler_missing.cache_clear()
+    flex._cpu_cannot_compile.cache_clear()
     try:
         graph = patterns.causal(5)
         with pytest.raises(NotImplementedError, match="needs a C\\+\\+ compiler, such as g\\+\\+"):
             attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
     finally:
-        flex._compiler_missing.cache_clear()
+        flex._cpu_cannot_compile.cache_clear()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
     """For tiles of both devices, empty and full ones too; beyond the border there is no edge."""
     case, block = GRAPHS[name], masks.BLOCKS[device]
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
-    table, lists = masks._made(case.graph, CPU)
+    table, lists = masks.plan(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h, _, _ = case.places()
     dst, src = torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 
 from gnn_attention.backends import BACKENDS
-from gnn_attention.backends.plan.packing import packing
+from gnn_attention.backends.plan.planner import packing
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DROPOUT, DTYPES, FEATURES, GRAPHS, KINDS
 from gnn_attention.verify.groups import (

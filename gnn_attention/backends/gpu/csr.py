@@ -18,7 +18,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.csr import list_edges
 from gnn_attention.backends.plan.plan import Edges
-from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph import TokenGraph
 
 Packed = tuple[list[Tensor], list[int]]
 
@@ -49,7 +49,7 @@ class Side(NamedTuple):
 
 
 def rows_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Packed:
-    """The in-edges of receivers and the out-edges of senders on a device; memoized.
+    """The in-edges of receivers and the out-edges of senders on a device.
 
     They come as tensors and integers, which cross into a custom operator; :func:`sides_of` reads them. Of a
     graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without an axis
@@ -62,20 +62,16 @@ def rows_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Packed:
     >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    return memoized(_rows, graph, device, group)
+    edges = Edges(*list_edges(graph, device, group))
+    receivers = _side(edges.ptr, edges.src, edges.src.new_empty(0))
+    senders = _side(edges.out_ptr, edges.out_dst, edges.out_position)
+    return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]
 
 
 def sides_of(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side, Side]:
     """The rows of receivers and those of senders."""
     half = len(tensors) // 2
     return Side._make([*tensors[:half], limits[0]]), Side._make([*tensors[half:], limits[1]])
-
-
-def _rows(graph: TokenGraph, device: torch.device, group: int) -> Packed:
-    edges = Edges(*list_edges(graph, device, group))
-    receivers = _side(edges.ptr, edges.src, edges.src.new_empty(0))
-    senders = _side(edges.out_ptr, edges.out_dst, edges.out_position)
-    return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]
 
 
 def _side(ptr: Tensor, others: Tensor, position: Tensor) -> Side:

@@ -17,6 +17,7 @@ from gnn_attention.backends.gpu.csr import MOST_EDGES, rows_of
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
+from gnn_attention.graph import memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512  # channels of a head
@@ -48,7 +49,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         first_head=call.first_head,
     )
     group = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
-    out, lse = ops.attention(problem, rows_of(graph, call.q.device, group))
+    out, lse = ops.attention(problem, memoized(rows_of, graph, call.q.device, group))
     return call.with_sinks(unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1))
 
 

@@ -75,7 +75,7 @@ def _numbers(
     """``total`` and what the mods make of 0 at each edge, as ``[B, Hq, E]``; None if there is neither."""
     graph, device, (batch, heads), first = call.graph, call.q.device, call.q.shape[:2], call.first_head
     for mod in mods:
-        ptr, src, *_ = rows_of(graph, device)[0]
+        ptr, src, *_ = memoized(rows_of, graph, device, 1)[0]
         each = torch.arange(graph.num_dst, device=device)
         dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
         zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)

@@ -15,7 +15,6 @@ from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
-from gnn_attention.backends.plan.packing import packing
 from gnn_attention.backends.plan.plan import (
     Edges,
     Gathered,
@@ -29,6 +28,7 @@ from gnn_attention.backends.plan.plan import (
 )
 from gnn_attention.backends.plan.tile_masks import Runs, cells_at, divided, left_over
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.regions import enumerate_pairs
 
 BLOCK = 64  # tokens on the side of a tile
@@ -118,6 +118,22 @@ def _with_long_runs(graph: TokenGraph, runs: Runs) -> list[Piece]:
     return [*pieces, *(replace(piece, fresh=False) for piece in others)]
 
 
+def packing(graph: TokenGraph) -> Varlen | None:
+    """The graph as packed documents with one window for all of them, or None.
+
+    >>> from gnn_attention import patterns
+    >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
+    [0, 2, 5]
+    """
+    square = graph.num_dst == graph.num_src > 0
+    if graph.listed_edges is not None or not square or graph.has_empty_rows:
+        return None
+    try:
+        return to_varlen(graph)
+    except ValueError:
+        return None
+
+
 class Documents(NamedTuple):
     """Packed documents: where each starts and how long it is, causal or full inside."""
 
@@ -146,7 +162,7 @@ def _documents(graph: TokenGraph) -> Documents | None:
     value, times = torch.unique_consecutive(degree, return_counts=True)
     causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
     full = bool((value > 0).all() & (times % value.clamp(min=1) == 0).all())
-    found = packing(graph) if causal or full else None
+    found = memoized(packing, graph) if causal or full else None
     if found is None or found.window not in ((-1, 0), (-1, -1)):
         return None
     bounds = found.cu_seqlens.long()

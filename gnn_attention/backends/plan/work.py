@@ -51,23 +51,18 @@ def is_estimated(graph: TokenGraph) -> bool:
     return not few((1, 1, graph.num_dst, graph.num_src))
 
 
-def estimate(graph: TokenGraph) -> Estimate:
-    """The estimate for a plain graph, from at most about 2^19 pairs; cached."""
-    return memoized(_estimate, graph)
-
-
 def num_edges(graph: TokenGraph) -> int:
     """About how many edges a graph has, over the heads and samples by which it differs."""
     first = one_of(graph, 0, 0)
     if not is_estimated(first):
         return graph.num_edges
-    return (graph.batch or 1) * (graph.heads or 1) * estimate(first).edges
+    return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first).edges
 
 
 def mask_bytes(graph: TokenGraph) -> int:
     """What the masks of a plan of tiles take at most while they are made: counted where it is some GiB."""
     if is_estimated(graph):
-        about = round(estimate(graph).partial_tiles) * planner.BLOCK**2
+        about = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
         if not 1 / MARGIN < about / MASKS < MARGIN:
             return about
     runs, _ = divided(graph, planner.BLOCK, 0.0)
@@ -103,7 +98,8 @@ def fill(graph: TokenGraph, block: int) -> float:
     return min(1.0, edges / pairs) if pairs else 0.0
 
 
-def _estimate(graph: TokenGraph) -> Estimate:
+def estimate(graph: TokenGraph) -> Estimate:
+    """The estimate for a plain graph, from at most about 2^19 pairs."""
     sample = _sample(graph, planner.BLOCK)
     each = sample.stands_for[sample.row] * sample.weight
     height = (graph.num_dst - sample.rows[sample.row] * sample.block).clamp(max=sample.block)
@@ -134,7 +130,7 @@ def tiles_work(graph: TokenGraph) -> Work:
         return dense_work(graph) + Work(calls=1, rectangles=1)
     if not is_estimated(graph):
         return planner.counted_work(graph)
-    found = estimate(graph)
+    found = memoized(estimate, graph)
     most = -(-graph.num_dst // planner.BLOCK) * -(-graph.num_src // planner.BLOCK)
     return _rectangles(found.tiles, found.rows, planner.HEIGHTS, most)
 
@@ -149,7 +145,7 @@ def _rectangles(tiles: float, rows: float, heights: Iterable[int], most: float) 
 
 def mixed_work(graph: TokenGraph) -> Work:
     if is_estimated(graph):
-        found = estimate(graph)
+        found = memoized(estimate, graph)
         dense, edges = _rectangles(found.filled_tiles, found.filled_rows, [1], found.tiles), found.edges_left
     else:
         runs, sparse = divided(graph, planner.BLOCK, planner.LEAST_FILL)
