@@ -2,9 +2,8 @@
 
 from gnn_attention.backends import dense, flex, message_passing, mixed, reference, rows, tiles, varlen
 from gnn_attention.backends import traced_indices as traced_indices
-from gnn_attention.backends.backend import Backend, RefusalError
+from gnn_attention.backends.backend import Backend, Capabilities, RefusalError
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities
 
 __all__ = ["BACKENDS", "AttentionCall", "Backend", "Capabilities", "RefusalError"]
 

@@ -1,13 +1,30 @@
-"""A backend as a value: how to run a call, and which calls it supports."""
+"""A backend as a value: how to run a call, and which calls it supports.
+
+From its capabilities, which are data, come the reason of a refusal and the support matrix.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities, UnsupportedReason, unsupported_reason
+
+UnsupportedReason = Callable[[AttentionCall], str | None]
+Support = bool | str  # everywhere, nowhere, or on this type of device alone
+OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
+NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
+REMEDIES = {
+    "score_mod": "leave score_mod out",
+    "bias": "leave bias out",
+    "dropout": "give dropout=0.0",
+    "sink_logits": "leave sink_logits out",
+    "lse": "give return_info=False",
+    "backward": "call it under torch.no_grad()",
+}
 
 
 class RefusalError(NotImplementedError):
@@ -28,6 +45,80 @@ class CompilationError(NotImplementedError):
 
 def _never(call: AttentionCall) -> None:
     """Every call is supported."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Which calls a backend computes; an option is True, False, or the only type of device that supports it.
+
+    ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
+    sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
+    shapes, dtypes and options is supported too, so that the answer is cached with the graph. ``instead``
+    names what to use for other calls.
+    """
+
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    score_mod: Support = True
+    bias: Support = True
+    dropout: Support = True
+    sink_logits: Support = True
+    lse: Support = True
+    backward: Support = True
+    double_backward: Support = True
+    varying_graphs: bool = True
+    cached: bool = False
+    instead: str = "backend='dense'"
+
+    def limits(self) -> str:
+        """The unsupported options, devices and dtypes in words.
+
+        >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
+        ('every option', 'on cuda; no bias; lse on cuda only')
+        """
+        support = {NAMES.get(option, option): getattr(self, option) for option in OPTIONS}
+        found = [f"on {_devices(self)}"] if self.devices else []
+        found += [f"in {_dtypes(self)}"] if self.dtypes else []
+        missing = [name for name, where in support.items() if where is False]
+        found += [f"no {', '.join(missing)}"] if missing else []
+        found += [f"{name} on {where} only" for name, where in support.items() if isinstance(where, str)]
+        return "; ".join(found) or "every option"
+
+
+def unsupported_reason(
+    supported: Capabilities, special: UnsupportedReason, call: AttentionCall
+) -> str | None:
+    """Why the call is unsupported, with what to do, else ``special(call)``, which may be None."""
+    # whether a second derivative is taken shows only in a backward pass, which refuses it
+    q, instead = call.q, supported.instead
+    if supported.devices and q.device.type not in supported.devices:
+        return f"it runs on {_devices(supported)}, q is on {q.device}; move q, k and v, or use {instead}"
+    if supported.dtypes and q.dtype not in supported.dtypes:
+        dtype = str(q.dtype).removeprefix("torch.")
+        return f"it computes in {_dtypes(supported)}, q is {dtype}; convert q, k and v, or use {instead}"
+    used = {
+        "score_mod": call.score_mod is not None,
+        "bias": call.bias is not None,
+        "dropout": bool(call.dropout),
+        "sink_logits": call.sink_logits is not None,
+        "lse": call.with_lse,
+        "backward": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
+    }
+    for option in (name for name, wanted in used.items() if wanted):
+        support = getattr(supported, option)
+        if support is False or (support is not True and q.device.type not in (support, "meta")):
+            where = f" on {q.device.type}" if support else ""
+            return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
+    return special(call)
+
+
+def _devices(supported: Capabilities) -> str:
+    # a tensor on "meta" has a shape alone
+    return " and ".join(device for device in supported.devices if device != "meta")
+
+
+def _dtypes(supported: Capabilities) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in supported.dtypes)
 
 
 @dataclass(frozen=True)

@@ -98,18 +98,15 @@ def read(path: Path) -> Costs:
         if not isinstance(found, dict):
             raise ValueError(f"costs must be an object, got {checks.quoted(found)}")
         found = {**default, **found}
-        if wrong := [name for name in default if not is_positive(found[name])]:
-            raise ValueError(f"costs must have a valid {wrong[0]!r}, got {checks.quoted(found[wrong[0]])}")
-    except ValueError as error:
+        measured = {
+            name: checks.number(f"the constant {name!r}", found[name], positive=True) for name in default
+        }
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
             "measure them again with `python -m benchmarks calibrate`, or remove the file"
         ) from error
-    return Costs(**{name: float(found[name]) for name in default})
-
-
-def is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e308
+    return Costs(**measured)
 
 
 def save(measured: Costs, path: Path | None = None) -> Path:

@@ -21,9 +21,8 @@ from gnn_attention._support import memory
 from gnn_attention._support.autograd import needs_every_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
 from gnn_attention.backends.gpu import flash_varlen
@@ -226,10 +225,9 @@ def _has_flash_lse(call: AttentionCall) -> bool:
 
 
 def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    dst, src = memoized(_bounds, call.graph, call.q.device)
-    window = (-1, -1) if call.graph.is_full() else (-1, 0)
-    sequences = flash_varlen.Sequences(dst, src, (call.graph.num_dst, call.graph.num_src), window)
-    given = call.q, call.k, call.v, sequences, call.scale
+    graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
+    longest, window = (graph.num_dst, graph.num_src), (-1, -1) if graph.is_full() else (-1, 0)
+    given = call.q, call.k, call.v, bounds, longest, window, call.scale
     return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
 
 

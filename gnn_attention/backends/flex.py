@@ -28,9 +28,8 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
-from gnn_attention.backends.backend import Backend, CompilationError
+from gnn_attention.backends.backend import REMEDIES, Backend, Capabilities, CompilationError
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import memoized
@@ -179,9 +178,9 @@ def _flex(
         flash = _kernel(tokens[0].device, tokens[0].dtype)
         return _attention(*tokens, *plan, score_mod, scale, with_lse, flash)
     q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
-    lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
+    table, lists = plan[0], tuple(_of_any_size(x, *range(x.dim())) for x in plan[1])
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
-    given, flash = (q, k, v, plan.table, lists, score_mod, scale, with_lse), _kernel(q.device, q.dtype)
+    given, flash = (q, k, v, table, lists, score_mod, scale, with_lse), _kernel(q.device, q.dtype)
     # Python numbers are constants, and tensors keep their shapes unless marked: kernels for CPUs support
     # neither a captured number nor a captured tensor whose size is a symbol. A kernel too many is an error,
     # and not the slow path, as it is by default.
@@ -205,10 +204,9 @@ def _flex(
 @constant
 def _kernel(device: torch.device, dtype: torch.dtype) -> str:
     """The kernel to ask FlexAttention for: "FLASH", of FA4, where it is installed; "": its own choice."""
-    try:
-        from torch.nn.attention.flex_attention import FlexKernelOptions
-    except ImportError:  # older versions of torch
-        return ""
+    from torch.nn.attention.flex_attention import FlexKernelOptions
+
+    # torch 2.9 has no choice of the kernel
     if (
         "BACKEND" not in FlexKernelOptions.__annotations__
         or device.type != "cuda"

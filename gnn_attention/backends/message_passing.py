@@ -11,9 +11,8 @@ import torch
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.graph import TokenGraph, memoized
 
 Rows = Float[Tensor, "_ heads _"]

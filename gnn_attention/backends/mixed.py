@@ -1,9 +1,8 @@
 """Attention over well filled tiles and a list of all other edges: pieces of one plan, in one operator."""
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan import work
 from gnn_attention.graph import memoized

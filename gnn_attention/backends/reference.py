@@ -13,9 +13,8 @@ import torch
 from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.message_passing import attend_along
 from gnn_attention.graph import TokenGraph, memoized
 

@@ -9,9 +9,8 @@ from functools import partial
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.plan import unpacked

@@ -8,9 +8,8 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.planner import packing
 from gnn_attention.graph import TokenGraph, memoized
@@ -19,8 +18,7 @@ from gnn_attention.graph import TokenGraph, memoized
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
-    sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
-    given = call.q, call.k, call.v, sequences, call.scale
+    given = call.q, call.k, call.v, (bounds, bounds), (longest, longest), (left, right), call.scale
     return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
 
 

@@ -42,7 +42,7 @@ def test_a_file_of_another_version_is_read(file):
     assert costs() == replace(MEASURED, plain_pair=Costs().plain_pair)
     costs.cache_clear()
     file.write_text(json.dumps({"costs": {**other, "cell": "high"}}))
-    with pytest.raises(ValueError, match="a valid 'cell', got 'high'"):
+    with pytest.raises(ValueError, match="the constant 'cell' must be a number, got 'high'"):
         costs()
 
 

@@ -19,11 +19,11 @@ CALL = AttentionCall(Q, K, K, patterns.window(32, 4), 1.0)
 def test_a_backend_refuses_what_is_beyond_its_limit(monkeypatch, more):
     """By one edge, or one byte."""
     monkeypatch.setattr(memory, "available", lambda: 2**33)
-    monkeypatch.setattr(rows, "MOST_EDGES", 122 - more)
+    monkeypatch.setattr(rows, "MEMORY_LIMIT", rows.bytes_needed(CALL) - more)
     monkeypatch.setattr(mixed, "memoized", lambda work, graph: Work(edges=2**28 + more))
     monkeypatch.setattr(tiles, "memoized", lambda bytes_of, graph: 2**32 + more)
     messages = {
-        rows: "it has 122 edges, the limit is 121",
+        rows: "its list of edges would need about 0.0 GiB, the limit is 0 GiB",
         mixed: "268435457 edges are left outside of well filled tiles, the limit is 268435456",
         tiles: "would need 4.0 GiB, the limit is 4 GiB; use backend='rows'",
     }

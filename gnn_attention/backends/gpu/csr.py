@@ -17,10 +17,8 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.csr import list_edges
-from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.backends.plan.plan import Edges, Packed
 from gnn_attention.graph import TokenGraph
-
-Packed = tuple[list[Tensor], list[int]]
 
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
 CHUNK = 1024  # edges, the least that are worth a program of their own

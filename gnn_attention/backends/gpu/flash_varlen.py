@@ -10,7 +10,7 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -28,33 +28,24 @@ FLASH_BACKWARD: Any = torch.ops.aten._flash_attention_backward
 Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
 
 
-class Sequences(NamedTuple):
-    """Where the sequences of one sample begin, for receivers and senders, and their longest.
-
-    A token attends to ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is
-    ``(-1, 0)``; sequences with more receivers than senders, or fewer, must be full.
-    """
-
-    dst: Int[Tensor, " bounds"]
-    src: Int[Tensor, " bounds"]
-    longest: tuple[int, int]
-    window: tuple[int, int]
-
-
 def attention(
     q: Float[Tensor, "batch heads dst dim"],
     k: Float[Tensor, "batch kv_heads src dim"],
     v: Float[Tensor, "batch kv_heads src value_dim"],
-    sequences: Sequences,
+    bounds: tuple[Int[Tensor, " bounds"], Int[Tensor, " bounds"]],
+    longest: tuple[int, int],
+    window: tuple[int, int],
     scale: float,
     contains_nan: bool = True,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """``(out, lse)``, in the dtype of q and float32; every sample is packed alike.
 
+    ``bounds``: where the sequences of receivers and senders begin; ``longest``: of each. A token attends to
+    ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``; sequences
+    with more receivers than senders, or fewer, must be full.
     ``contains_nan``: a token that is not finite reaches only those that attend to it, forward and backward.
     """
-    numbers = [*sequences.longest, *sequences.window, int(contains_nan)]
-    out, lse = _ATTENTION(q, k, v, [sequences.dst, sequences.src], numbers, scale)
+    out, lse = _ATTENTION(q, k, v, list(bounds), [*longest, *window, int(contains_nan)], scale)
     return out, lse
 
 

@@ -15,8 +15,9 @@ import torch
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
-from gnn_attention.backends.gpu.csr import Packed, Side, sides_of
+from gnn_attention.backends.gpu.csr import Side, sides_of
 from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.plan.plan import Packed
 from gnn_attention.edge_softmax import accumulation_dtype
 
 
