@@ -6,7 +6,6 @@ pair of a tile. Tiles with the same edges share their words, as all empty and al
 """
 
 import itertools
-from typing import NamedTuple
 
 import torch
 
@@ -26,16 +25,7 @@ BLOCKS = {"cpu": 64, "cuda": 128}
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
 
-class Plan(NamedTuple):
-    """What the kernel is given: ``table [capacity]`` and four or eight lists as in a ``BlockMask``.
-
-    Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
-    ``[..., rows, columns]``: the partial ones, the full ones, and on CUDA, for the backward pass, the same
-    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row.
-    """
-
-    table: Tensor
-    lists: tuple[Tensor, ...]
+Plan = tuple[Tensor, tuple[Tensor, ...]]
 
 
 def block_of(device: torch.device) -> int:
@@ -53,12 +43,16 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
-    """The graph for :func:`is_edge` and FlexAttention on a device."""
+    """The graph on a device: ``table [capacity]``, and four or eight lists as in a ``BlockMask``.
+
+    Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
+    ``[..., rows, columns]``: the partial ones, the full ones, and on CUDA, for the backward pass, the same
+    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row.
+    """
     block = block_of(device)
     full, some = _kinds(tiles(graph, block))
-    on_cpu = device.type == "cpu"
-    lists = _lists(full, some, backward=False) if on_cpu else _compact(_lists(full, some, backward=True))
-    return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
+    lists = _lists(full, some, device.type == "cpu")
+    return _table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists)
 
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
@@ -80,18 +74,17 @@ def _kinds(parts: Tiles) -> tuple[Tensor, Tensor]:
     return full, (kinds != 0) & ~full
 
 
-def _lists(full: Tensor, some: Tensor, backward: bool) -> list[Tensor]:
-    """The partial and the full ones of each row; for a backward pass those of each column too."""
-    sides = [some, full, some.mT, full.mT] if backward else [some, full]
-    return [part for side in sides for part in tile_list(side)]
-
-
-def _compact(lists: list[Tensor]) -> list[Tensor]:
-    """The lists as wide as the longest of each side: older kernels step through both kinds as one."""
+def _lists(full: Tensor, some: Tensor, on_cpu: bool) -> list[Tensor]:
+    """The partial and the full ones of each row; on CUDA, for a backward pass, those of each column too."""
     found: list[Tensor] = []
-    for side in (lists[:4], lists[4:]):
-        width = max(2, *(int(number.max()) for number in side[::2]))  # one would be a kernel of its own
-        found += [part[..., :width].contiguous() if i % 2 else part for i, part in enumerate(side)]
+    for kinds in [(some, full)] if on_cpu else [(some, full), (some.mT, full.mT)]:
+        (some_number, some_places), (full_number, full_places) = map(tile_list, kinds)
+        width = some_places.shape[-1]
+        if not on_cpu:
+            # older kernels step through both kinds as one; one column would be a kernel of its own
+            width = max(2, int(some_number.max()), int(full_number.max()))
+        found += [some_number, some_places[..., :width].contiguous()]
+        found += [full_number, full_places[..., :width].contiguous()]
     return found
 
 

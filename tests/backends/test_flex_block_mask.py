@@ -51,9 +51,9 @@ ON_CUDA = [patterns.window(5000, 150), patterns.cross(700, 200), GRAPHS["by head
 @pytest.mark.parametrize("graph", ON_CUDA, ids=repr)
 def test_lists_for_cuda_are_turned_round_and_as_wide_as_the_longest_row(graph):
     """Those of columns are FlexAttention's own transposition of those of rows, for a backward pass."""
-    kinds = masks._kinds(masks.tiles(graph, 128))
-    wide = masks._lists(*kinds, backward=True)
-    narrow = masks._compact(wide)
+    full, some = masks._kinds(masks.tiles(graph, 128))
+    wide = [part for kind in (some, full, some.mT, full.mT) for part in masks.tile_list(kind)]
+    narrow = masks._lists(full, some, on_cpu=False)
     other = BlockMask.from_kv_blocks(*wide[:4], BLOCK_SIZE=128)
     turned = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
     assert all(torch.equal(mine, its) for mine, its in zip(wide[4:], turned, strict=True))
