@@ -24,7 +24,7 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
         return attention_op.along_plan(call, "tiles")
-    plan = packed_plan("whole rows", call.graph, call.q.device)
+    plan = memoized(packed_plan, call.graph, "whole rows", call.q.device)
     run_formula = partial(formula, plan=unpacked(*plan))
     return nonfinite.contained(
         call, run_formula, lambda part, marked: attention_op.reached(marked, part.q, plan)

@@ -38,7 +38,7 @@ def gradients(out, inputs, seed=3):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck_through_out_and_lse(name):
     graph = ga.convert.from_edge_index(torch.tensor([[1, 0, 2, 2, 0], [1, 1, 0, 3, 3]]), 5, 3)
-    inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(name, graph, CPU)
+    inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(graph, name, CPU)
     has_edges = graph.in_degree() > 0
 
     def both(q, k, v):

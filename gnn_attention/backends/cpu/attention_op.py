@@ -37,7 +37,7 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
         # the operator would have nothing to add
         out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
-        out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks)
+        out, lse = attention(q, k, v, memoized(packed_plan, graph, kind, device), call.scale, sinks)
     if sinks is None:
         return out, lse
     # A receiver whose in-edges all have logit -inf has the sink alone.

@@ -12,6 +12,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.derived import receiver_order
 
 LOGITS_AT_ONCE = 2**22  # bytes
 MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
@@ -125,9 +126,6 @@ def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[
 
 def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Where each receiver's in-edges begin, by receiver, then sender; and their order if listed otherwise."""
-    ends = graph.in_degree().cumsum(0)
-    first = (ends - graph.in_degree()).to(device)
-    if graph._listed is None:
-        return first, None
-    order: Tensor = (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).argsort()
-    return first, order.to(device)
+    degree, order = graph.in_degree(), None if graph._listed is None else receiver_order(graph)[0]
+    first = (degree.cumsum(0) - degree).to(device)
+    return first, None if order is None else order.to(device)

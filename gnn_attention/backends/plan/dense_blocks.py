@@ -8,7 +8,6 @@ is a piece. Every receiver is in one rectangle at most.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -45,9 +44,14 @@ class _Stack:
 
 
 def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
-    tokens = _Tokens(graph, runs)
+    partial = runs.at(~runs.full)
+    which, tiles = masks_of_tiles(graph, runs.block, partial.row, partial.first)
+    # which of these masks each run has, -1 for a full one
+    mask = torch.full_like(runs.row, -1)
+    mask[~runs.full] = which
+    left, width = runs.first * runs.block, _widths(graph, runs)
     pieces = []
-    for part in _by_piece(graph, runs, tokens):
+    for part in _by_piece(graph, runs):
         down, right = part.top.diff(), part.left.diff()
         dst: Groups = _steps(part.top, part.height)
         src: Groups = _steps(part.left, part.width)
@@ -56,25 +60,27 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
         if not bool(strided):
             rectangle, number = ragged(part.end - part.begin)
             run = part.begin[rectangle] + number
-            item, place = ragged(tokens.width[run])
-            src = Gathered((tokens.left[run][item] + place).view(len(part.top), -1))
+            item, place = ragged(width[run])
+            src = Gathered((left[run][item] + place).view(len(part.top), -1))
             # receivers are gathered, too, unless they follow each other
             if bool((down != dst.size).any()):
                 dst = Gathered(part.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
-        masked = bool(part.masked[0])
-        pieces.append(trimmed(Rectangles(dst, src, _masks(part, tokens))) if masked else Rectangles(dst, src))
+        piece = Rectangles(dst, src)
+        if bool(part.masked[0]):
+            piece = trimmed(replace(piece, masks=_masks(part, width, mask, tiles)))
+        pieces.append(piece)
     return pieces
 
 
 def number_of_rectangles(graph: TokenGraph, runs: Runs) -> int:
-    return len(_by_piece(graph, runs, _Tokens(graph, runs)))
+    return len(_by_piece(graph, runs))
 
 
-def _by_piece(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
+def _by_piece(graph: TokenGraph, runs: Runs) -> list[_Stack]:
     """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
     if not len(runs.row):
         return []
-    stack = _stacked(graph, runs, tokens)
+    stack = _stacked(graph, runs)
     kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
     large = (stack.joined & (stack.height * stack.width >= LARGE)).tolist()
     # runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one
@@ -95,40 +101,25 @@ def _by_piece(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
     return parts + [stack.at(waiting[kind[waiting] == one]) for one in torch.unique(kind[waiting]).tolist()]
 
 
-class _Tokens:
-    """The runs in tokens instead of tiles, and the masks of the partial ones."""
-
-    def __init__(self, graph: TokenGraph, runs: Runs) -> None:
-        self.block = runs.block
-        self.left = runs.first * runs.block
-        self.width = (runs.stop * runs.block).clamp(max=graph.num_src) - self.left
-        self.partial = ~runs.full
-        self._graph, self._runs = graph, runs
-
-    @cached_property
-    def masks(self) -> tuple[Tensor, Tensor]:
-        """For each run which mask of the table it has, -1 for a full one; and the table."""
-        runs, mask = self._runs, torch.full_like(self.left, -1)
-        tiles = runs.at(self.partial)
-        which, table = masks_of_tiles(self._graph, runs.block, tiles.row, tiles.first)
-        mask[self.partial] = which
-        return mask, table
+def _widths(graph: TokenGraph, runs: Runs) -> Int[Tensor, " runs"]:
+    """The senders of each run."""
+    return (runs.stop * runs.block).clamp(max=graph.num_src) - runs.first * runs.block
 
 
-def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
+def _stacked(graph: TokenGraph, runs: Runs) -> _Stack:
     """One rectangle for each row of tiles."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count
     row_of = torch.repeat_interleave(count)
-    masked = _some(tokens.partial, row_of, len(rows))
+    masked = _some(~runs.full, row_of, len(rows))
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
     joined = ~_some(gap, row_of, len(rows))
-    width = torch.zeros_like(rows).index_add_(0, row_of, tokens.width)
+    width = torch.zeros_like(rows).index_add_(0, row_of, _widths(graph, runs))
     top = rows * runs.block
     height = (top + runs.block).clamp(max=graph.num_dst) - top
-    return _Stack(top, height, tokens.left[begin], width, joined, masked, begin, end)
+    return _Stack(top, height, runs.first[begin] * runs.block, width, joined, masked, begin, end)
 
 
 def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor, " rows"]:
@@ -167,15 +158,17 @@ def _whole_steps(width: int, most: int) -> int:
     return min(-(-width // STEP) * STEP, most)
 
 
-def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
-    """The masks of the rectangles; those with the same masks of tiles at the same places share one."""
+def _masks(stack: _Stack, width: Tensor, mask_of: Tensor, tiles: Tensor) -> Masks:
+    """The masks of the rectangles; those with the same masks of tiles at the same places share one.
+
+    ``width`` and ``mask_of`` are those of each run, ``tiles`` the masks.
+    """
     rectangle, number = ragged(stack.end - stack.begin)
     run = stack.begin[rectangle] + number
-    before = tokens.width[run].cumsum(0) - tokens.width[run]
+    before = width[run].cumsum(0) - width[run]
     place = before - before[(stack.end - stack.begin).cumsum(0) - (stack.end - stack.begin)][rectangle]
-    masks, tiles = tokens.masks
-    some = masks[run] >= 0
-    rectangle, place, mask = rectangle[some], place[some], masks[run][some]
+    some = mask_of[run] >= 0
+    rectangle, place, mask = rectangle[some], place[some], mask_of[run][some]
     _, position = ragged(torch.bincount(rectangle, minlength=len(stack.top)))
     rows = torch.full((len(stack.top), 2 * int(position.max()) + 2), -1, dtype=torch.int64, device="cpu")
     rows[rectangle, 2 * position], rows[rectangle, 2 * position + 1] = place, mask
@@ -184,6 +177,6 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
     table = torch.ones(shape, dtype=torch.bool, device="cpu")
     wanted = torch.isin(rectangle, example)
     for r, left, m in torch.stack([which[rectangle], place, mask])[:, wanted].T.tolist():
-        inside = table[r, :, left : left + tokens.block]
+        inside = table[r, :, left : left + tiles.shape[2]]
         inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
     return Masks(table, which)

@@ -6,11 +6,9 @@ and the edges of all others.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
@@ -49,13 +47,14 @@ def tiles_plan(graph: TokenGraph) -> Plan:
     if documents is None or _seconds(documents_work(documents)) > _seconds(runs_work(graph)):
         return _plan(_with_long_runs(graph, _cheapest(graph)[0]), graph)
     pieces: list[Piece] = []
-    for size in torch.unique(documents.length[documents.length > 0]).tolist():
-        start = documents.start[documents.length == size]
+    bounds = documents.cu_seqlens.long()
+    for size in torch.unique(bounds.diff()).tolist():
+        start = bounds[:-1][bounds.diff() == size]
         steps = start.diff()
         groups: Strided | Gathered = Gathered(start.unsqueeze(1) + torch.arange(size, device="cpu"))
         if len(start) == 1 or bool((steps == steps[0]).all()):
             groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
-        pieces.append(Rectangles(groups, groups, causal=documents.causal and size > 1))
+        pieces.append(Rectangles(groups, groups, causal=documents.window == (-1, 0) and size > 1))
     return _plan(pieces, graph)
 
 
@@ -86,18 +85,14 @@ def rows_plan(graph: TokenGraph) -> Plan:
 PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
-def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
-    """The plan of this kind, on a device; cached."""
-    return memoized(_packed_plan, graph, kind, device)
-
-
-def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
+def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
+    """The plan of this kind, on a device."""
     tensors, numbers = packed(PLANS[kind](graph))
     return [x.to(device) for x in tensors], numbers
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
-    return unpacked(*packed_plan(kind, graph, device))
+    return unpacked(*memoized(packed_plan, graph, kind, device))
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
@@ -134,16 +129,8 @@ def packing(graph: TokenGraph) -> Varlen | None:
         return None
 
 
-class Documents(NamedTuple):
-    """Packed documents: where each starts and how long it is, causal or full inside."""
-
-    start: Int[Tensor, " documents"]
-    length: Int[Tensor, " documents"]
-    causal: bool
-
-
-def _documents(graph: TokenGraph) -> Documents | None:
-    """None for another graph, or a list of edges, whose tiles are as good.
+def _documents(graph: TokenGraph) -> Varlen | None:
+    """Packed documents, causal or full inside; None for a list of edges, whose tiles are as good.
 
     Other graphs are told apart cheaply: first by a few receivers, each of which attends to successive
     senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document, or are its
@@ -163,10 +150,7 @@ def _documents(graph: TokenGraph) -> Documents | None:
     causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
     full = bool((value > 0).all() & (times % value.clamp(min=1) == 0).all())
     found = memoized(packing, graph) if causal or full else None
-    if found is None or found.window not in ((-1, 0), (-1, -1)):
-        return None
-    bounds = found.cu_seqlens.long()
-    return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
+    return found if found is not None and found.window in ((-1, 0), (-1, -1)) else None
 
 
 def counted_work(graph: TokenGraph) -> Work:
@@ -182,15 +166,16 @@ def runs_work(graph: TokenGraph) -> Work:
     return Work(calls, rows, cells, cells * HEIGHTS[times])
 
 
-def documents_work(documents: Documents) -> Work:
+def documents_work(documents: Varlen) -> Work:
+    length = documents.cu_seqlens.long().diff()
     # the kernel takes receivers 32 at a time, and of a long causal document about half of the pairs
-    high = -(-documents.length // 32) * 32
-    cells = (high * documents.length).double()
-    if documents.causal:
-        cells *= torch.where(documents.length >= 512, 0.6, 1.0)
-    weight = torch.where(documents.length >= 512, HEIGHTS[8], 1.0)
-    calls = len(torch.unique(documents.length))
-    return Work(calls, len(documents.length), int(cells.sum()), float((cells * weight).sum()))
+    high = -(-length // 32) * 32
+    cells = (high * length).double()
+    if documents.window == (-1, 0):
+        cells *= torch.where(length >= 512, 0.6, 1.0)
+    weight = torch.where(length >= 512, HEIGHTS[8], 1.0)
+    calls = len(torch.unique(length))
+    return Work(calls, len(length), int(cells.sum()), float((cells * weight).sum()))
 
 
 def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:

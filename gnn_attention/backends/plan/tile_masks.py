@@ -39,18 +39,14 @@ def masks_of_tiles(
         masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
         kinds, some = classes(packed_bits(masks.flatten(1)))
-        found = [(torch.arange(len(row), device="cpu"), kinds, masks[some])]
-    else:
-        pieces = decompose(graph.rule, tile_boxes(graph, block, row, column), leaf=block)
-        found = [part for piece in pieces for part in _piece_masks(graph, block, piece)]
+        return kinds, masks[some]
     which, seen = torch.zeros_like(row), 0
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
-    for number, kind, table in found:
-        which[number] = kind + seen
-        tables.append(table)
-        seen += len(table)
-    if len(found) <= 1:
-        return which, tables[-1]
+    for piece in decompose(graph.rule, tile_boxes(graph, block, row, column), leaf=block):
+        for number, kind, masks in _piece_masks(graph, block, piece):
+            which[number] = kind + seen
+            tables.append(masks)
+            seen += len(masks)
     table = torch.cat(tables)
     number, some = classes(packed_bits(table.flatten(1)))
     return number[which], table[some]
