@@ -25,13 +25,7 @@ from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
-from gnn_attention.backends.plan.work import (
-    WORK,
-    dense_work,
-    fill,
-    is_estimated,
-    rows_work,
-)
+from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 

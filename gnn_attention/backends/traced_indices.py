@@ -25,14 +25,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.csr import edges_of
-from gnn_attention.backends.plan.plan import (
-    PADDED,
-    Gathered,
-    Masks,
-    Plan,
-    Rectangles,
-    packed,
-)
+from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, packed
 from gnn_attention.graph import TokenGraph, neighbours
 from gnn_attention.graph.traced import Traced
 

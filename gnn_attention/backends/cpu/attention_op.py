@@ -79,8 +79,7 @@ def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_
     return q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plan_and_scale: Any) -> Pair:
-    tensors, numbers, scale = plan_and_scale
+def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: Any, scale: float) -> Pair:
     return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
 
 

@@ -67,7 +67,6 @@ def rows_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Packed:
 
 
 def sides_of(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side, Side]:
-    """The rows of receivers and those of senders."""
     half = len(tensors) // 2
     return Side._make([*tensors[:half], limits[0]]), Side._make([*tensors[half:], limits[1]])
 

@@ -52,7 +52,6 @@ def attention(
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The operator of the forward pass."""
     if _may_leak(numbers):
         # the kernel replaces logits of non-edges, but multiplies their values by 0
         k, v = nonfinite.marked_keys(k, v)

@@ -52,7 +52,6 @@ def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
 
 
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
-    """The operator of the forward pass."""
     from gnn_attention.backends.gpu.kernels import rows
 
     return rows.forward(*_restored(*given))

@@ -51,7 +51,7 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     mask[~runs.full] = which
     left, width = runs.first * runs.block, _widths(graph, runs)
     pieces = []
-    for part in _by_piece(graph, runs):
+    for part in by_piece(graph, runs):
         down, right = part.top.diff(), part.left.diff()
         dst: Groups = _steps(part.top, part.height)
         src: Groups = _steps(part.left, part.width)
@@ -72,11 +72,7 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     return pieces
 
 
-def number_of_rectangles(graph: TokenGraph, runs: Runs) -> int:
-    return len(_by_piece(graph, runs))
-
-
-def _by_piece(graph: TokenGraph, runs: Runs) -> list[_Stack]:
+def by_piece(graph: TokenGraph, runs: Runs) -> list[_Stack]:
     """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
     if not len(runs.row):
         return []

@@ -12,7 +12,7 @@ import torch
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
+from gnn_attention.backends.plan.dense_blocks import by_piece, rectangles
 from gnn_attention.backends.plan.plan import (
     Edges,
     Gathered,
@@ -162,7 +162,7 @@ def counted_work(graph: TokenGraph) -> Work:
 
 def runs_work(graph: TokenGraph) -> Work:
     runs, times, cells = _cheapest(graph)
-    rows, calls = len(torch.unique(runs.row)), number_of_rectangles(graph, runs)
+    rows, calls = len(torch.unique(runs.row)), len(by_piece(graph, runs))
     return Work(calls, rows, cells, cells * HEIGHTS[times])
 
 

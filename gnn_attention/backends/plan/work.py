@@ -15,7 +15,7 @@ import torch
 from gnn_attention.backends.call import one_of
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan import planner
-from gnn_attention.backends.plan.dense_blocks import number_of_rectangles
+from gnn_attention.backends.plan.dense_blocks import by_piece
 from gnn_attention.backends.plan.tile_masks import cells_at, divided, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import has_neighbours
@@ -150,7 +150,7 @@ def mixed_work(graph: TokenGraph) -> Work:
     else:
         runs, sparse = divided(graph, planner.BLOCK, planner.LEAST_FILL)
         rows, cells = len(torch.unique(runs.row)), cells_at(runs, 1)
-        dense = Work(number_of_rectangles(graph, runs), rows, cells, float(cells))
+        dense = Work(len(by_piece(graph, runs)), rows, cells, float(cells))
         edges = int(sparse.edges.sum())
     return dense + (Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work())
 
