@@ -227,8 +227,7 @@ def _has_flash_lse(call: AttentionCall) -> bool:
 def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
     longest, window = (graph.num_dst, graph.num_src), (-1, -1) if graph.is_full() else (-1, 0)
-    given = call.q, call.k, call.v, bounds, longest, window, call.scale
-    return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
+    return flash_varlen.attention(call, bounds, longest, window)
 
 
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` does the sa
 import torch
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import flash_varlen
@@ -18,8 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
-    given = call.q, call.k, call.v, (bounds, bounds), (longest, longest), (left, right), call.scale
-    return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
+    return flash_varlen.attention(call, (bounds, bounds), (longest, longest), (left, right))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

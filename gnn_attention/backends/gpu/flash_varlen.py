@@ -16,9 +16,9 @@ import torch
 from torch.nn import functional
 
 from gnn_attention._support.custom_op import gradient_operator, operator
-from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.call import token_major
+from gnn_attention.backends.call import AttentionCall, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
@@ -29,24 +29,18 @@ Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operato
 
 
 def attention(
-    q: Float[Tensor, "batch heads dst dim"],
-    k: Float[Tensor, "batch kv_heads src dim"],
-    v: Float[Tensor, "batch kv_heads src value_dim"],
-    bounds: tuple[Int[Tensor, " bounds"], Int[Tensor, " bounds"]],
-    longest: tuple[int, int],
-    window: tuple[int, int],
-    scale: float,
-    contains_nan: bool = True,
+    call: AttentionCall, bounds: tuple[Tensor, Tensor], longest: tuple[int, int], window: tuple[int, int]
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)``, in the dtype of q and float32; every sample is packed alike.
+    """``(out, lse)`` of a plain call, in the dtype of q and float32; every sample is packed alike.
 
     ``bounds``: where the sequences of receivers and senders begin; ``longest``: of each. A token attends to
     ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``; sequences
     with more receivers than senders, or fewer, must be full.
-    ``contains_nan``: a token that is not finite reaches only those that attend to it, forward and backward.
     """
-    out, lse = _ATTENTION(q, k, v, list(bounds), [*longest, *window, int(contains_nan)], scale)
-    return out, lse
+    # the last number: a token that is not finite must reach only those that attend to it
+    numbers = [*longest, *window, int(nonfinite.is_checked(call))]
+    out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), numbers, call.scale)
+    return call.with_sinks(out, lse)
 
 
 def _run(
