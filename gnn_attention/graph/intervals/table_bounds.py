@@ -1,12 +1,13 @@
 """Tables over whole ranges: their lowest and highest entries, and which boxes hold a pair of an edge list."""
 
 from collections.abc import Callable, MutableMapping
+from itertools import product
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph.intervals.values import ANYTHING, Interval, TriState
+from gnn_attention.graph.intervals.values import ANYTHING, Interval, TriState, tristate
 
 Levels = list[tuple[Tensor, Tensor]]
 # table -> axis -> a copy, and its levels
@@ -54,53 +55,42 @@ def _halve(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
 
 
 Frame = tuple[int, int, int, int]
-# keys -> edges in each cell of the grid that was used last
-_grids: MutableMapping[Tensor, tuple[Frame, Tensor, Tensor]] = WeakIdKeyDictionary()
+# keys -> the cells with an edge, in the grid that was used last
+_grids: MutableMapping[Tensor, tuple[Frame, Tensor]] = WeakIdKeyDictionary()
 
 
 def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
-    """Whether some and whether all pairs of ``dst x src`` are listed, by sorted ``keys dst * num_src + src``.
+    """Whether some pair of ``dst x src`` may be listed, by sorted ``keys dst * num_src + src``.
 
-    After the keys comes the largest int64. Boxes of one size on one grid are answered exactly from the number
-    of edges in each cell of that grid; others on the safe side.
+    After the keys comes the largest int64. Boxes of one size on one grid are answered exactly from the cells
+    of that grid that hold an edge; others on the safe side. That all pairs of a box are listed is never told.
     """
-    if not len(dst.low):
-        return TriState(dst.box, dst.low > 0, dst.low > 0, dst.axes)
+    axes, never = torch.full_like(dst.axes, ANYTHING), torch.zeros_like(dst.low, dtype=torch.bool)
+    if not len(never):
+        return TriState(dst.box, never, never, axes)
     height, width = (int((side.high - side.low).max()) + 1 for side in (dst, src))
     frame = (height, width, int(dst.low[0]) % height, int(src.low[0]) % width)
     cached = _grids.get(keys)
     if cached is None or cached[0] != frame:
-        _grids[keys] = cached = (frame, *_cells(keys, num_src, frame))
-    _, cells, counts = cached
-    rows = [(end - frame[2]) // height + 1 for end in (dst.low, dst.high)]
-    columns = [(end - frame[3]) // width + 1 for end in (src.low, src.high)]
-    across = num_src // width + 3
-    inside = torch.stack([_count(cells, counts, row * across + column) for row in rows for column in columns])
-    whole = (rows[0] == rows[1]) & (columns[0] == columns[1]) & (inside[0] == height * width)
-    whole &= (dst.high - dst.low + 1 == height) & (src.high - src.low + 1 == width)
-    # there a key is that of another pair
-    beyond = (src.low < 0) | (src.high >= num_src)
-    some, whole = (inside > 0).any(0) | beyond, whole & ~beyond
-    return TriState(dst.box, some, whole, torch.full_like(dst.axes, ANYTHING).masked_fill(whole | ~some, 0))
+        _grids[keys] = cached = frame, _cells_with_edges(keys, num_src, frame)
+    _, cells = cached
+    corners = [_cells(frame, num_src, *ends) for ends in product((dst.low, dst.high), (src.low, src.high))]
+    around = torch.stack(corners)
+    # beyond the last sender a key is that of another pair
+    some = (cells[torch.searchsorted(cells, around)] == around).any(0) | (src.low < 0) | (src.high >= num_src)
+    return tristate(dst.box, some, never, axes)
 
 
-def _cells(keys: Tensor, num_src: int, frame: Frame) -> tuple[Tensor, Tensor]:
+def _cells(frame: Frame, num_src: int, dst: Tensor, src: Tensor) -> Tensor:
     height, width, top, left = frame
-    dst, src = keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1)
-    across = num_src // width + 3
-    cell = ((dst - top) // height + 1) * across + (src - left) // width + 1
+    return ((dst - top) // height + 1) * (num_src // width + 3) + (src - left) // width + 1
+
+
+def _cells_with_edges(keys: Tensor, num_src: int, frame: Frame) -> Tensor:
+    """The cells in order, and the largest int64, so that every search ends inside the table."""
+    cell = _cells(frame, num_src, keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1))
     largest = int(cell.max()) + 1 if len(cell) else 0
     # a table of all cells is quicker than sorting, but takes memory
-    if largest > 4 * len(cell):
-        found: tuple[Tensor, Tensor] = torch.unique(cell, return_counts=True)
-        return found
-    counts = torch.bincount(cell, minlength=largest)
-    cells = counts.nonzero().flatten()
-    return cells, counts[cells]
-
-
-def _count(cells: Tensor, counts: Tensor, cell: Tensor) -> Tensor:
-    if not len(cells):
-        return torch.zeros_like(cell)
-    place = torch.searchsorted(cells, cell).clamp(max=len(cells) - 1)
-    return torch.where(cells[place] == cell, counts[place], 0)
+    few = largest <= 4 * len(cell)
+    cells = torch.bincount(cell, minlength=1).nonzero().flatten() if few else torch.unique(cell)
+    return torch.cat([cells, keys[-1:]])
