@@ -10,7 +10,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.regions import quadtree
-from gnn_attention.graph.regions.quadtree import Boxes, cells, decompose, profile, ragged, root
+from gnn_attention.graph.regions.quadtree import Bands, Boxes, bands_of, decompose, profile, ragged, root
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
@@ -37,29 +37,19 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
 def ends(rule: Rule, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
     """Senders and receivers of edges in some boxes, among them for every sender its last receiver there."""
     for piece in decompose(rule, boxes):
-        boxes = piece.boxes
-        if piece.kind == quadtree.FULL:
-            yield _whole_columns(boxes, boxes.height - 1)
-        elif piece.kind == quadtree.SRC:
-            edge, box, column = profile(rule, piece)
-            yield (boxes.src[box] + column)[edge], (boxes.dst + boxes.height - 1)[box][edge]
-        elif piece.kind == quadtree.DST:
-            edge, box, row = profile(rule, piece)
-            lowest = torch.full_like(boxes.dst, -1).scatter_reduce_(0, box[edge], row[edge], "amax")
-            attended = lowest >= 0
-            yield _whole_columns(boxes.at(attended), lowest[attended])
-        elif piece.kind == quadtree.DIFFERENCE:
+        if piece.kind == quadtree.DIFFERENCE:
             yield _ends_of_diagonals(rule, piece)
         else:
-            for part, edge in cells(rule, boxes):
-                box, row, column = edge.nonzero(as_tuple=True)
-                yield part.src[box] + column, part.dst[box] + row
+            yield from map(_ends_of_rows, bands_of(rule, piece))
 
 
-def _whole_columns(boxes: Boxes, row: Tensor) -> tuple[Tensor, Tensor]:
-    """All senders of each box, with the receiver in this row of the box."""
-    box, column = ragged(boxes.width)
-    return boxes.src[box] + column, (boxes.dst + row)[box]
+def _ends_of_rows(band: Bands) -> tuple[Tensor, Tensor]:
+    """The senders of each band with its last receiver, unless the next band holds the same further down."""
+    src, width, last = band.src, band.width, band.dst + band.rows - 1
+    needed = torch.ones_like(src, dtype=torch.bool)
+    needed[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
+    part, column = ragged(width[needed])
+    return src[needed][part] + column, last[needed][part]
 
 
 def _ends_of_diagonals(rule: Rule, piece: quadtree.Piece) -> tuple[Tensor, Tensor]:

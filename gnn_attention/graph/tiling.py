@@ -199,7 +199,8 @@ def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: i
     """The uncut tiles of boxes in which a tile's kind depends on its diagonal: row minus column."""
     boxes = piece.boxes
     edge, _, _ = profile(rule, piece)
-    before, length = quadtree.running_sums(edge), boxes.height + boxes.width - 1
+    before = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), edge.cumsum(0)])
+    length = boxes.height + boxes.width - 1
     down, across = boxes.height // block, boxes.width // block
     box, number = ragged((down + across - 1) * (down > 0) * (across > 0))
     diagonal = number - across[box] + 1

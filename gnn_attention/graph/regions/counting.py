@@ -4,15 +4,14 @@ A rule made with lists of edges is counted without them and corrected at their p
 """
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph.regions import enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import Boxes, Piece, cells, decompose, profile, ragged, root
+from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.regions.quadtree import Boxes, bands, ragged, root
 from gnn_attention.graph.regions.split_edge_lists import SplitRule, split_by_box, split_edge_lists
 from gnn_attention.graph.rules import Rule, xor
 
@@ -38,11 +37,10 @@ def _in_degree(rule: Rule, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch h
     batch, heads, num_dst, _ = shape
     # by how much the degree changes from each receiver to the next
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
-    for piece in decompose(rule, root(shape)):
-        for boxes, row, number, count in _rows(rule, piece):
-            first = boxes.owner * (num_dst + 1) + boxes.dst + row
-            change.view(-1).index_add_(0, first, count)
-            change.view(-1).index_add_(0, first + number, -count)
+    for band in bands(rule, root(shape)):
+        first = band.owner * (num_dst + 1) + band.dst
+        change.view(-1).index_add_(0, first, band.width)
+        change.view(-1).index_add_(0, first + band.rows, -band.width)
     return change.cumsum_(1)[:, :-1].reshape(batch, heads, num_dst)
 
 
@@ -57,9 +55,8 @@ def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number
 
 def _edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     total = torch.zeros(number, dtype=torch.int64, device="cpu")
-    for piece in decompose(rule, boxes):
-        for part, _, rows, count in _rows(rule, piece):
-            total.index_add_(0, part.owner, count * rows)
+    for band in bands(rule, boxes):
+        total.index_add_(0, band.owner, band.rows * band.width)
     return total
 
 
@@ -70,7 +67,7 @@ def same(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bo
     if enumerate_pairs.few(shape):
         return enumerate_pairs.same(left, right, name, shape)
     # most rules that differ do so at a few pairs
-    return not _differ_somewhere(left, right, name, shape) and not any_edge(partial(xor, left, right), shape)
+    return not _differ_somewhere(left, right, name, shape) and not _any_edge(partial(xor, left, right), shape)
 
 
 def _differ_somewhere(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bool:
@@ -83,11 +80,10 @@ def _differ_somewhere(left: Rule, right: Rule, name: str, shape: enumerate_pairs
     return bool((of_left != of_right).any())
 
 
-def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
+def _any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
     if split_edge_lists(rule, *shape[2:]) is not None:
         return bool(in_degree(rule, "this graph", shape).any())
-    pieces = decompose(rule, root(shape))
-    return any(bool((count > 0).any()) for piece in pieces for *_, count in _rows(rule, piece))
+    return any(len(band.dst) for band in bands(rule, root(shape)))
 
 
 def edge_list(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor, "2 edges"]:
@@ -112,10 +108,13 @@ def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
 
 def _keys_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, " edges"]:
     keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
-    for piece in decompose(rule, boxes):
-        for dst, src, step_dst, step_src, count in _strokes(rule, piece):
-            stroke, number = ragged(count)
-            keys.append((dst * num_src + src)[stroke] + number * (step_dst * num_src + step_src))
+    for band in bands(rule, boxes):
+        part, row = ragged(band.rows)
+        key = (band.dst * num_src + band.src)[part] + row * (num_src + band.slope)
+        if bool((band.width > 1).any()):
+            start, column = ragged(band.width[part])
+            key = key[start] + column
+        keys.append(key)
     return torch.cat(keys)
 
 
@@ -134,53 +133,3 @@ def _split_in_boxes(rule: Rule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " 
     num_dst, num_src = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
     split = split_edge_lists(rule, num_dst, num_src)
     return None if split is None else split_by_box(split, boxes)
-
-
-def _rows(rule: Rule, piece: Piece) -> Iterator[tuple[Boxes, Tensor, Tensor | int, Tensor]]:
-    """The rows of a piece as runs of equal ones: the box, the first row, how many, and the edges of each."""
-    boxes = piece.boxes
-    top = torch.zeros_like(boxes.dst)
-    if piece.kind == quadtree.FULL:
-        yield boxes, top, boxes.height, boxes.width
-    elif piece.kind == quadtree.SRC:
-        edge, box, _ = profile(rule, piece)
-        yield boxes, top, boxes.height, top.index_add(0, box, edge.to(torch.int64))
-    elif piece.kind == quadtree.DST:
-        edge, box, row = profile(rule, piece)
-        yield boxes.at(box), row, 1, edge * boxes.width[box]
-    elif piece.kind == quadtree.DIFFERENCE:
-        edge, _, _ = profile(rule, piece)
-        before, length = quadtree.running_sums(edge), boxes.height + boxes.width - 1
-        box, row = ragged(boxes.height)
-        # a row crosses `width` diagonals in succession
-        first = (length.cumsum(0) - length)[box] + row
-        yield boxes.at(box), row, 1, before[first + boxes.width[box]] - before[first]
-    else:
-        for part, edge in cells(rule, boxes):
-            box, row = ragged(part.height)
-            yield part.at(box), row, 1, edge.sum(2)[box, row]
-
-
-def _strokes(rule: Rule, piece: Piece) -> Iterator[tuple[Tensor, Tensor, int, int, Tensor]]:
-    """Edges as straight strokes: first receiver, first sender, the step of both, and the number of edges."""
-    boxes = piece.boxes
-    if piece.kind == quadtree.CELLS:
-        for part, edge in cells(rule, boxes):
-            box, row, column = edge.nonzero(as_tuple=True)
-            yield part.dst[box] + row, part.src[box] + column, 0, 0, torch.ones_like(box)
-        return
-    if piece.kind == quadtree.FULL:
-        box, row = ragged(boxes.height)
-        yield boxes.dst[box] + row, boxes.src[box], 0, 1, boxes.width[box]
-        return
-    edge, box, number = profile(rule, piece)
-    box, number = box[edge], number[edge]
-    dst, src, height, width = (field[box] for field in (boxes.dst, boxes.src, boxes.height, boxes.width))
-    if piece.kind == quadtree.DST:
-        yield dst + number, src, 0, 1, width
-    elif piece.kind == quadtree.SRC:
-        yield dst, src + number, 1, 0, height
-    else:
-        # where the diagonal enters the box
-        down, right = (number - width + 1).clamp(min=0), (width - 1 - number).clamp(min=0)
-        yield dst + down, src + right, 1, 1, torch.minimum(height - down, width - right)

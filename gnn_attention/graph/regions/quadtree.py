@@ -131,10 +131,6 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
     return group, torch.arange(len(group), device="cpu") - first[group]
 
 
-def running_sums(numbers: Tensor) -> Int[Tensor, " items_and_one"]:
-    return torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), numbers.cumsum(0)])
-
-
 Items = Int[Tensor, " items"]
 
 
@@ -170,3 +166,50 @@ def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes
         dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
         edge = enumerate_pairs.evaluate(rule, "this graph", b, h, dst, src)
         yield part, edge & (row < height) & (column < width)
+
+
+class Bands(NamedTuple):
+    """Parallelograms of edges: row i of ``rows`` has ``width`` edges from ``(dst + i, src + i slope)`` on."""
+
+    owner: Tensor
+    dst: Tensor
+    src: Tensor
+    rows: Tensor
+    width: Tensor
+    slope: int = 0
+
+
+def bands(rule: Rule, boxes: Boxes) -> Iterator[Bands]:
+    """The edges of the boxes, each of them in one band."""
+    return (band for piece in decompose(rule, boxes) for band in bands_of(rule, piece))
+
+
+def bands_of(rule: Rule, piece: Piece) -> Iterator[Bands]:
+    boxes = piece.boxes
+    if piece.kind == FULL:
+        yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
+        return
+    if piece.kind == CELLS:
+        yield from (_bands_of_cells(part, edge) for part, edge in cells(rule, boxes))
+        return
+    edge, box, number = profile(rule, piece)
+    boxes, number = boxes.at(box[edge]), number[edge]
+    one = torch.ones_like(number)
+    if piece.kind == DST:
+        yield Bands(boxes.owner, boxes.dst + number, boxes.src, one, boxes.width)
+    elif piece.kind == SRC:
+        yield Bands(boxes.owner, boxes.dst, boxes.src + number, boxes.height, one)
+    else:
+        # where the diagonal enters the box
+        down, right = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
+        rows = torch.minimum(boxes.height - down, boxes.width - right)
+        yield Bands(boxes.owner, boxes.dst + down, boxes.src + right, rows, one, slope=1)
+
+
+def _bands_of_cells(boxes: Boxes, edge: Bool[Tensor, "boxes height width"]) -> Bands:
+    """The runs of edges in each row."""
+    padded = torch.nn.functional.pad(edge, (1, 1))
+    box, row, first = (edge & ~padded[..., :-2]).nonzero(as_tuple=True)
+    last = (edge & ~padded[..., 2:]).nonzero(as_tuple=True)[2]
+    dst, src = boxes.dst[box] + row, boxes.src[box] + first
+    return Bands(boxes.owner[box], dst, src, torch.ones_like(row), last - first + 1)
