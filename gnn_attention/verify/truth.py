@@ -62,32 +62,31 @@ class Problem:
         """
         inputs = {**self.inputs, **plain_names(self.heads)}
         with torch.enable_grad():
-            out, gradients = self._solve(inputs)
+            true = self.attempt(inputs)
             if self.direction.dtype == torch.float64:
-                return Truth(out, gradients, {})
+                return Truth(*true, {})
             plain, fused = list[dict[str, float]](), list[dict[str, float]]()
             for number in range(self.neighbours):
                 moved = {name: nearby(x, number) for name, x in inputs.items()}
-                solved = self._solve(moved)
-                plain.append(errors_of(self.baseline(moved, number, widened=False), solved))
-                fused.append(errors_of(self.baseline(moved, number, widened=True), solved))
-            truth = Truth(out, gradients, largest_of(plain), largest_of(fused))
+                solved = self.attempt(moved)
+                plain.append(errors_of(self.attempt(moved, number), solved))
+                fused.append(errors_of(self.attempt(moved, number, widened=True), solved))
+            truth = Truth(*true, largest_of(plain), largest_of(fused))
             return rounded(truth, self._sums, inputs, self.direction)
 
-    def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
-        """By the formulas alone, no weight of a layer passing through its own projections."""
-        wide = leaves_of(inputs, torch.float64)
-        if self.heads is None:
-            out = self._call(wide)[0]
-        else:
-            dense = partial(self.dense, wide)
-            out = oracle.layer(wide, wide["x_src"], wide["x_dst"], self.mask, self.scale, dense)
-        return out.detach(), gradients_of(out, self.direction, wide)
+    def attempt(
+        self, inputs: Mapping[str, Tensor], number: int | None = None, widened: bool = False
+    ) -> Attempt:
+        """Output and gradients by the formulas in float64, no weight passing through a layer's projections.
 
-    def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
-        """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
-        leaves = leaves_of(inputs, self.direction.dtype)
-        out = self._call(leaves, number, widened)[0]
+        With a number they are those of SDPA, or of the plain formula, in its order and the dtype under test.
+        """
+        leaves = leaves_of(inputs, torch.float64 if number is None else self.direction.dtype)
+        if number is None and self.heads is not None:
+            dense = partial(self.dense, leaves)
+            out = oracle.layer(leaves, leaves["x_src"], leaves["x_dst"], self.mask, self.scale, dense)
+        else:
+            out = self._call(leaves, number, widened)[0]
         learned = {name: x for name, x in leaves.items() if not (widened and name in OF_MASK)}
         return out.detach(), gradients_of(out, self.direction, learned)
 
