@@ -162,7 +162,6 @@ class Feature:
     SDPA can be given as a mask. ``arguments`` are further ones.
     """
 
-    name: str
     learns: tuple[str, ...] = ()
     score_mod: Callable[[Inputs], Any] | None = None
     modify: Callable[[Inputs, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
@@ -232,23 +231,22 @@ COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
 LEARNED = ("bias", "sink_logits")
 EVERY = "alibi, softcap, bias, sinks"
 
-ALL_FEATURES = [
-    Feature("plain"),
-    Feature("scale 0.7", arguments={"scale": 0.7}),
-    Feature("alibi", (), lambda _: ALIBI, _alibi),
-    Feature("relative bias", ("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
-    Feature("softcap", (), lambda _: CAP, _softcap, additive=False),
-    Feature("log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
-    Feature("edge bias", ("bias",)),
-    Feature("sinks", ("sink_logits",)),
-    Feature(EVERY, LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
-]
-FEATURES = {feature.name: feature for feature in ALL_FEATURES}
+FEATURES = {
+    "plain": Feature(),
+    "scale 0.7": Feature(arguments={"scale": 0.7}),
+    "alibi": Feature((), lambda _: ALIBI, _alibi),
+    "relative bias": Feature(("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
+    "softcap": Feature((), lambda _: CAP, _softcap, additive=False),
+    "log multiplicity": Feature((), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
+    "edge bias": Feature(("bias",)),
+    "sinks": Feature(("sink_logits",)),
+    EVERY: Feature(LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
+}
 # what the rules, and the checks of dropout, add to that
 OPTIONS = FEATURES | {
-    BIAS_AND_SINKS: Feature(BIAS_AND_SINKS, LEARNED),
-    "share": Feature("share", (), lambda _: _share, _finite_share, additive=False),
-    DROPOUT: Feature(DROPOUT, arguments={DROPOUT: 0.3}),
+    BIAS_AND_SINKS: Feature(LEARNED),
+    "share": Feature((), lambda _: _share, _finite_share, additive=False),
+    DROPOUT: Feature(arguments={DROPOUT: 0.3}),
 }
 
 
