@@ -12,12 +12,12 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.products import block_edges, block_rule
 from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.graph import TokenGraph, edge_list, rules, text
 from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.symbols import dst, src
 
 __all__ = ["extend", "restrict"]
 
@@ -84,12 +84,8 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     return at_positions_of(g, TokenGraph.from_rule(block_rule(parts), n + count, **sizes, name=name))
 
 
-def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return dst == src
-
-
 AMONG: dict[str, Rule | None]
-AMONG = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
+AMONG = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules.everyone}
 
 
 def _distinct(word: str, values: object, count: int) -> list[int]:

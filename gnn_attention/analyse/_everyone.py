@@ -58,8 +58,11 @@ def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) 
     result = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
     for number, chosen in enumerate(later.T.int()):
         if bool(chosen.any()):
-            rows = earlier[BITS * number : BITS * (number + 1)]
-            result |= _unions(rows).index_select(0, chosen)
+            # row k of the table is the union of the rows whose bits are set in k
+            unions = earlier.new_zeros(1, earlier.shape[1])
+            for row in earlier[BITS * number : BITS * (number + 1)]:
+                unions = torch.cat([unions, unions | row])
+            result |= unions.index_select(0, chosen)
     return result
 
 
@@ -86,11 +89,3 @@ def _identity(tokens: int) -> Tensor:
 
 def _misses(reached: Tensor, wanted: Tensor) -> bool:
     return bool((wanted & ~reached).any())
-
-
-def _unions(rows: Tensor) -> Tensor:
-    # row k is the union of the rows whose bits are set in k
-    unions = rows.new_zeros(1, rows.shape[1])
-    for row in rows:
-        unions = torch.cat([unions, unions | row])
-    return unions

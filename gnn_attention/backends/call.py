@@ -87,6 +87,11 @@ class AttentionCall:
                 score_mod = score_mods.checked(score_mod)
             else:
                 score_mod = score_mods.fit_score_mod(score_mod, (graph.dst_offset, graph.src_offset), q)
+        if sink_logits is not None:
+            _check_floats("sink_logits", sink_logits, "[Hq]", q)
+            if tuple(sink_logits.shape) != (q.shape[1],):
+                got = list(sink_logits.shape)
+                raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {got}")
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
         call = cls(
@@ -98,7 +103,7 @@ class AttentionCall:
             scale=abs(number) or 1.0,
             score_mod=score_mod,
             bias=None if bias is None else _checked_bias(bias, graph, q),
-            sink_logits=None if sink_logits is None else _checked_sinks(sink_logits, q),
+            sink_logits=sink_logits,
             dropout=dropout,
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
@@ -319,13 +324,6 @@ def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
         raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
     return bias.view(shape).expand(-1, -1, count)
-
-
-def _checked_sinks(sink_logits: Tensor, q: Tensor) -> Tensor:
-    _check_floats("sink_logits", sink_logits, "[Hq]", q)
-    if tuple(sink_logits.shape) != (q.shape[1],):
-        raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
-    return sink_logits
 
 
 def _check_floats(name: str, x: Tensor, axes: str, q: Tensor) -> None:

@@ -37,8 +37,11 @@ COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes thi
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where due or computed, else None."""
     if not _plain(call):
-        flash = _has_flash_lse(call)
-        return _with_lse(call) if flash else nonfinite.contained(call, _run_finite, _reached)
+        if not _has_flash_lse(call):
+            return nonfinite.contained(call, _run_finite, _reached)
+        graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
+        window = (-1, -1) if graph.is_full() else (-1, 0)
+        return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
     form = memoized(_form_of, call.graph)
     if call.finite or not nonfinite.may_ask(call.q):
         asynchronous = call.q.device.type in nonfinite.ASYNCHRONOUS
@@ -222,12 +225,6 @@ def _has_flash_lse(call: AttentionCall) -> bool:
     wanted = call.is_plain and (call.with_lse or call.sink_logits is not None) and _needs_no_mask(call.graph)
     sizes = (*call.q.shape, *call.v.shape)
     return wanted and 0 not in sizes and max(call.q.shape[3], call.v.shape[3] + 1) <= flash_varlen.WIDEST
-
-
-def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
-    longest, window = (graph.num_dst, graph.num_src), (-1, -1) if graph.is_full() else (-1, 0)
-    return flash_varlen.attention(call, bounds, longest, window)
 
 
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:

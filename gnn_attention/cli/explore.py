@@ -79,7 +79,10 @@ def _of_language_model(
         best, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
     effects = attribute(model, ids, lambda logits: logits[0, -1].float().log_softmax(-1)[token])
     weights = {layer: effects.scores(layer).double().square().sum(0) for layer in effects.layers}
-    layers = _layers(args.layers, weights)
+    if missing := set(args.layers or ()) - set(weights):
+        raise IndexError(f"--layers must be some of 0 .. {max(weights)}, got {sorted(missing)}")
+    heaviest = sorted(weights, key=lambda layer: -float(weights[layer].sum()))[:LAYERS]
+    layers = sorted(set(args.layers or heaviest))
     progress.begin(f"layers {' '.join(map(str, layers))} are recorded")
     total = torch.stack([weights[layer] for layer in layers]).sum(0)
     masks = [_strongest(effects.edge_index(layers[0]), total, share) for share in SHARES]
@@ -88,12 +91,6 @@ def _of_language_model(
     next_token = f"next: {tokenizer.decode([token])!r}, p = {float(best.exp()):.3g}"
     title = f"{next_token}; what a cut adds to log p, and where to see it"
     return page, [title, *_lines(effects, layers, words, args.out)]
-
-
-def _layers(wanted: list[int] | None, weights: dict[int, Tensor]) -> list[int]:
-    if missing := set(wanted or ()) - set(weights):
-        raise IndexError(f"--layers must be some of 0 .. {max(weights)}, got {sorted(missing)}")
-    return sorted(set(wanted or sorted(weights, key=lambda layer: -float(weights[layer].sum()))[:LAYERS]))
 
 
 def _strongest(pairs: Tensor, weights: Tensor, share: float) -> Choice:

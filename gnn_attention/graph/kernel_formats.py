@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.regions import counting
+from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.graph.tiling import FULL_TILE, PARTIAL, tiles
 from gnn_attention.graph.token_graph import TokenGraph
 
@@ -93,7 +94,12 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     lists = [(mask.kv_num_blocks, mask.kv_indices)]
     if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
         lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
-    tables = [_tile_table(number, columns) for number, columns in lists]
+    tables = []
+    for number, columns in lists:
+        # whatever follows the first ``number`` columns of a row is no tile
+        is_listed = torch.arange(columns.shape[-1], device="cpu") < number.cpu().unsqueeze(-1)
+        columns = columns.cpu().long()
+        tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0)
     batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
     sizes = (*mask.seq_lengths, heads, batch, "block_mask")
     holds = TokenGraph.from_rule(rules.on_device(mask.mask_mod, torch.device("cpu")), *sizes)
@@ -101,13 +107,6 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     is_partial, *is_full = (TokenGraph.from_rule(rule, *sizes) for rule in of_tiles)
     graph = holds & is_partial
     return replace(graph | is_full[0] if is_full else graph, name="block_mask")
-
-
-def _tile_table(number: Tensor, columns: Tensor) -> Bool[Tensor, "batch heads rows columns"]:
-    """The table whose :func:`tile_list` this is; whatever follows the first ``number`` columns is no tile."""
-    number, columns = number.cpu(), columns.cpu().long()
-    is_listed = torch.arange(columns.shape[-1], device="cpu") < number.unsqueeze(-1)
-    return torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0
 
 
 def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
@@ -149,7 +148,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    meant = partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
+    meant = _band(left, right, 0) & (look_up(owner, dst) == look_up(owner, src))
     if not graph.has_edges_of(meant):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
     return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
@@ -172,7 +171,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
     after = torch.where(after > 0, after + gap, 0)
     left, right = (int(side.max()) if len(side) else 0 for side in (before, after))
-    if not graph.has_edges_of(partial(_band, left, right, shift)):
+    if not graph.has_edges_of(_band(left, right, shift)):
         raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
     return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
 
@@ -190,18 +189,10 @@ def _open(side: int, furthest: int) -> int:
 
 def _reach(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
     """The number of senders before, and after, its own position ``dst + shift`` for every receiver."""
-    sides = (partial(rules.and_, graph.rule, partial(_beyond, shift, sign)) for sign in (-1, 1))
+    sides = (partial(rules.and_, graph.rule, (src - dst - shift) * sign > 0) for sign in (-1, 1))
     before, after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
     return before, after
 
 
-def _beyond(shift: int, sign: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src - dst - shift) * sign > 0
-
-
-def _band(left: int, right: int, shift: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _band(left: int, right: int, shift: int) -> Any:
     return (dst + shift - src <= left) & (src - dst - shift <= right)
-
-
-def _same_owner(owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return owner[dst] == owner[src]

@@ -223,7 +223,10 @@ class Rows:
     def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int, once: bool = False) -> None:
         # what is as large as the index is written once: of fresh memory pages cost more than the work
         self.num_src, self.given = num_src, table.clone() if table.shape[:2] == (1, 1) else table
-        self.sorted = _sorted(table)
+        if table.device.type == "cpu":
+            # torch takes twenty times as long for many short rows
+            table.numpy().sort(axis=-1)
+        self.sorted = table if table.device.type == "cpu" else table.sort(dim=-1).values
         self.valid, self.repeats = self.sorted < num_src, None
         if once:
             return
@@ -295,15 +298,6 @@ def _where(x: Tensor, chosen: Bool[Tensor, "..."]) -> Int[Tensor, " chosen"]:
     # torch numbers all entries in int64 first
     on_cpu = x.device.type == "cpu"
     return torch.from_numpy(x.numpy()[chosen.numpy()]) if on_cpu else torch.masked_select(x, chosen)
-
-
-def _sorted(table: Int[Tensor, "... most"]) -> Int[Tensor, "... most"]:
-    """Each row ascending: the table itself on a CPU."""
-    # torch takes twenty times as long for many short rows on a CPU
-    if table.device.type != "cpu":
-        return table.sort(dim=-1).values
-    table.numpy().sort(axis=-1)
-    return table
 
 
 def of_tokens(

@@ -19,11 +19,10 @@ import torch
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra import per_head
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, symbols
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.neighbours import Neighbours, fields_of, neighbours_of
 from gnn_attention.graph.rules import Rule
-from gnn_attention.patterns import _symbols as symbols
 
 CACHED = 64  # graphs of forward passes: each layer may have its own
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone

@@ -114,7 +114,8 @@ class BytePair:
         Raises as `encode` for a text and as `decode` for tokens.
         """
         ids = self.encode(ids_or_text) if isinstance(ids_or_text, str) else ids_or_text
-        return [_label(piece) for piece in self._bytes_of(ids)]
+        texts = (piece.decode("utf-8", errors="backslashreplace") for piece in self._bytes_of(ids))
+        return ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) for text in texts]
 
     def to_json(self) -> str:
         """The vocabulary as JSON for :meth:`from_json` and tokenizers' ``Tokenizer.from_str``."""
@@ -179,8 +180,3 @@ def _chars(piece: bytes) -> str:
 
 def _pairs(merges: Iterable[Iterable[str]]) -> Any:
     return tuple(tuple(bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges)
-
-
-def _label(piece: bytes) -> str:
-    text = piece.decode("utf-8", errors="backslashreplace")
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.patterns._symbols import dst, look_up, src
+from gnn_attention.graph.symbols import dst, look_up, src
 
 Sizes = Mapping[str, Any]
 

@@ -2,8 +2,8 @@
 
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.symbols import dst, src
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, src
 from gnn_attention.patterns.sequences import prefix
 
 __all__ = ["anti_causal", "causal", "causal_aligned", "cross", "encoder_decoder", "full", "no_self"]

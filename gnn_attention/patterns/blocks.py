@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
 __all__ += ["tile_top_k"]

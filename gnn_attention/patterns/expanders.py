@@ -8,8 +8,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.symbols import any_of, dst, src
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import any_of, dst, src
 from gnn_attention.patterns.basic import strict_causal
 from gnn_attention.patterns.grids import places
 

@@ -14,8 +14,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.symbols import any_of, dst, look_up, src
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import any_of, dst, look_up, src
 
 __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial"]
 __all__ += ["svg_temporal", "swin"]

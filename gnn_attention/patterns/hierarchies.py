@@ -9,8 +9,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.symbols import any_of, dst, head, look_up, src
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import any_of, dst, head, look_up, src
 
 __all__ = ["binary_partition", "butterfly", "butterfly_factor", "fibottention", "h_matrix_level"]
 __all__ += ["log_sparse", "longnet", "power_attention"]

@@ -11,9 +11,9 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.symbols import any_of, compute, dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import any_of, compute, dst, look_up, src
 from gnn_attention.patterns.basic import cross, full
 from gnn_attention.patterns.local import window
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.symbols import dst, head, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, head, look_up, src
 
 __all__ = ["band", "chunked", "dilated", "duo_attention", "segment_recurrence", "sink_window"]
 __all__ += ["sparse_fixed", "sparse_strided", "strides", "summary_tokens", "window"]

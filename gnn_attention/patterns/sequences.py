@@ -6,9 +6,9 @@ from itertools import pairwise
 from gnn_attention._support import checks
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["bidirectional_groups", "block_causal", "block_diffusion", "documents"]
 __all__ += ["draft_training", "fill_in_the_middle", "media_cross", "permutation", "prefix"]

@@ -20,9 +20,9 @@ from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.algebra.tokens import extend
 from gnn_attention.algebra.walks import closure
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 

@@ -10,9 +10,9 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
-from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
 

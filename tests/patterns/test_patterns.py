@@ -12,8 +12,8 @@ import torch
 from support.zoo import ROWS
 
 from gnn_attention import convert, patterns
+from gnn_attention.graph.symbols import compute, dst, src
 from gnn_attention.huggingface._alignment import recipe
-from gnn_attention.patterns._symbols import compute, dst, src
 
 
 def layers_until_nothing_changes(mask):

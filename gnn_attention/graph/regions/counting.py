@@ -67,7 +67,12 @@ def same(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bo
     if enumerate_pairs.few(shape):
         return enumerate_pairs.same(left, right, name, shape)
     # most rules that differ do so at a few pairs
-    return not _differ_somewhere(left, right, name, shape) and not _any_edge(partial(xor, left, right), shape)
+    if _differ_somewhere(left, right, name, shape):
+        return False
+    difference = partial(xor, left, right)
+    if split_edge_lists(difference, *shape[2:]) is not None:
+        return not in_degree(difference, name, shape).any()
+    return not any(len(band.dst) for band in bands(difference, root(shape)))
 
 
 def _differ_somewhere(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bool:
@@ -78,12 +83,6 @@ def _differ_somewhere(left: Rule, right: Rule, name: str, shape: enumerate_pairs
     ends = b.unsqueeze(1), h, dst.unsqueeze(1), torch.cat([src, dst.clamp(max=num_src - 1)])
     of_left, of_right = (enumerate_pairs.evaluate(rule, name, *ends) for rule in (left, right))
     return bool((of_left != of_right).any())
-
-
-def _any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
-    if split_edge_lists(rule, *shape[2:]) is not None:
-        return bool(in_degree(rule, "this graph", shape).any())
-    return any(len(band.dst) for band in bands(rule, root(shape)))
 
 
 def edge_list(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor, "2 edges"]:

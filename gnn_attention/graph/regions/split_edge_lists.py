@@ -53,7 +53,9 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
     # for more senders the keys would be those of other pairs
     listed = keys_of(rule)
     if listed is not None and num_src <= listed[1]:
-        return rules.no_pair, [_renumber(*listed, num_src)]
+        dst, src = listed[0] // max(listed[1], 1), listed[0] % max(listed[1], 1)
+        inside = src < num_src
+        return rules.no_pair, [dst[inside] * num_src + src[inside]]
     if rule.func in JOINS:
         left, of_left = _without_lists(rule.args[0], num_dst, num_src)
         right, of_right = _without_lists(rule.args[1], num_dst, num_src)
@@ -70,13 +72,6 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
         inner, keys = _without_lists(rule.args[0], num_dst, num_src)
         return partial(rule.func, inner, *rule.args[1:]), keys
     return rule, []
-
-
-def _renumber(keys: Tensor, width: int, num_src: int) -> Tensor:
-    """Keys ``dst * width + src`` for another number of senders, without the pairs beyond it."""
-    dst, src = keys // max(width, 1), keys % max(width, 1)
-    inside = src < num_src
-    return dst[inside] * num_src + src[inside]
 
 
 def split_by_box(split: SplitRule, boxes: Boxes) -> tuple[SplitRule, Int[Tensor, " pairs"]] | None:
