@@ -109,11 +109,12 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
     at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
     left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
     is_known = alignment.recipe(function) is not None
-    if is_known:
+    # A compiled program knows no padding, and must not meet a cache.
+    if is_known and padding is None:
         own = _of_positions(Known.of(function), num_dst, num_src, at)
     else:
-        rule = partial(_on_device, partial(map_pairs, function) if scalars else function, at, device)
-        samples = None if batch == 1 else batch
+        is_mapped, samples = scalars and not is_known, None if is_known or batch == 1 else batch
+        rule = partial(_on_device, partial(map_pairs, function) if is_mapped else function, at, device)
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
         rule = partial(and_, own.rule, alignment.sends_token(padding))
