@@ -4,11 +4,13 @@ import itertools
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from support.extras import needs
 from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import convert, patterns, trace
+from gnn_attention.interpret.trace import edge_attribution
 
 needs("transformers")
 
@@ -203,3 +205,15 @@ def test_wrong_arguments_are_named(llama):
         a.keep(1.5)
     with pytest.raises(ValueError, match=r"layer must be one of \[0, 1\], got 2"):
         a.scores(2)
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_effects_do_not_depend_on_the_receivers_at_once(llama, order, monkeypatch):
+    """Edges in any order, of receivers that are computed four at a time or all at once."""
+    edge_index = patterns.full(TOKENS).edge_index
+    edges = convert.from_edge_index(edge_index[:, list(range(edge_index.shape[1]))[order]], TOKENS, TOKENS)
+    whole = trace.attribute(llama, IDS, token_losses, edges)
+    monkeypatch.setattr(edge_attribution, "ROWS", 4)
+    parts = trace.attribute(llama, IDS, token_losses, edges)
+    for layer in range(LAYERS):
+        assert_exact(parts.scores(layer), whole.scores(layer))

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Run, record
 
 Metric = Callable[[Tensor], Tensor]
+ROWS = 256  # receivers whose pairs with all senders are computed at once
 
 
 def attribute(
@@ -185,14 +187,15 @@ class _Layer:
     @torch.no_grad()
     def add(self, gradient: Float[Tensor, "batch heads dst dim"], is_part: bool) -> None:
         """Effects summed over samples: squared where the gradient is of a part of a vector."""
-        src, dst = self.graph.edge_index
         gradient = gradient.to(self.effects.dtype)
-        own = (gradient * self.trace.z).sum(-1)
-        for head in range(gradient.shape[1]):
-            ratio, v = self._ratio(head)[:, dst, src], self._of_senders(self.trace.v, head)
-            message = (gradient[:, head] @ v.mT)[:, dst, src]
+        own, block = (gradient * self.trace.z).sum(-1), self.graph.edge_index[1] // ROWS
+        parts = torch.split(block.argsort(stable=True), block.bincount().tolist())
+        for (number, edges), head in product(enumerate(parts), range(gradient.shape[1])):
+            rows, (src, dst) = slice(number * ROWS, (number + 1) * ROWS), self.graph.edge_index[:, edges]
+            ratio, v = self._ratio(head, rows)[:, dst % ROWS, src], self._of_senders(self.trace.v, head)
+            message = (gradient[:, head, rows] @ v.mT)[:, dst % ROWS, src]
             gap = own[:, head, dst] - message
-            has = self.has[:, min(head, self.has.shape[1] - 1)]
+            has = self.has[:, min(head, self.has.shape[1] - 1), edges]
             # An edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r).
             rest = torch.where(has, 1 - ratio, 1 + ratio)
             # Beside the only edge of a receiver rounding is left: nothing attends, as if it were muted.
@@ -201,17 +204,17 @@ class _Layer:
             mutes = torch.where(has, -message, -message / (1 + ratio))
             for effects, change in zip(self.effects, (cuts, mutes, gap), strict=True):
                 mine = (ratio * change).sum(0)
-                effects[head] += mine.square() if is_part else mine
+                effects[head, edges] += mine.square() if is_part else mine
 
-    def _ratio(self, head: int) -> Float[Tensor, "batch dst src"]:
-        """``exp(logit - lse)`` of all pairs of tokens: the weight of an edge that is there."""
+    def _ratio(self, head: int, rows: slice) -> Float[Tensor, "batch rows src"]:
+        """``exp(logit - lse)`` of some receivers and all senders: the weight of an edge that is there."""
         call = self.trace.call
-        q, k = call.q[:, head].to(self.effects.dtype), self._of_senders(call.k, head)
-        dst, src = torch.arange(q.shape[1]).view(-1, 1), torch.arange(k.shape[1])
+        q, k = call.q[:, head, rows].to(self.effects.dtype), self._of_senders(call.k, head)
+        dst, src = torch.arange(call.q.shape[2])[rows].view(-1, 1), torch.arange(k.shape[1])
         of_head = replace(call, first_head=call.first_head + head)
         logits = of_head.modified((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
         # A receiver without edges has no sum: its lse counts as 0.
-        lse = self.trace.lse[:, head]
+        lse = self.trace.lse[:, head, rows]
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 
     def _of_senders(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
