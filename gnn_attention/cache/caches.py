@@ -22,7 +22,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -40,6 +40,7 @@ KEEP = ("messages", "states")
 Rows = Float[Tensor, "batch kv_heads chunk dim"]
 States = Float[Tensor, "batch chunk width"]
 Sinks = Float[Tensor, " heads"] | None
+Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
@@ -79,8 +80,7 @@ class TokenCache:
     def check_graph(self, graph: TokenGraph) -> None:
         """ValueError for another graph than this cache's."""
         if graph is not self.graph and graph != self.graph:
-            own = f"this is a cache of {self.graph!r}"
-            raise ValueError(f"{own}, got {graph!r}; make a new one for another graph")
+            raise ValueError(f"this is a cache of {self.graph!r}, got {graph!r}; make a new one for that")
 
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
         """Sample i goes on from sample ``index[i]`` (beam search); repeated and omitted samples are allowed.
@@ -109,7 +109,7 @@ class TokenCache:
         if not length:
             self._rows = [()] * self.layers  # the next chunk may have other shapes
 
-    def fork(self) -> Self:
+    def fork(self: Cache) -> Cache:
         """An independent copy that goes on from here; only the graph is shared."""
         twin = copy.copy(self)
         twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]

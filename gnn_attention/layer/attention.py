@@ -83,7 +83,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
     def forward(
         self,
-        x: Tensor | tuple[Tensor, Tensor],
+        x: Tensor | tuple[Tensor, Tensor | None],
         g: Any = None,
         bias: Tensor | None = None,
         return_attention_weights: bool | None = None,
