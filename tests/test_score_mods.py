@@ -124,21 +124,6 @@ class TestHash:
         assert {mod: "found"}[same] == "found"
         assert isinstance(hash(object.__new__(type(mod))), int)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: score_mods.softcap(2.0),
-            lambda: score_mods.alibi((0.5, 0.25)),
-            lambda: score_mods.chain(score_mods.softcap(2.0), score_mods.alibi((0.5, 0.25))),
-        ],
-    )
-    def test_made_in_a_compiled_function(self, make):
-        torch.compiler.reset()
-        x, graph = torch.randn(1, 2, 5, 4, dtype=torch.float64), patterns.causal(5)
-        run = lambda x: ga.attend(x, x, x, graph, score_mod=make())  # noqa: E731
-        assert_exact(torch.compile(run, fullgraph=True, backend="eager")(x), run(x))
-
 
 class TestRelativeBias:
     def test_the_learned_one_starts_at_zero_and_learns(self):
