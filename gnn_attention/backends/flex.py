@@ -9,9 +9,6 @@ is made anew for another
 * one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
 * size of the table (few sizes: ``_flex_block_mask.CAPACITIES``), and kind of score_mod: other tensors of the
   same shapes are no new kind, other Python numbers are.
-
-Untested on a GPU: the lists of tiles for CUDA, which are no wider than their longest row; and the price of
-lengths that are symbols, for which the kernel checks its border even if tiles divide them.
 """
 
 import importlib.util
@@ -33,7 +30,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import memoized
-from gnn_attention.score_mods import ScoreMod, alibi, chain
+from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -146,9 +143,13 @@ def _filled(x: Tensor, may_add_token: bool) -> Tensor:
 
 
 def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
-    """The score_mod without tensors that it makes in its call: a kernel takes only those made before."""
+    """The score_mod with its tensors made before: a kernel changes none that it indexes."""
     if isinstance(score_mod, alibi):
         return partial(_sloped, _numbers(score_mod.slopes, device))
+    if isinstance(score_mod, (relative_bias, RelativeBias)):
+        return relative_bias(score_mod.table.to(device, torch.float32))
+    if isinstance(score_mod, log_multiplicity):
+        return partial(_add_logs, score_mod.multiplicity.to(device, torch.float32).log())
     if isinstance(score_mod, chain):
         return partial(_chained, tuple(_in_kernel(mod, device) for mod in score_mod.mods))
     return score_mod
@@ -161,6 +162,10 @@ def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
 
 def _sloped(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return score - slopes[h] * (dst - src).abs()
+
+
+def _add_logs(logs: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return score + (logs[src] if logs.dim() == 1 else logs[dst, src])
 
 
 def _chained(

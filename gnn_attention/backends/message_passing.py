@@ -72,8 +72,7 @@ def _index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
     """Where these of ``count`` tokens of every sample stand among the rows."""
     if batch == 1:
         return tokens
-    first = count * torch.arange(batch, device=tokens.device)
-    return (first.unsqueeze(1) + tokens).flatten()
+    return (count * torch.arange(batch, device=tokens.device).unsqueeze(1) + tokens).flatten()
 
 
 def _has_hubs(graph: TokenGraph) -> bool:

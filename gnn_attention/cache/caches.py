@@ -132,8 +132,7 @@ class TokenCache:
     def _sender_rows(self, layer: int) -> tuple[Tensor, ...]:
         if layer in self._behind or not self._rows[layer]:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
-        needed = self._senders.needed
-        return tuple(x[:, :, needed.to(x.device)] for x in self._rows[layer])
+        return tuple(x[:, :, self._senders.needed.to(x.device)] for x in self._rows[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
         """The next chunk of a layer, each ``[B, H, chunk, D]``; checked before anything changes."""

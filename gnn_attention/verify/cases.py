@@ -181,9 +181,9 @@ class Feature:
         if DROPOUT not in self.arguments:
             return None
         probability: float = self.arguments[DROPOUT]
-        with torch.random.fork_rng([]):
+        with torch.random.fork_rng([device] if device.startswith("cuda") else []):
             torch.manual_seed(0)
-            key = dropout.draw_seed(torch.device("cpu"))
+            key = dropout.draw_seed(torch.device(device)).cpu()
         b, h, dst, src = case.places()
         stays = dropout.mask(key, b, h, dst, src, probability).double()
         return (stays / (1 - probability)).expand(case.mask.shape).to(device)

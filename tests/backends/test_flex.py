@@ -9,6 +9,7 @@ from support.covering import thinned
 from support.kernel_cases import lse_bound
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention import attend, patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
@@ -154,6 +155,43 @@ def test_features(feature, name, monkeypatch):
     options = kind.options({key: x.float() for key, x in learned.items()})
     modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
     check(case.graph, case.mask, modify=modify, **options)
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("name", ["relative_bias", "RelativeBias", "log_multiplicity", "chain"])
+def test_tables_are_indexed_as_they_come(name, monkeypatch):
+    """Inductor lowers the gradient of a table if the kernel changes nothing in it before it is indexed."""
+    table, learned = torch.zeros(HEADS, 7, dtype=torch.bfloat16), score_mods.RelativeBias(HEADS, 3).bfloat16()
+    mods = {
+        "relative_bias": score_mods.relative_bias(table),
+        "RelativeBias": learned,
+        "log_multiplicity": score_mods.log_multiplicity(torch.ones(5, dtype=torch.bfloat16)),
+    }
+    mods["chain"] = score_mods.chain(*mods.values())
+    run_uncompiled(monkeypatch)
+    given, place = [x.bfloat16() for x in draw(patterns.causal(5))], [torch.zeros(1, dtype=torch.int64)] * 4
+
+    def in_kernel(tokens, plan, score_mod, *rest):
+        with Operators() as operators:
+            score_mod(torch.zeros(1), *place)
+        assert "index" in operators.names
+        assert not operators.names & {"_to_copy", "log"}
+        return tokens[0], None
+
+    monkeypatch.setattr(flex, "_flex", in_kernel)
+    with torch.no_grad():
+        attend(*given, patterns.causal(5), backend=FLEX, score_mod=mods[name])
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0), (2, 2, 0, 0)])

@@ -133,20 +133,29 @@ def status(folder: Path = RECORDS) -> str:
         return f"{untested} the last run ({_when(made[0][1])}) {refusal(made[0][1])}; {COMMAND}."
     file, report = record
     results, cells = {result.label: result for result in report.results}, core_labels()
-    problems = {name: _problem(labels, results) for name, labels in cells.items()}
-    notes = [f"; {name}: {problem}" for name, problem in problems.items() if problem]
+    by_problem = defaultdict[str, list[str]](list)
+    for name, labels in cells.items():
+        by_problem[_problem(labels, results)].append(name)
+    verified = by_problem.pop("", [])
+    notes = [
+        f"; {problem}{' in each of' if len(names) > 1 else ':'} {_by_backend(names)}"
+        for problem, names in by_problem.items()
+    ]
     if report.environment.get("sources") != environment("cpu")["sources"]:
         notes.append("; the package has changed since")
-    verified = [name for name, problem in problems.items() if not problem]
     if not verified:
         return f"{untested} the last run ({_when(report)}) verified nothing{''.join(notes)}."
+    counts = f"{_by_backend(verified)}, {sum(len(cells[name]) for name in verified):,} checks{''.join(notes)}"
+    return f"The library is **verified** on {_when(report)}: {counts} (`tests/records/{file.name}`)."
+
+
+def _by_backend(cells: Iterable[str]) -> str:
+    """The cells as ``rows (bfloat16, float32), dense (float32)``."""
     backends = defaultdict[str, list[str]](list)
-    for name in verified:
+    for name in cells:
         backend, dtype = name.split()
         backends[backend].append(dtype)
-    counts = ", ".join(f"{backend} in {', '.join(dtypes)}" for backend, dtypes in backends.items())
-    counts += f", {sum(len(cells[name]) for name in verified):,} checks{''.join(notes)}"
-    return f"The library is **verified** on {_when(report)}: {counts} (`tests/records/{file.name}`)."
+    return ", ".join(f"{backend} ({', '.join(dtypes)})" for backend, dtypes in backends.items())
 
 
 def _when(report: Report) -> str:

@@ -46,7 +46,7 @@ def test_a_record_of_the_whole_core_verifies_every_cell(written, results, tmp_pa
     assert said.startswith(f"The library is **verified** on {WHEN}: ")
     every = "bfloat16, float16, float32, float64"
     for backend in ("rows", "dense", "reference", MESSAGE_PASSING):
-        assert all(dtype in said.split(f"{backend} in ")[1] for dtype in every.split(", "))
+        assert all(dtype in said.split(f"{backend} (")[1].split(")")[0] for dtype in every.split(", "))
     assert f"{len(results):,} checks (`tests/records/2026-12-01T1000-nvidia-h100-80gb-hbm3.json`)." in said
     assert gpu_record.newest(tmp_path)[1].results == tuple(results)
     table = gpu_record.markdown(tmp_path)
@@ -62,10 +62,10 @@ def test_a_cell_that_failed_is_named_and_no_other(written, results):
     count = sum(map(in_varlen, results))
     failed = [replace(r, passed=r.label != first) for r in results]
     said = written(failed)
-    assert f", {len(results) - count:,} checks; varlen float16: 1 failed (" in said
+    assert f", {len(results) - count:,} checks; 1 failed: varlen (float16) (" in said
     skipped = [replace(r, passed=False, skipped="no kernel") if in_varlen(r) else r for r in results]
-    assert f"; varlen float16: {count} skipped (" in written(skipped)
-    assert "; varlen float16: 1 not run (" in written([r for r in results if r.label != first])
+    assert f"; {count} skipped: varlen (float16) (" in written(skipped)
+    assert "; 1 not run: varlen (float16) (" in written([r for r in results if r.label != first])
 
 
 HOLLOW = {

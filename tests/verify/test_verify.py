@@ -13,9 +13,9 @@ from support.faults import WRONG_BACKENDS
 
 from gnn_attention import verify
 from gnn_attention.__main__ import main
-from gnn_attention.backends import BACKENDS, Backend, dense
+from gnn_attention.backends import BACKENDS, Backend, dense, dropout
 from gnn_attention.verify import groups, oracle
-from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.cases import DROPOUT, FEATURES, GRAPHS, OPTIONS
 from gnn_attention.verify.groups import FORMS
 from gnn_attention.verify.report import Report, Result
 
@@ -303,3 +303,11 @@ def test_json_without_a_file_is_all_of_stdout(capsys):
     assert record["ok"]
     fields = "group backend dtype name passed share"
     assert [" ".join(result) for result in record["results"]] == [fields]
+
+
+def test_dropout_is_drawn_on_the_device_of_the_call(monkeypatch):
+    """A GPU draws other numbers from the seed 0 than a CPU; a stand-in says where the key was drawn."""
+    places = []
+    monkeypatch.setattr(dropout, "draw_seed", lambda device: places.append(device) or torch.tensor(1))
+    OPTIONS[DROPOUT].factors(GRAPHS["causal"], "meta")
+    assert places == [torch.device("meta")]

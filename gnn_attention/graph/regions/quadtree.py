@@ -127,8 +127,7 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
 def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
     """For ``counts[g]`` items of each group g: the group of every item, and its number inside the group."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
-    first = counts.cumsum(0) - counts
-    return group, torch.arange(len(group), device="cpu") - first[group]
+    return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
 
 Items = Int[Tensor, " items"]

@@ -218,5 +218,4 @@ class _Layer:
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 
     def _of_senders(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
-        group = self.effects.shape[1] // table.shape[1]
-        return table[:, head // group].to(self.effects.dtype)
+        return table[:, head // (self.effects.shape[1] // table.shape[1])].to(self.effects.dtype)

@@ -253,8 +253,8 @@ class LayerTrace:
             found = torch.where(there, of_values(self._values(values)), found)
         carried = found * self._weights(pairs)[:, numbers][more]
         if self.graph.varying_axes:
-            nowhere = ~trace_pairs.is_edge(self.graph, pairs, batch, numbers)[more]
-            carried = carried.masked_fill(nowhere, 0.0)
+            there = trace_pairs.is_edge(self.graph, pairs, batch, numbers)[more]
+            carried = torch.where(there, carried, 0.0)
         return carried.transpose(1, 2)
 
     def _messages(

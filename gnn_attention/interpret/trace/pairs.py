@@ -81,8 +81,7 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
         numbers = numbers + bias.to(numbers.dtype)
     if not call.graph.varying_axes:
         return numbers
-    there = is_edge(call.graph, pairs, *numbers.shape[:2])
-    return numbers.masked_fill(~there, -torch.inf)
+    return numbers.masked_fill(~is_edge(call.graph, pairs, *numbers.shape[:2]), -torch.inf)
 
 
 def bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
