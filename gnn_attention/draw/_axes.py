@@ -143,7 +143,7 @@ def finish(made: Figure, ax: Axes | None) -> Figure:
 def ticks(ax: Axes, which: str, side: Side) -> None:
     """The labels of a side, upright where they would lie on each other."""
     axis, labels = getattr(ax, f"{which}axis"), side.labels()
-    axis.set_ticks(list(labels), list(labels.values()), fontsize=9 if len(labels) <= 16 else 7, **AS_IT_IS)
+    axis.set_ticks(list(labels), list(labels.values()), fontsize=9 if len(labels) <= 24 else 7, **AS_IT_IS)
     axis.set_tick_params(length=0 if side.count <= FEW else 3)
     if which == "x" and len(labels) * (side.room + 0.1) * ax.figure.figure.dpi > ax.bbox.width:
         axis.set_tick_params(rotation=90)
