@@ -38,13 +38,24 @@ BACKEND = (
     "test_dropout",
     "test_verify",
 )
+GRAPH = ("test_graph", "test_counting", "test_algebra", "test_convert", "test_indices")
 TESTS = {
     "edge_softmax": ("test_edge_softmax", "test_layer", "test_equality"),
-    "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_indices"),
-    "heads/model_space": ("heads/test_heads", "test_lazy_heads", "test_layer"),
-    "heads/standard": ("heads/test_heads", "test_lazy_heads", "test_layer"),
+    "graph/token_graph": (*GRAPH, "test_first_calls"),
+    "graph/edge_list": (*GRAPH, "test_malformed"),
+    "graph/neighbours": ("test_selectors", "test_tiling", *GRAPH),
+    "graph/rules": ("test_kernel_masks", *GRAPH),
+    "algebra/products": ("test_algebra", "test_results"),
+    "convert/formats": ("test_convert", "test_foreign_graphs"),
+    "patterns/local": ("test_patterns", "test_kin", "test_errors"),
+    "heads/model_space": ("heads/test_heads", "test_layer"),
+    "heads/standard": ("heads/test_heads", "test_layer"),
+    "layer/attention": ("test_layer", "test_overriding", "test_pyg"),
+    "score_mods": ("test_score_mods", *BACKEND),
+    "rotary": ("test_rotary", "test_cache"),
+    "selectors/top_k": ("test_selectors",),
+    "cache/caches": ("test_cache", "test_cache_operations"),
     "attend": ("test_attend", "test_equality", "test_backend", "test_halo", "test_dispatch", "test_trace"),
-    "backends/__init__": ("test_attend", "test_dispatch", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
     "backends/flex": ("test_flex", *BACKEND, "slow test_flex"),
@@ -173,8 +184,9 @@ def arguments(name: str) -> tuple[str, ...]:
 
 
 def found(name: str) -> str:
-    """The test file of this name, whatever package it belongs to."""
-    (file,) = (ROOT / "tests").rglob(f"{name}.py")
+    """The test file of this name, by its path or, whatever package it belongs to, by its name alone."""
+    whole = ROOT / "tests" / f"{name}.py"
+    (file,) = [whole] if whole.exists() else (ROOT / "tests").rglob(f"{name}.py")
     return file.relative_to(ROOT).as_posix()
 
 

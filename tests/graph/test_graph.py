@@ -114,6 +114,25 @@ def varied(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
     }
 
 
+TENSORS = {
+    "from_edges": (torch.tensor([[0, 1, 2], [1, 2, 2]]), lambda x: TokenGraph.from_edges(x, 3)),
+    "from_edge_index": (torch.tensor([[0, 1, 2], [1, 2, 2]]), lambda x: ga.convert.from_edge_index(x, 3)),
+    "from_mask": (torch.eye(3, dtype=torch.bool), ga.convert.from_mask),
+    "from_indices": (torch.tensor([[0, 1], [1, 2], [1, 2]]), lambda x: TokenGraph.from_indices(x, 3)),
+    "documents": (torch.tensor([1, 1, 2]), patterns.documents),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_graph_keeps_its_edges_when_the_tensor_changes(name):
+    """The tensor belongs to the caller, who may fill it with the next batch."""
+    tensor, make = TENSORS[name]
+    given = tensor.clone()
+    graph, wanted = make(given), edges_of(make(tensor))
+    given.zero_()
+    assert edges_of(graph) == wanted
+
+
 class TestContract:
     def test_an_edge_goes_from_sender_to_receiver(self):
         """Row 0 of edge_index holds senders, mask is [dst, src]."""
