@@ -56,12 +56,6 @@ def test_one_long_step_is_followed_in_a_pipe(fast, monkeypatch):
     assert all(re.fullmatch(form, line) for line in sys.stderr.getvalue().splitlines())
 
 
-def test_an_error_ends_it(fast, capsys):
-    with pytest.raises(KeyboardInterrupt), Progress("verify"):
-        raise KeyboardInterrupt
-    assert "progress" not in [thread.name for thread in threading.enumerate()]
-
-
 def closed():
     made = io.StringIO()
     made.close()

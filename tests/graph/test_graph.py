@@ -116,7 +116,6 @@ def varied(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
 
 TENSORS = {
     "from_edges": (torch.tensor([[0, 1, 2], [1, 2, 2]]), lambda x: TokenGraph.from_edges(x, 3)),
-    "from_edge_index": (torch.tensor([[0, 1, 2], [1, 2, 2]]), lambda x: ga.convert.from_edge_index(x, 3)),
     "from_mask": (torch.eye(3, dtype=torch.bool), ga.convert.from_mask),
     "from_indices": (torch.tensor([[0, 1], [1, 2], [1, 2]]), lambda x: TokenGraph.from_indices(x, 3)),
     "documents": (torch.tensor([1, 1, 2]), patterns.documents),

@@ -137,10 +137,7 @@ def status(folder: Path = RECORDS) -> str:
     for name, labels in cells.items():
         by_problem[_problem(labels, results)].append(name)
     verified = by_problem.pop("", [])
-    notes = [
-        f"; {problem}{' in each of' if len(names) > 1 else ':'} {_by_backend(names)}"
-        for problem, names in by_problem.items()
-    ]
+    notes = [f"; {problem} in each of {_by_backend(names)}" for problem, names in by_problem.items()]
     if report.environment.get("sources") != environment("cpu")["sources"]:
         notes.append("; the package has changed since")
     if not verified:

@@ -62,10 +62,10 @@ def test_a_cell_that_failed_is_named_and_no_other(written, results):
     count = sum(map(in_varlen, results))
     failed = [replace(r, passed=r.label != first) for r in results]
     said = written(failed)
-    assert f", {len(results) - count:,} checks; 1 failed: varlen (float16) (" in said
+    assert f", {len(results) - count:,} checks; 1 failed in each of varlen (float16) (" in said
     skipped = [replace(r, passed=False, skipped="no kernel") if in_varlen(r) else r for r in results]
-    assert f"; {count} skipped: varlen (float16) (" in written(skipped)
-    assert "; 1 not run: varlen (float16) (" in written([r for r in results if r.label != first])
+    assert f"; {count} skipped in each of varlen (float16) (" in written(skipped)
+    assert "; 1 not run in each of varlen (float16) (" in written([r for r in results if r.label != first])
 
 
 HOLLOW = {
