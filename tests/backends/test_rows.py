@@ -64,10 +64,10 @@ def test_one_receiver_has_the_numbers_of_the_formula(senders, with_sinks):
     by_head, by_token = (x.contiguous() for x in inputs), (x.mT.contiguous().mT for x in inputs)
     for laid_out in (by_head, by_token):
         assert_exact(ga.attend(*laid_out, graph, sink_logits=sinks, backend=ROWS), truth)
-    far = ga.attend(
-        torch.ones_like(q), torch.full_like(inputs[1], -torch.inf), inputs[2], graph, backend=ROWS
-    )
-    assert not far.any()
+    far = torch.full_like(inputs[1], -torch.inf)
+    assert not ga.attend(torch.ones_like(q), far, inputs[2], graph, backend=ROWS).any()
+    by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src + b) % 3 == 0, 1, 15, batch=2)
+    assert_exact(*(ga.attend(*inputs, by_sample, backend=name) for name in ("rows", "reference")))
 
 
 def drawn(*shape):

@@ -227,7 +227,7 @@ class TestAlgebra:
         assert torch.equal(last.mask(), first.mask())
         assert last != first
         assert TokenGraph.from_rule(per_head, 3, heads=2) != TokenGraph.from_rule(per_head, 3, heads=3)
-        every = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h >= 0), 3, heads=2)
+        every = TokenGraph.from_rule(lambda b, h, dst, src, low=0: (src <= dst) & (h >= low), 3, heads=2)
         assert every == TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) | (h < 0), 3, heads=2)
 
     @pytest.mark.parametrize("word", ["heads", "batch", "both"])
