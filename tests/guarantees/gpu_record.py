@@ -78,13 +78,15 @@ def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Pa
     ``place`` is :func:`gpu_environment`, with ``trial=True`` if the run was a rehearsal.
     """
     results = tuple(results)
-    labels = {label for cell in core_labels().values() for label in cell}
-    missing = labels.difference(result.label for result in results)
+    missing = {label for cell in core_labels().values() for label in cell} - {r.label for r in results}
     device = re.sub(r"[^a-z0-9]+", "-", str(place["device"]).lower()).strip("-")
     # two runs of a day are two files: 2026-11-23T0914
     file = folder / f"{str(place['date'])[:16].replace(':', '')}-{device}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(Report(results, dict(place), len(missing)).to_json() + "\n", encoding="utf-8")
+    # the message of an error may name files of the machine
+    paths = rf"{re.escape(str(ROOT))}/|/[^\s\"\\]*/site-packages/"
+    text = re.sub(paths, "", Report(results, dict(place), len(missing)).to_json())
+    file.write_text(text + "\n", encoding="utf-8")
     return file
 
 
