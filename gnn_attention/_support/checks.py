@@ -3,7 +3,7 @@
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
@@ -93,40 +93,6 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
     if len(names) != count:
         raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
     return names
-
-
-def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """``{name: place}`` of a list with each name once; else TypeError or ValueError.
-
-    >>> places_of_names("order", ["b", "a"], "ab")
-    {'b': 0, 'a': 1}
-    """
-    check_order(argument, order)
-    if not isinstance(order, Iterable):
-        raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")
-    ordered, nodes = list(order), list(names)
-    try:
-        known, places = set(nodes), {node: place for place, node in enumerate(ordered)}
-    except TypeError:
-        raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
-    wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in known]
-    if wrong or not len(ordered) == len(nodes) == len(places):
-        raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    return places
-
-
-def head_sizes(
-    width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
-) -> tuple[int, int, int, int, int]:
-    width, num_heads = size("width", width, 1), size("num_heads", num_heads, 1)
-    num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads, 1)
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-    if head_dim is None and width % num_heads:
-        raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
-    head_dim = width // num_heads if head_dim is None else size("head_dim", head_dim, 1)
-    value_dim = head_dim if value_dim is None else size("value_dim", value_dim, 1)
-    return width, num_heads, head_dim, value_dim, num_kv_heads
 
 
 def number(name: str, value: object, positive: bool = False) -> float:

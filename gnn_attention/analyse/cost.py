@@ -30,6 +30,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.liveness import last_receivers, last_senders
+from gnn_attention.heads.standard import head_sizes
 
 __all__ = ["FORMS", "FormCost", "GraphCost", "Macs", "most_cached", "of_form", "of_graph"]
 
@@ -155,7 +156,7 @@ def of_form(
     if graph is None:
         count = 1 if tokens is None else checks.size("tokens", tokens, 1)
         graph = TokenGraph.from_rule(rules.causal, count, name=f"causal({count})")
-    sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
+    sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
     rate = _rates(checks.choice("form", form, FORMS), *sizes)
     size = checks.instance("dtype", dtype, torch.dtype).itemsize
     checks.instance("graph", graph, TokenGraph)

@@ -12,6 +12,8 @@ from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
 
+import networkx as nx
+
 # of a file
 MOST_TOKENS = 2**24
 # the attribute of an edge that says where the file names it, for networkx lists edges by sender
@@ -122,8 +124,6 @@ def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tupl
 
 
 def _read_adjacency_list(text: str, weight: str | None, empty: Any) -> Any:
-    import networkx as nx
-
     rows = [line.partition("#")[0] for line in text.split("\n")]
     for n, row in enumerate(rows, 1):
         if any(map(_FOREIGN.match, row.split())):
@@ -132,8 +132,6 @@ def _read_adjacency_list(text: str, weight: str | None, empty: Any) -> Any:
 
 
 def _read_matrix_market(text: str, weight: str | None, empty: Any) -> Any:
-    import networkx as nx
-
     scipy_io, sparse = importlib.import_module("scipy.io"), importlib.import_module("scipy.sparse")
     rows, columns, *_, kind, symmetry = scipy_io.mminfo(io.StringIO(text))
     if rows != columns:
@@ -141,14 +139,11 @@ def _read_matrix_market(text: str, weight: str | None, empty: Any) -> Any:
     _check_count(rows)
     matrix = sparse.coo_array(scipy_io.mmread(io.StringIO(text)))
     name = None if kind == "pattern" else weight
-    return nx.from_scipy_sparse_array(
-        matrix, False, empty.to_undirected() if symmetry == "symmetric" else empty, name
-    )
+    kind_of_graph = empty.to_undirected() if symmetry == "symmetric" else empty
+    return nx.from_scipy_sparse_array(matrix, False, kind_of_graph, name)
 
 
 def _read_xml(name: str, text: str, weight: str | None, empty: Any) -> Any:
-    import networkx as nx
-
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     network = getattr(nx, f"read_{name}")(io.BytesIO(text.encode()), node_type=str)
@@ -159,8 +154,6 @@ def _read_xml(name: str, text: str, weight: str | None, empty: Any) -> Any:
 
 
 def _read_gml(text: str, weight: str | None, empty: Any) -> Any:
-    import networkx as nx
-
     # without this word networkx refuses parallel edges, which other programs write
     if not re.search(r"\smultigraph\s", text):
         text = re.sub(r"(?m)^\s*graph\s*\[", r"\g<0> multigraph 1 ", text, count=1)
@@ -193,8 +186,6 @@ def _read_pajek(text: str, weight: str | None, empty: Any) -> Any:
 
 def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     """Node-link data; nodes without ids have their positions."""
-    import networkx as nx
-
     data = json.loads(text)
     # versions of networkx write and read different names
     links = data["edges"] if "edges" in data else data["links"]
@@ -207,8 +198,6 @@ def _read_json(text: str, weight: str | None, empty: Any) -> Any:
 
 
 def _read_dot(text: str, weight: str | None, empty: Any) -> Any:
-    import networkx as nx
-
     pydot = importlib.import_module("pydot")
     # igraph writes names of nodes so, for which pydot has no place
     text = re.sub(r"(?m)^( +)name=", r"\1label=", text)

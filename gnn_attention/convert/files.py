@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import networkx as nx
 
 from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
@@ -22,9 +24,6 @@ from gnn_attention._support.text import one_line
 from gnn_attention.convert._file_readers import PLACE, READERS, add_tokens, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
-
-if TYPE_CHECKING:
-    import networkx
 
 __all__ = ["READERS", "WRITERS", "GraphFile", "load", "read", "write"]
 
@@ -94,8 +93,6 @@ def load(
     >>> words.labels, words.graph.edge_index.tolist(), words.weights.tolist()
     (['the', 'cat', 'sat'], [[0, 1, 1, 2], [1, 0, 2, 1]], [0.5, 0.5, 2.0, 2.0])
     """
-    import networkx
-
     path = Path(path)
     parse = _choose_by_ending(path, READERS)
     if undirected is not None:
@@ -108,7 +105,7 @@ def load(
         text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
         with ignored():
-            network = parse(text, weight, networkx.MultiGraph() if undirected else networkx.MultiDiGraph())
+            network = parse(text, weight, nx.MultiGraph() if undirected else nx.MultiDiGraph())
         if undirected is not None and network.is_directed() == undirected:
             direction = "directed" if undirected else "undirected"
             raise ValueError(f"its edges are {direction}, not undirected={undirected}: leave undirected out")
@@ -155,7 +152,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     atomic_files.write(path, "".join(f"{line}\n" for line in generate(graph)))
 
 
-def _build(name: str, network: networkx.Graph, weight: str | None) -> GraphFile:
+def _build(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
     edges_of_file = sorted(network.edges(data=True), key=lambda edge: edge[2].get(PLACE, 0))
     listed = [(src, dst, attributes.get(weight)) for src, dst, attributes in edges_of_file]
     is_weighted = weight is not None and any(value not in (None, "") for *_, value in listed)
@@ -178,7 +175,7 @@ def _build(name: str, network: networkx.Graph, weight: str | None) -> GraphFile:
     return GraphFile(graph, labels, weights, not is_directed, len(edges), len(listed) - len(edges))
 
 
-def _order_nodes(network: networkx.Graph) -> tuple[list[Hashable], list[str]]:
+def _order_nodes(network: nx.Graph) -> tuple[list[Hashable], list[str]]:
     """The nodes in the order of the tokens, and their labels."""
     nodes, labels = [*network], _choose_labels(network)
     if not nodes or not are_integers(labels):
@@ -191,7 +188,7 @@ def _order_nodes(network: networkx.Graph) -> tuple[list[Hashable], list[str]]:
     return [nodes[place] for place in order], [labels[place] for place in order]
 
 
-def _choose_labels(network: networkx.Graph) -> list[str]:
+def _choose_labels(network: nx.Graph) -> list[str]:
     """The attribute "label", or else "name", of the nodes if each has one of its own, else their ids."""
     for name in ("label", "name"):
         words = [str(word) for _, word in network.nodes.data(name, "")]
@@ -205,8 +202,6 @@ def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
 
 
 def _generate_by_networkx(name: str, graph: TokenGraph) -> Iterable[str]:
-    import networkx as nx
-
     lines: Iterable[str] = getattr(nx, f"generate_{name}")(to_networkx(graph))
     return lines
 

@@ -6,7 +6,7 @@ The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,7 @@ def from_networkx(
     if order is None and set(graph.nodes) != set(range(len(graph))):
         shown = ", ".join(map(repr, list(graph.nodes)[:3]))
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ...")
-    place = checks.places_of_names("order", range(len(graph)) if order is None else order, graph.nodes)
+    place = _positions(order, graph.nodes)
     # With weight=None networkx gives triples, too.
     triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=weight)]
     return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
@@ -150,8 +150,8 @@ def from_igraph(graph: Any, order: Sequence[Hashable] | None = None, weight: str
         raise wrong_kind("graph must be an igraph.Graph", graph)
     count, named = graph.vcount(), order is not None and "name" in graph.vs.attributes()
     names = graph.vs["name"] if named else range(count)
-    places = checks.places_of_names("order", range(count) if order is None else order, names)
-    place = [places[name] for name in names]
+    positions = _positions(order, names)
+    place = [positions[name] for name in names]
     values = graph.es[weight] if weight in graph.es.attributes() else [None] * graph.ecount()
     triples = [(place[u], place[v], w) for (u, v), w in zip(graph.get_edgelist(), values, strict=True)]
     return from_triples(triples, graph.is_directed(), count, weight, "igraph")
@@ -311,6 +311,21 @@ def _agree(name: str, sizes: Sequence[int | None]) -> int | None:
     if any(size != known[0] for size in known):
         raise ValueError(f"{name}={known[0]} contradicts the object, which has {known[-1]}: leave {name} out")
     return known[0] if known else None
+
+
+def _positions(order: Sequence[Hashable] | None, nodes: Collection[Hashable]) -> dict[Hashable, int]:
+    """The position of each node in a list that holds every node once; without one, nodes are positions."""
+    checks.check_order("order", order)
+    try:
+        ordered, known = list(range(len(nodes)) if order is None else order), set(nodes)
+        positions = {node: position for position, node in enumerate(ordered)}
+    except TypeError:
+        got = checks.described(order)
+        raise TypeError(f"order must be a list of nodes, every one once, got {got}") from None
+    wrong = [n for n in nodes if n not in positions] + [n for n in ordered if n not in known]
+    if wrong or not len(ordered) == len(nodes) == len(positions):
+        raise ValueError(f"order must hold every node once, got {wrong[:3] or 'a repeated node'}")
+    return positions
 
 
 def from_triples(

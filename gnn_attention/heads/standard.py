@@ -56,7 +56,7 @@ class StandardHeads(HeadsBase):
     ) -> None:
         """ValueError for a ``width`` no multiple of ``num_heads`` (give ``head_dim``), or uneven groups."""
         super().__init__()
-        sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
+        sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
         source = width if source_width is None else checks.size("source_width", source_width, 1)
         self.W_Q = nn.Parameter(torch.empty(num_heads, width, head_dim))
@@ -184,3 +184,18 @@ class StandardHeads(HeadsBase):
         b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
         tensors = W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias
         return cls.from_arrays(*tensors, layout="column", num_heads=attention.num_heads)
+
+
+def head_sizes(
+    width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
+) -> tuple[int, int, int, int, int]:
+    """The five sizes of heads with their defaults; TypeError or ValueError where they do not fit."""
+    width, num_heads = checks.size("width", width, 1), checks.size("num_heads", num_heads, 1)
+    num_kv_heads = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+    if head_dim is None and width % num_heads:
+        raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
+    head_dim = width // num_heads if head_dim is None else checks.size("head_dim", head_dim, 1)
+    value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
+    return width, num_heads, head_dim, value_dim, num_kv_heads
