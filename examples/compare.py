@@ -19,7 +19,7 @@ from torch.nn import functional
 import gnn_attention as ga
 from examples import commands
 from examples.compare_graphs import LISTED, Contender, contenders
-from gnn_attention._support import json_files
+from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Int, Tensor
 
@@ -67,7 +67,7 @@ def _compare(args: argparse.Namespace) -> None:
     about = {"model": args.model, "text": args.text or "collections.py", "tokens": tokens, "rows": rows}
     lines = [f"{row['loss']:8.4f} {row['share']:8.2%} {row['speed']:10.1f}  {row['graph']}" for row in rows]
     title = f"{args.model}, {tokens} tokens, untrained\n    loss    edges   tokens/s  graph"
-    json_files.write_json(args.json, about, "\n".join([title, *lines]))
+    atomic_files.write_json(args.json, about, "\n".join([title, *lines]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--model", default="smollm2", metavar="NAME", help=f"of gnn_attention.lm {shown}")
     add("--text", metavar="FILE", help="what the model reads (default: Python's collections.py)")
     add("--tokens", type=int, default=1024, help=f"of the text, at most {shown}")
-    json_files.add_json(parser)
+    atomic_files.add_json(parser)
     return commands.run(parser, arguments, _compare)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from examples import commands
 from gnn_attention import patterns
-from gnn_attention._support import checks, json_files
+from gnn_attention._support import atomic_files, checks
 from gnn_attention.analyse import cost
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
@@ -108,7 +108,7 @@ def _cost(args: argparse.Namespace) -> None:
         lines.append(f"decoding caches {graph.cached:,} of {tokens.num_src:,} senders")
     record: dict[str, Any] = {"model": args.model, **model._asdict(), "forms": sums}
     record["graphs"] = [vars(graph) for graph in graphs]
-    json_files.write_json(args.json, record, "\n".join(lines))
+    atomic_files.write_json(args.json, record, "\n".join(lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--model", choices=list(MODELS), default="llama-3-8b", help=f"whose sizes {default}")
     add("--tokens", type=int, default=8192, help=f"that came so far {default}")
     add("--graph", metavar="EXPR", help="of all layers, such as 'window(4096)' (default: the model's)")
-    json_files.add_json(parser)
+    atomic_files.add_json(parser)
     return commands.run(parser, arguments, _cost)
 
 

@@ -19,7 +19,7 @@ import gnn_attention
 from examples import commands
 from examples.heads.reading import Reading, passages, readings
 from gnn_attention import model
-from gnn_attention._support import json_files
+from gnn_attention._support import atomic_files
 
 PAIR = re.compile(r"(\d+)(?:\.(\d+))?")
 SMOLLM2, TRAINED = "smollm2", "trained"
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--passages", type=int, default=32, metavar="N", help=f"half to read, half to test {default}")
     add("--length", type=int, default=48, metavar="T", help=f"tokens of a passage {default}")
     add("--seed", type=int, default=0, help=f"of the random edges {default}")
-    json_files.add_json(parser)
+    atomic_files.add_json(parser)
     return commands.run(parser, arguments, _read)
 
 
@@ -54,7 +54,7 @@ def _read(args: argparse.Namespace) -> None:
         tables.append(_table(name, of_model))
     about = {"text": args.text or "collections.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}
     about |= {"passages": args.passages, "length": args.length, "seed": args.seed, "rows": rows}
-    json_files.write_json(args.json, about, "\n\n".join(tables))
+    atomic_files.write_json(args.json, about, "\n\n".join(tables))
 
 
 def _loaded(name: str, text: str) -> tuple[Any, Sequence[int], Callable[[int], str]]:

@@ -23,7 +23,7 @@ from examples.training.recipe import Recipe, add_recipe
 from examples.training.text_corpus import Corpus, Encoded, corpus, encoded
 from examples.training.trainer import train
 from gnn_attention import algebra
-from gnn_attention._support import atomic_files, checks, json_files
+from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse.cost import most_cached
@@ -169,7 +169,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
     folder = f"folder for finished trainings, which a further call does not repeat {shown}"
     add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     add("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
     add_recipe(command, RECIPE, without=_OWN)
 
@@ -187,4 +187,4 @@ def run(args: argparse.Namespace) -> None:
     if args.plot is not None:
         plot(found, f"What a graph costs\n{facts}, a bar is the standard error").savefig(args.plot)
     record = {"recipe": _shared(recipe), "rows": [*map(asdict, found)], "outcomes": [*map(asdict, outcomes)]}
-    json_files.write_json(args.json, record, f"{facts}, ± is the standard error\n{table(found)}")
+    atomic_files.write_json(args.json, record, f"{facts}, ± is the standard error\n{table(found)}")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import algebra, analyse
-from gnn_attention._support import checks, json_files
+from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
@@ -229,7 +229,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=int, default=3, help=f"hops from the root to the leaves {shown}")
     add("--seeds", type=int, default=3, help=f"models to train for each graph {shown}")
     add("--steps", type=int, default=300, help=f"batches each learns from {shown}")
-    json_files.add_json(parser)
+    atomic_files.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -237,4 +237,4 @@ def run(args: argparse.Namespace) -> None:
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
         outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
-    json_files.write_json(args.json, [*map(asdict, outcomes)], table(outcomes))
+    atomic_files.write_json(args.json, [*map(asdict, outcomes)], table(outcomes))

@@ -1,5 +1,7 @@
-"""Files written whole or not at all: first next to their place, then moved there."""
+"""Files written whole or not at all, first next to their place, and the option ``--json`` of commands."""
 
+import argparse
+import json
 import os
 import secrets
 import shutil
@@ -50,3 +52,16 @@ def check_place(option: str, path: str | None) -> None:
         raise ValueError(f"{option} {path}: expected a folder that exists, make {folder} first")
     if Path(str(path)).is_dir():
         raise ValueError(f"{option} {path} is a folder: give a file in it")
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    text = "write it as JSON (without FILE: to stdout)"
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=text)
+
+
+def write_json(place: str | None, record: object, report: object) -> None:
+    """The report to stdout, and the record to the file of ``--json``, or for "-" to stdout instead."""
+    text = record if isinstance(record, str) else json.dumps(record, indent=2)
+    if place not in (None, "-"):
+        write(place, text + "\n")
+    print(text if place == "-" else report)

@@ -27,9 +27,7 @@ class Progress:
     ...     progress.advance(note="attend, float32")
     """
 
-    def __init__(
-        self, name: str, total: int | None = None, unit: str = "steps", *, shown: bool = True
-    ) -> None:
+    def __init__(self, name: str, total: int | None = None, unit: str = "steps", shown: bool = True) -> None:
         self.name, self.unit, self.shown = name, unit, shown
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
@@ -73,14 +71,10 @@ class Progress:
     def _show(self) -> None:
         # stderr may be None, closed or without a reader: then nothing is shown
         with suppress(AttributeError, OSError, ValueError):
-            columns = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else None
-            while not self._over.wait(EVERY if columns is None else REFRESH):
-                line = self.meter(columns)
-                _write(f"{line}\n" if columns is None else f"{line.ljust(columns)}\r")
-            if columns is not None:
-                _write(f"{' ' * columns}\r")
-
-
-def _write(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+            stderr = sys.stderr
+            columns = shutil.get_terminal_size().columns - 1 if stderr.isatty() else 0
+            end = "\r" if columns else "\n"
+            while not self._over.wait(REFRESH if columns else EVERY):
+                print(self.meter(columns or None).ljust(columns), end=end, file=stderr, flush=True)
+            if columns:
+                print(" " * columns, end=end, file=stderr, flush=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention._support import json_files
+from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.interpret.trace import Effect, attribute, prune
@@ -87,7 +87,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--edges", type=int, default=10, metavar="N", help=f"how many are shown {default}")
     add("--metric", choices=["losses", "last"], default="losses", help="of all tokens, or of the last alone")
     add("--tokens", type=int, default=1024, metavar="N", help=f"of the text, at most {default}")
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     command.set_defaults(run=_attribute)
 
 
@@ -102,5 +102,7 @@ def _attribute(args: argparse.Namespace) -> int:
     whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
     part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
     title = "layer.head: receiver <- sender, effect of the cut on the loss"
-    json_files.write_json(args.json, numbers, "\n".join([title, *texts, (whole + part).format_map(numbers)]))
+    atomic_files.write_json(
+        args.json, numbers, "\n".join([title, *texts, (whole + part).format_map(numbers)])
+    )
     return 0

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from gnn_attention import model
-from gnn_attention._support import json_files
+from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.cli.draw import read_graph
 from gnn_attention.interpret import audit as auditor
@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
     add("--layers", type=int, metavar="L", help="uses of the graph (default: as many as the model's)")
     add("--seed", type=int, default=0, help="of the random inputs (default 0)")
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     command.set_defaults(run=_audit)
 
 
@@ -36,5 +36,5 @@ def _audit(args: argparse.Namespace) -> int:
         verdict = auditor.audit(language_model, graph, (graph.num_src,), args.layers, **options)
     if args.json == "-":
         print(verdict, file=sys.stderr)
-    json_files.write_json(args.json, verdict.to_json(), verdict)
+    atomic_files.write_json(args.json, verdict.to_json(), verdict)
     return 0 if verdict.ok else 1

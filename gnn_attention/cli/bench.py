@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import convert, patterns
-from gnn_attention._support import checks, json_files, memory
+from gnn_attention._support import atomic_files, checks, memory
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -127,7 +127,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", choices=devices, help="(default %(default)s)")
     add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
     add("--no-peers", action="store_true", help="attend alone")
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     command.set_defaults(run=_bench)
 
 
@@ -137,7 +137,7 @@ def _bench(args: argparse.Namespace) -> int:
     peers = [] if args.no_peers else list(PEERS)
     with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as shown:
         record = measure(tokens, device, dtype, peers, shown)
-    json_files.write_json(args.json, record, table(record))
+    atomic_files.write_json(args.json, record, table(record))
     return 0
 
 

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 
-from gnn_attention._support import json_files
+from gnn_attention._support import atomic_files
 from gnn_attention.convert import catalogue
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``gnn-attention graphs``."""
     command.add_argument("name", nargs="*", help="only these builders")
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     command.set_defaults(run=_graphs)
 
 
 def _graphs(args: argparse.Namespace) -> int:
     entries = catalogue.entries(args.name or None)
-    json_files.write_json(args.json, [asdict(entry) for entry in entries], _listing(entries))
+    atomic_files.write_json(args.json, [asdict(entry) for entry in entries], _listing(entries))
     return 0
 
 

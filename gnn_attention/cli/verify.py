@@ -10,7 +10,7 @@ import time
 import torch
 
 from gnn_attention import verify
-from gnn_attention._support import atomic_files, json_files
+from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.verify.report import Report
@@ -26,7 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--only", metavar="LABEL", help="only checks with this text in their label, as a failure prints it")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    json_files.add_json(command)
+    atomic_files.add_json(command)
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
 
 
@@ -72,7 +72,7 @@ def run_checks(args: argparse.Namespace) -> int:
             ) from None
     if place == "-":
         print(report, file=sys.stderr)
-    json_files.write_json(place, report.to_json(), report)
+    atomic_files.write_json(place, report.to_json(), report)
     return 0 if report.ok else 1
 
 

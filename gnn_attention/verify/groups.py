@@ -17,18 +17,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.verify.cases import (
-    BIAS_AND_SINKS,
-    DROPOUT,
-    DTYPES,
-    EVERY,
-    FEATURES,
-    GRAPHS,
-    KINDS,
-    OPTIONS,
-    GraphCase,
-    drawn_heads,
-)
+from gnn_attention.verify import cases
+from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, EVERY, FEATURES, GRAPHS, KINDS, OPTIONS
 from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.report import Check
 from gnn_attention.verify.truth import Problem, leaves_of
@@ -131,7 +121,7 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
 def drawn_problem(
     device: str,
     dtype: str,
-    graph: str | GraphCase,
+    graph: str | cases.GraphCase,
     option: str = "plain",
     size: str = "inputs x1",
     form: str | None = None,
@@ -144,7 +134,9 @@ def drawn_problem(
     for all.
     """
     case, feature = GRAPHS[graph] if isinstance(graph, str) else graph, OPTIONS[option]
-    heads = None if form is None else FORMS[form](drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
+    heads = None
+    if form is not None:
+        heads = FORMS[form](cases.drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
     tokens = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
     rng, shapes = torch.Generator().manual_seed(0 if heads is None else 1), case.shapes()
 
@@ -196,13 +188,13 @@ def _poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome
 
     The option "share" divides by 0 on pairs that are no edges of a causal graph.
     """
-    cases = [
+    calls = (
         ("causal", 9, "plain"),
         ("causal", 9, "share"),
         ("no_self", 5, "plain"),
         ("window", 2, "softcap"),
-    ]
-    for (graph, victim, option), poison in product(cases, (0.0, 1e4, torch.nan, torch.inf, -torch.inf)):
+    )
+    for (graph, victim, option), poison in product(calls, (0.0, 1e4, torch.nan, torch.inf, -torch.inf)):
         mask = GRAPHS[graph].mask[0, 0]
         safe = ~mask[:, victim] & (torch.arange(len(mask)) != victim)
         # senders to which no poisoned receiver attends
@@ -260,6 +252,6 @@ RULES: dict[str, tuple[Rule, str]] = {
 GROUPS: dict[str, Mapping[str, Iterable[str]]] = {
     "attend": {"graph": GRAPHS, "option": FEATURES, "size": SIZES},
     "layer": {"form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS, "option": LAYER_OPTIONS, "size": SIZES},
-    "dropout": {"graph": DROPOUT_GRAPHS, "option": (DROPOUT,)},
+    "dropout": {"graph": DROPOUT_GRAPHS, "option": (cases.DROPOUT,)},
     "rules": {"rule": RULES},
 }

@@ -30,13 +30,12 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
         try:
             with _interrupts_blocked():
-                first = pool.submit(int)
+                # a part without checks, which comes first, shows that a process can begin
+                first, *futures = [pool.submit(_run, part) for part in ([], *parts)]
             first.result()
         except BrokenProcessPool:
             raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
         try:
-            with _interrupts_blocked():
-                futures = [pool.submit(_run, part) for part in parts]
             for part, future in zip(parts, futures, strict=True):
                 try:
                     yield from future.result()
