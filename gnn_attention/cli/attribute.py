@@ -102,7 +102,6 @@ def _attribute(args: argparse.Namespace) -> int:
     whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
     part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
     title = "layer.head: receiver <- sender, effect of the cut on the loss"
-    atomic_files.write_json(
-        args.json, numbers, "\n".join([title, *texts, (whole + part).format_map(numbers)])
-    )
+    lines = [title, *texts, (whole + part).format_map(numbers)]
+    atomic_files.write_json(args.json, numbers, "\n".join(lines))
     return 0
