@@ -29,30 +29,34 @@ Attention along the edges of such graphs, compared with dense attention in float
 Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    group: str
+    backend: str
+    dtype: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """Unique among all checks; ``--only LABEL`` runs it alone."""
+        return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(_Labelled):
     """One check: whether it passed; if it was skipped, which is not passed, the reason.
 
     ``share`` is the worst error over what is allowed for it, None where a check measures no finite error.
     """
 
-    group: str
-    backend: str
-    dtype: str
-    name: str
     passed: bool
     share: float | None = None
     skipped: str | None = None
     message: str = ""
 
-    @property
-    def label(self) -> str:
-        """Unique among all checks."""
-        return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
-
 
 @dataclass(frozen=True, eq=False)
-class Check:
+class Check(_Labelled):
     """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
 
     Several processes need a ``run`` that can be pickled. A call that the backend refuses is tried without
@@ -60,18 +64,9 @@ class Check:
     ``factors``, backend and dtype; ``skipped`` says why the check cannot be run.
     """
 
-    group: str
-    backend: str
-    dtype: str
-    name: str
     run: Callable[[], Outcome]
     factors: Mapping[str, str] = field(default_factory=dict)
     skipped: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Unique among all checks; ``--only LABEL`` runs it alone."""
-        return self.result().label
 
     def __call__(self) -> Result:
         if self.skipped is not None:
