@@ -61,11 +61,10 @@ class Frozen:
 def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
     """``make(value, *arguments)``, computed once for each value; ``make`` must be a function of a module."""
     if torch.compiler.is_dynamo_compiling():
-        constant_result: T = _constant(make, value._word, *arguments)[0]
-        return constant_result
+        return _constant(make, value._word, *arguments)[0]
     key = (make, *arguments)
     # a UserDict answers by functions in Python: its dict is asked
-    cached: dict[Any, Any] = value._memo.data
+    cached: dict[Any, T] = value._memo.data
     if key not in cached:
         with eagerly():
             made = make(value, *arguments)
@@ -75,12 +74,11 @@ def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
                 # other streams, which wait for nothing, may read it from now on
                 torch.cuda.current_stream(device).synchronize()
         cached[key] = made
-    found: T = cached[key]
-    return found
+    return cached[key]
 
 
 # compilers take a word for a constant, and compare words before they run a program again; in a tuple, for
 # before torch 2.11 all tensors that one such function returns to a program are taken for the same one
 @constant
-def _constant(make: Callable[..., Any], word: str, *arguments: Any) -> tuple[Any]:
+def _constant(make: Callable[..., T], word: str, *arguments: Any) -> tuple[T]:
     return (memoized(make, _ALIVE[word], *arguments),)

@@ -180,12 +180,11 @@ def _order_nodes(network: nx.Graph) -> tuple[list[Hashable], list[str]]:
     nodes, labels = [*network], _choose_labels(network)
     if not nodes or not are_integers(labels):
         return nodes, labels
-    numbers = [int(label) for label in labels]
-    number, times = Counter(numbers).most_common(1)[0]
+    number, times = Counter(map(int, labels)).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
-    order = sorted(range(len(nodes)), key=numbers.__getitem__)
-    return [nodes[place] for place in order], [labels[place] for place in order]
+    pairs = sorted(zip(nodes, labels, strict=True), key=lambda pair: int(pair[1]))
+    return [node for node, _ in pairs], [label for _, label in pairs]
 
 
 def _choose_labels(network: nx.Graph) -> list[str]:
