@@ -7,6 +7,7 @@ for functions whose operators all work number by number, which are faster withou
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
@@ -96,18 +97,14 @@ def needs_single_pairs(
     ``call`` checks and returns the result of a function for the pairs ``ends``, all of four axes.
     """
     # A user's function may raise anything when it is given tensors of indices, and under vmap.
-    try:
-        with _Operators(ends) as operators:
-            call(function)
+    with suppress(Exception), _Operators(ends) as operators:
+        call(function)
         if operators.keep_pairs_apart:
             return False
-    except Exception:
-        pass
-    try:
+    with suppress(Exception):
         call(partial(map_pairs, function))
-    except Exception:
-        return None
-    return True
+        return True
+    return None
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
