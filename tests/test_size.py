@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Folder or packages: lines now, after the house is built, and with all planned capabilities. The first number
 # is only ever lowered, and goes when it has reached the second.
 CAPS = {
-    "gnn_attention": (29_500, 28_000, 31_500),
+    "gnn_attention": (29_445, 28_000, 31_500),
     "tests": (30_700, 30_000, 34_000),
     "benchmarks": (4_200, 4_200, 4_200),
     "docs": (1_400, 1_400, 1_400),
@@ -23,7 +23,7 @@ CAPS = {
     "attend": (290, 260, 300),
     "patterns": (2_500, 2_500, 2_650),
     "algebra": (600, 600, 600),
-    "convert": (1_300, 780, 1_150),
+    "convert": (1_285, 780, 1_150),
     "backends": (5_980, 5_500, 6_000),
     "cache": (480, 480, 480),
     "selectors": (630, 620, 620),
@@ -34,10 +34,10 @@ CAPS = {
     "analyse": (1_340, 1_450, 1_450),
     "interpret": (2_960, 3_350, 3_500),
     "explorer": (650, 650, 650),
-    "verify": (1_450, 1_250, 1_450),
+    "verify": (1_440, 1_250, 1_450),
     "cli __main__": (800, 820, 900),
     "distributed": (1_300, 1_400, 1_400),
-    "_support": (1_040, 700, 700),
+    "_support": (990, 700, 700),
     "__init__": (80, 80, 80),
 }
 

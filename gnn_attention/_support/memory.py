@@ -21,7 +21,7 @@ def available(root: str = "/") -> int:
     """The bytes that are free, in the system whose files are below ``root``."""
     lines = _text(Path(root, "proc/meminfo")).splitlines()
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return max(0, min(*(free or [UNKNOWN]), UNKNOWN, *_left_in_groups(Path(root))))
+    return max(0, min([UNKNOWN, *free, *_left_in_groups(Path(root))]))
 
 
 def shortage(needed: int) -> str | None:

@@ -30,7 +30,9 @@ Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's
 
 
 @dataclass(frozen=True, eq=False)
-class _Labelled:
+class _CheckName:
+    """What tells a check from all others."""
+
     group: str
     backend: str
     dtype: str
@@ -38,12 +40,12 @@ class _Labelled:
 
     @property
     def label(self) -> str:
-        """Unique among all checks; ``--only LABEL`` runs it alone."""
+        """``--only LABEL`` runs the check alone."""
         return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
 
 @dataclass(frozen=True)
-class Result(_Labelled):
+class Result(_CheckName):
     """One check: whether it passed; if it was skipped, which is not passed, the reason.
 
     ``share`` is the worst error over what is allowed for it, None where a check measures no finite error.
@@ -56,7 +58,7 @@ class Result(_Labelled):
 
 
 @dataclass(frozen=True, eq=False)
-class Check(_Labelled):
+class Check(_CheckName):
     """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
 
     Several processes need a ``run`` that can be pickled. A call that the backend refuses is tried without
