@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Folder or packages: lines now, after the house is built, and with all planned capabilities. The first number
 # is only ever lowered, and goes when it has reached the second.
 CAPS = {
-    "gnn_attention": (29_445, 28_000, 31_500),
+    "gnn_attention": (29_435, 28_000, 31_500),
     "tests": (30_700, 30_000, 34_000),
     "benchmarks": (4_200, 4_200, 4_200),
     "docs": (1_400, 1_400, 1_400),
@@ -23,7 +23,7 @@ CAPS = {
     "attend": (290, 260, 300),
     "patterns": (2_500, 2_500, 2_650),
     "algebra": (600, 600, 600),
-    "convert": (1_285, 780, 1_150),
+    "convert": (1_280, 780, 1_150),
     "backends": (5_980, 5_500, 6_000),
     "cache": (480, 480, 480),
     "selectors": (630, 620, 620),

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ _FOREIGN = re.compile(
 )
 
 
-def are_integers(words: Sequence[str]) -> bool:
+def are_integers(words: Iterable[str]) -> bool:
     return all(map(_INTEGER.fullmatch, words))
 
 

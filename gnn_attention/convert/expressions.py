@@ -117,11 +117,8 @@ def randn(*sizes: int, seed: int = 0) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(patterns, name) for name in patterns.__all__},
-    **{name: getattr(algebra, name) for name in algebra.__all__},
-    "tensor": tensor,
-    "randn": randn,
-}
+    name: getattr(module, name) for module in (patterns, algebra) for name in module.__all__
+} | {"tensor": tensor, "randn": randn}
 
 
 class _Reader:

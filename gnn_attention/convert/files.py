@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +157,8 @@ def _build(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
     is_weighted = weight is not None and any(value not in (None, "") for *_, value in listed)
     if listed and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-    nodes, labels = _order_nodes(network)
-    position = {node: place for place, node in enumerate(nodes)}
+    labels = _labels_of_tokens(network)
+    position = {node: place for place, node in enumerate(labels)}
     # the first of parallel edges
     edges: dict[tuple[int, int], float] = {}
     for src, dst, value in listed:
@@ -170,21 +169,21 @@ def _build(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
         edges.setdefault((position[src], position[dst]), number)
     triples = [(src, dst, number) for (src, dst), number in edges.items()]
     is_directed = network.is_directed()
-    read = from_triples(triples, is_directed, len(nodes), weight if is_weighted else None, name)
+    read = from_triples(triples, is_directed, len(labels), weight if is_weighted else None, name)
     graph, weights = read if is_weighted else (read, None)
-    return GraphFile(graph, labels, weights, not is_directed, len(edges), len(listed) - len(edges))
+    names = list(labels.values())
+    return GraphFile(graph, names, weights, not is_directed, len(edges), len(listed) - len(edges))
 
 
-def _order_nodes(network: nx.Graph) -> tuple[list[Hashable], list[str]]:
-    """The nodes in the order of the tokens, and their labels."""
-    nodes, labels = [*network], _choose_labels(network)
-    if not nodes or not are_integers(labels):
-        return nodes, labels
-    number, times = Counter(map(int, labels)).most_common(1)[0]
+def _labels_of_tokens(network: nx.Graph) -> dict[Hashable, str]:
+    """The label of each node, in the order of the tokens."""
+    labels = dict(zip(network, _choose_labels(network), strict=True))
+    if not labels or not are_integers(labels.values()):
+        return labels
+    number, times = Counter(map(int, labels.values())).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
-    pairs = sorted(zip(nodes, labels, strict=True), key=lambda pair: int(pair[1]))
-    return [node for node, _ in pairs], [label for _, label in pairs]
+    return dict(sorted(labels.items(), key=lambda item: int(item[1])))
 
 
 def _choose_labels(network: nx.Graph) -> list[str]:
@@ -200,15 +199,10 @@ def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}", *(f"{src} {dst}" for src, dst in graph.edge_index.t().tolist())]
 
 
-def _generate_by_networkx(name: str, graph: TokenGraph) -> Iterable[str]:
-    lines: Iterable[str] = getattr(nx, f"generate_{name}")(to_networkx(graph))
-    return lines
-
-
 WRITERS: Mapping[str, Callable[[TokenGraph], Iterable[str]]] = {
     **dict.fromkeys((".edges", ".edgelist"), _generate_edge_list),
-    ".adjlist": partial(_generate_by_networkx, "adjlist"),
-    ".graphml": partial(_generate_by_networkx, "graphml"),
+    ".adjlist": lambda graph: nx.generate_adjlist(to_networkx(graph)),
+    ".graphml": lambda graph: nx.generate_graphml(to_networkx(graph)),
 }
 
 
