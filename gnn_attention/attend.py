@@ -13,7 +13,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, dispatch, nonfinite
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, devices, dispatch, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.dispatch import Explanation, explain
 from gnn_attention.graph import TokenGraph
@@ -58,8 +58,8 @@ def attend(
         backend: a name of ``list_backends()``, a :class:`Backend`, or "auto" (:func:`explain` says what it
             takes).
         return_info: also return an :class:`AttentionInfo` with lse and the weights of edges.
-        finite: a promise that q, k and v hold no NaN or inf, so that no pass over them is spent on containing
-            one. Programs compiled for a GPU, and CUDA graphs, take it for granted.
+        finite: a promise that q, k and v hold no NaN or inf, so that no pass over them looks for one. On a
+            GPU, in compiled programs and in transforms of ``torch.func`` it is taken for granted.
 
     Returns:
         ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. Without in-edges it is exactly 0.
@@ -90,8 +90,10 @@ def attended(call: AttentionCall, backend: str | Backend, seen_once: bool = Fals
     if run is None:
         chosen = dispatch.choose_by_size(call) if seen_once and backend == "auto" else _choose(backend, call)
         # A kernel that cannot be compiled or launched is replaced where "auto" took it.
-        replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
+        replaceable = backend == "auto" and call.q.device.type in devices.ASYNCHRONOUS
         run = partial(dispatch.run_or_replace, _run, chosen) if replaceable else partial(_run, chosen)
+        if chosen.capabilities.visits_non_edges and isinstance(backend, str) and not call.finite:
+            run = partial(nonfinite.contain, run)
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return run(call)

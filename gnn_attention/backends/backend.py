@@ -53,8 +53,9 @@ class Capabilities:
 
     ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
     sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
-    shapes, dtypes and options is supported too, so that the answer is cached with the graph. ``instead``
-    names what to use for other calls.
+    shapes, dtypes and options is supported too, so that the answer is cached with the graph.
+    ``visits_non_edges``: the kernel assumes finite tokens, so ``attend`` looks at them where the backend is
+    chosen by its name or by "auto". ``instead`` names what to use for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class Capabilities:
     double_backward: Support = True
     varying_graphs: bool = True
     cached: bool = False
+    visits_non_edges: bool = False
     instead: str = "backend='dense'"
 
     def limits(self) -> str:

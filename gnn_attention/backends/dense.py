@@ -2,9 +2,8 @@
 
 What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on
 ``[dst, src]`` logits in float32 or better; on CUDA, lse of full and causal graphs comes from SDPA's own
-kernel (``gpu.flash_varlen``). Two things dense kernels do not give are added here: a receiver without
-in-edges gets exactly 0 (its mask row is opened and its result replaced), and a non-finite token reaches only
-those that attend to it (``nonfinite``).
+kernel (``gpu.flash_varlen``). One thing that dense kernels do not give is added here: a receiver without
+in-edges gets exactly 0, because its mask row is opened and its result replaced.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from gnn_attention import edge_softmax
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import needs_every_derivative
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
@@ -30,33 +28,18 @@ from gnn_attention.graph import TokenGraph, memoized
 
 SMALL_MASK = 2**18  # pairs up to which the mask is cached in the dtype of q
 DEVICES_OF_FLASH = ("cuda",)
-FUSED: Any = torch.backends.cuda
 COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where due or computed, else None."""
-    if not _plain(call):
-        if not _has_flash_lse(call):
-            return nonfinite.contained(call, _run_finite, _reached)
-        graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
-        window = (-1, -1) if graph.is_full() else (-1, 0)
-        return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
-    form = memoized(_form_of, call.graph)
-    if call.finite or not nonfinite.may_ask(call.q):
-        asynchronous = call.q.device.type in nonfinite.ASYNCHRONOUS
-        if asynchronous and form.full:  # there is no non-edge
-            return _run_plain(call, form), None
-        hides = asynchronous and _fits_flash(call) and form.causal and FUSED.flash_sdp_enabled()
-        return nonfinite.contained(call, _run_finite, _reached, hides)
-    out = _run_plain(call, form)
-    # A v that is not finite shows in the rows of its receivers: in a full or causal graph in the last one. A
-    # row of logits that are all NaN becomes 0 in the kernel, so that q and k are looked at, too; and for
-    # gradients, where they are multiplied by weights 0.
-    shown = out[:, :, -1:] if form.full or form.causal else out
-    if nonfinite.surely_finite(shown, call.q, call.k):
-        return _zero_empty_rows(call, form, out), None
-    return nonfinite.on_cleaned(call, _run_finite, _reached)
+    if _plain(call):
+        return _run_plain(call), None
+    if not _has_flash_lse(call):
+        return _run_formula(call)
+    graph, bounds = call.graph, memoized(_bounds, call.graph, call.q.device)
+    window = (-1, -1) if graph.is_full() else (-1, 0)
+    return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -113,10 +96,7 @@ def _needs_no_mask(graph: TokenGraph) -> bool:
     return graph.is_full() or graph.is_causal()
 
 
-def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    if _plain(call):
-        form = memoized(_form_of, call.graph)
-        return _zero_empty_rows(call, form, _run_plain(call, form)), None
+def _run_formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     # without an edge there are no ends for a score_mod
     call = call if call.graph.num_edges else replace(call, score_mod=None)
     mask, wide = call.graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
@@ -134,18 +114,14 @@ def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
     return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
-def _run_plain(call: AttentionCall, form: _Form) -> Tensor:
+def _run_plain(call: AttentionCall) -> Tensor:
+    form = memoized(_form_of, call.graph)
     if form.full or form.causal:
         return _sdpa(call, None, is_causal=form.causal)
     small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
     mask = memoized(_opened_mask, call.graph, call.q.dtype if small else torch.bool, call.q.device)
-    return _sdpa(call, mask, is_causal=False)
-
-
-def _zero_empty_rows(call: AttentionCall, form: _Form, out: Tensor) -> Tensor:
-    if not form.has_empty_rows:
-        return out
-    return out.masked_fill(~call.graph.mask(out.device).any(-1, keepdim=True), 0.0)
+    out = _sdpa(call, mask, is_causal=False)
+    return out.masked_fill(~call.has_in_edges.unsqueeze(-1), 0.0) if form.has_empty_rows else out
 
 
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -232,22 +208,11 @@ def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
     return bounds[0], bounds[1]
 
 
-def _reached(call: AttentionCall, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``."""
-    graph, marked = call.graph, edge_softmax.per_query_head(marked, call.q.shape[1])
-    if graph.is_full():
-        return marked.any(-1, keepdim=True).expand(*marked.shape[:2], graph.num_dst)
-    if graph.is_causal():
-        return marked.cumsum(-1) > 0
-    mask = graph.mask(marked.device).to(torch.float32)
-    return (mask @ marked.to(torch.float32).unsqueeze(-1)).squeeze(-1) > 0
-
-
 BACKEND = Backend(
     "dense",
     run,
     "SDPA on full and causal graphs without a mask, else time and memory of dst x src",
     unsupported_reason,
     bytes_needed,
-    capabilities=Capabilities(cached=True, instead="backend='auto'"),
+    capabilities=Capabilities(cached=True, visits_non_edges=True, instead="backend='auto'"),
 )

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, failures, nonfinite, rows
+from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, devices, failures, rows
 from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work
@@ -167,7 +167,7 @@ def run_or_replace(
 
     One warning names the backend, the device and the error. Calls of the same kind do not try it again.
     """
-    if nonfinite.is_program(call.q):
+    if devices.is_program(call.q):
         return run(backend, call)
     failed_before = failures.reason(backend.name, call)
     try:

@@ -21,10 +21,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import _flex_block_mask, nonfinite
+from gnn_attention.backends import _flex_block_mask
 from gnn_attention.backends.backend import REMEDIES, Backend, Capabilities, CompilationError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
@@ -44,11 +43,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``(out, lse or None)``; NotImplementedError where the call cannot be compiled."""
     if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
-        out, lse = isolated(call, call.graph.num_dst)
-        return out.to(call.q.dtype), lse if call.with_lse else None
+        nothing, minus_infinity = isolated(call, call.graph.num_dst)
+        return nothing.to(call.q.dtype), minus_infinity if call.with_lse else None
     if call.score_mod is not None:
         _first_score(call)
-    return nonfinite.contained(call, _run_finite, _attends, hides_logits=True)
+    device, value_dim = call.q.device, call.v.shape[3]
+    needs_lse = call.with_lse or call.sink_logits is not None
+    q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
+    plan = memoized(_flex_block_mask.plan, call.graph, device)
+    mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
+    out, lse = _flex((q, k, v), plan, mod, call.scale, needs_lse)
+    out = out[:, :, : call.graph.num_dst, :value_dim]
+    return (out, None) if lse is None else call.with_sinks(out, lse[:, :, : call.graph.num_dst])
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -107,31 +113,6 @@ def _has_triton() -> bool:
     from torch.utils._triton import has_triton, has_triton_package
 
     return bool(has_triton() if torch.cuda.is_available() else has_triton_package())
-
-
-def _attends(call: AttentionCall, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits."""
-    # on one graph for all heads one head does it for all, whose channels are the marks of each
-    heads, same = call.q.shape[1], call.graph.heads is None
-    values = marked.mT.unsqueeze(1) if same else edge_softmax.per_query_head(marked, heads).unsqueeze(-1)
-    values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
-    k = torch.zeros_like(values[..., :FEWEST_CHANNELS])
-    q = k[:, :, :1].expand(-1, -1, call.graph.num_dst, -1).contiguous()
-    out, _ = _run_finite(AttentionCall(q, k, values, call.graph, scale=1.0))
-    if not same:
-        return out[..., 0] > 0
-    return edge_softmax.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
-
-
-def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    device, value_dim = call.q.device, call.v.shape[3]
-    needs_lse = call.with_lse or call.sink_logits is not None
-    q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
-    plan = memoized(_flex_block_mask.plan, call.graph, device)
-    mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
-    out, lse = _flex((q, k, v), plan, mod, call.scale, needs_lse)
-    out = out[:, :, : call.graph.num_dst, :value_dim]
-    return (out, None) if lse is None else call.with_sinks(out, lse[:, :, : call.graph.num_dst])
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
@@ -311,6 +292,7 @@ BACKEND = Backend(
         sink_logits="cuda",
         lse="cuda",
         backward="cuda",
+        visits_non_edges=True,
         double_backward=False,
     ),
 )

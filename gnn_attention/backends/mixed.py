@@ -41,6 +41,7 @@ BACKEND = Backend(
         double_backward=False,
         varying_graphs=False,
         cached=True,
+        visits_non_edges=True,
         instead="backend='tiles' or 'rows'",
     ),
 )

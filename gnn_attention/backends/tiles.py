@@ -4,11 +4,8 @@ The plan is computed once for each graph (``plan.planner``). A plain call runs i
 of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time.
 """
 
-from functools import partial
-
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cpu import attention_op
@@ -24,11 +21,7 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
         return attention_op.along_plan(call, "tiles")
-    plan = memoized(packed_plan, call.graph, "whole rows", call.q.device)
-    run_formula = partial(formula, plan=unpacked(*plan))
-    return nonfinite.contained(
-        call, run_formula, lambda part, marked: attention_op.reached(marked, part.q, plan)
-    )
+    return formula(call, unpacked(*memoized(packed_plan, call.graph, "whole rows", call.q.device)))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -56,6 +49,7 @@ BACKEND = Backend(
         double_backward=False,
         varying_graphs=False,
         cached=True,
+        visits_non_edges=True,
         instead="backend='flex' or 'rows'",
     ),
 )

@@ -62,6 +62,7 @@ BACKEND = Backend(
         bias=False,
         dropout=False,
         double_backward=False,
+        visits_non_edges=True,
         instead="backend='tiles' or 'rows'",
     ),
 )

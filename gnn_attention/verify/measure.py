@@ -154,9 +154,8 @@ def _description(name: str, result: Tensor, true: Tensor, allowed: float) -> str
         return f"{name}: expected the shape {list(true.shape)}, came {list(result.shape)}"
     came, expected = (x.detach().to("cpu", torch.float64) for x in (result, true))
     off = (came - expected).abs()
-    index = torch.unravel_index(off.nan_to_num(math.inf).argmax(), off.shape)
-    a, b, error = (float(x[index]) for x in (expected, came, off))
-    place = [int(i) for i in index]
+    place = [int(i) for i in torch.unravel_index(off.nan_to_num(math.inf).argmax(), off.shape)]
+    a, b, error = (float(x[tuple(place)]) for x in (expected, came, off))
     return f"{name}{place}: expected {a:.9g}, came {b:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
 
 

@@ -15,12 +15,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Attempt, Truth, errors_of, gradients_of, largest_of, nearby, rounded
 
-NEIGHBOURS = 16  # problems over which the yardstick is taken, the problem itself among them
 OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 
 
@@ -45,7 +44,7 @@ class Problem:
     additive: bool = True
     factors: Tensor | None = None
     heads: Any = None
-    neighbours: int = NEIGHBOURS
+    neighbours: int = 16  # problems over which the yardstick is taken, the problem itself among them
     graph: Any = None
     options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
     layout: Callable[[Tensor], Tensor] = lambda x: x
@@ -137,7 +136,8 @@ class Problem:
                 out = self.call(backend, leaves)
             else:
                 options = self.options(leaves)
-                layer = self.layer(backend, options.pop("score_mod", None))
+                mod = options.pop("score_mod", None)
+                layer = MessagePassingAttention(self.heads, mod, backend=by_name(backend))
                 out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
                 leaves |= plain_names(self.heads)
         return out, gradients_of(out, self.direction, leaves)
@@ -145,12 +145,12 @@ class Problem:
     def call(self, backend: Backend, inputs: Mapping[str, Tensor], **more: Any) -> Any:
         """What ``attend`` makes of q, k and v in their places, and of its options."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
-        return attend(q, k, v, self.graph, backend=backend, **self.options(inputs), **more)
+        return attend(q, k, v, self.graph, backend=by_name(backend), **self.options(inputs), **more)
 
-    def layer(self, backend: Backend, score_mod: Any = None) -> MessagePassingAttention:
-        """The layer of these heads; "message_passing" by its name, which calls the layer's own four steps."""
-        by_name = backend.name == "message_passing"
-        return MessagePassingAttention(self.heads, score_mod, backend=backend.name if by_name else backend)
+
+def by_name(backend: Backend) -> str | Backend:
+    """A backend of the table as a user names it, for whose calls ``attend`` looks at the tokens."""
+    return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
 def leaves_of(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:

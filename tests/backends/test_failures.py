@@ -14,7 +14,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, dispatch, failures, flex, nonfinite
+from gnn_attention.backends import BACKENDS, devices, dispatch, failures, flex
 from gnn_attention.backends.gpu import ops, row_attention
 
 LAUNCH_FAILED = RuntimeError("launch failed")
@@ -25,7 +25,7 @@ def on_a_gpu(monkeypatch):
     """The rules for CUDA, without those whose kernels a CPU has not; nothing has failed yet."""
     rules = tuple(rule for rule in dispatch.ON_CUDA if rule.backend in ("dense", "rows", "reference"))
     monkeypatch.setattr(dispatch, "_rules", lambda call: rules)
-    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr(failures, "_FAILURES", {})
 
 

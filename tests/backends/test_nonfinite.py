@@ -1,16 +1,17 @@
-"""Tokens that hold NaN or inf on a GPU, with a CPU in its place: nothing waits, they stay on their edges."""
+"""Where numbers are not looked at, as on a GPU, for which a CPU stands in; and calls edge by edge."""
 
+import resource
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from support.bounds import assert_exact
 from support.inputs import qkv
-from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import BACKENDS, nonfinite, varlen
+from gnn_attention.backends import BACKENDS, devices, nonfinite, rows, varlen
 from gnn_attention.backends.gpu import flash_varlen
 from tests.backends.test_flash import backward_kernel, forward_kernel
 
@@ -27,26 +28,7 @@ GRAPHS = {
     "scattered": patterns.window(150, 20) | patterns.sinks(150, 1) | FEW,
     "listed": ga.convert.from_edge_index(torch.tensor([[8, 0, 12, 8, 2], [0, 1, 1, 5, 8]]), N, N),
 }
-CASES = [
-    *(("dense", name) for name in GRAPHS),
-    *(("varlen", name) for name in ("causal", "window", "documents")),
-    *(("rows", name) for name in GRAPHS),
-]
-
-
-def sdpa(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """As kernels of a GPU: NaN in a row of logits makes the row NaN, a hidden value is multiplied by 0."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    logits = q @ k.mT * scale
-    hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1) if is_causal else torch.tensor(False)
-    logits = logits.masked_fill(hidden, -torch.inf)
-    if attn_mask is not None:
-        logits = (
-            logits.masked_fill(~attn_mask, -torch.inf)
-            if attn_mask.dtype == torch.bool
-            else logits + attn_mask
-        )
-    return logits.softmax(-1) @ v
+CASES = [*product(["dense", "rows"], GRAPHS), *product(["varlen"], ["causal", "window", "documents"])]
 
 
 @pytest.fixture
@@ -57,41 +39,11 @@ def asynchronous(monkeypatch):
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", sdpa)
-    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",))
 
 
-def drawn(where=None, value=torch.nan, requires_grad=True, tokens=N):
-    given = [x.detach() for x in qkv(tokens, dim=10, value_dim=10)]
-    if where is not None:
-        given[where][:, :, BAD, 1] = value
-    return [x.requires_grad_(requires_grad) for x in given]
-
-
-@pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize(("backend", "name"), CASES)
-@pytest.mark.parametrize("with_gradients", [False, True])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
-def test_on_a_gpu_it_reaches_the_receivers_of_its_edges_alone(backend, name, with_gradients, value, where):
-    """Outputs of others, and gradients of a loss over them, are those without it; its edges show a NaN."""
-    graph = GRAPHS[name]
-    itself = torch.arange(graph.num_dst) == BAD
-    reached = graph.mask()[:, BAD] if where else itself & (graph.in_degree() > 0)
-    untouched = ~graph.mask()[reached].any(0) & ~itself
-    results = []
-    for place in (None, where):
-        given = drawn(place, value, with_gradients, graph.num_dst)
-        out = ga.attend(*given, graph, backend=backend)
-        found = [out[:, :, ~reached]]
-        if with_gradients:
-            dq, dk, dv = torch.autograd.grad(out[:, :, ~reached].sum(), given)
-            found += [dq[:, :, ~reached], dk[:, :, untouched], dv[:, :, untouched]]
-        results.append(found)
-    for mine, theirs in zip(*results, strict=True):
-        assert_exact(mine, theirs)
-    if value != value:
-        assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
+def drawn(requires_grad=True, tokens=N):
+    return [x.detach().requires_grad_(requires_grad) for x in qkv(tokens, dim=10, value_dim=10)]
 
 
 @pytest.mark.usefixtures("asynchronous")
@@ -115,7 +67,7 @@ def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_promise_spares_every_look(name, asynchronous, request):
-    """The same numbers, without a pass to ask for them; what breaks the promise is not contained."""
+    """The same numbers, without a pass to ask for them."""
     if asynchronous:
         request.getfixturevalue("asynchronous")
     graph = GRAPHS[name]
@@ -124,5 +76,66 @@ def test_a_promise_spares_every_look(name, asynchronous, request):
     with torch.profiler.profile() as watched:
         out = ga.attend(*given, graph, backend="dense", finite=True)
     assert torch.equal(out, exact)
-    looks = WAITS | {"aten::linalg_vector_norm", "aten::nan_to_num", "aten::isfinite"}
-    assert not looks & {event.key for event in watched.key_averages()}
+    assert not WAITS & {event.key for event in watched.key_averages()}
+
+
+ROWS = patterns.window(N + 3, 5).rows(3, N + 3)
+ORDER = torch.randperm(ROWS.num_edges, generator=torch.Generator().manual_seed(0))
+LONG = {
+    "listed": ga.TokenGraph.from_edges(ROWS.edge_index[:, ORDER], N, N + 3),
+    "rows": ROWS,
+    "by head": ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, N, heads=4),
+    "by sample": ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - b, N, batch=2),
+}
+OPTIONS = {
+    "plain": {},
+    "score_mod": {"score_mod": lambda score, b, h, dst, src: score + dst / 7 - src / (9 + h) + b},
+    "bias": {"bias": torch.randn(2, 4, 69, generator=torch.Generator().manual_seed(1)).double()},
+    "dropout": {"dropout": 0.4},
+    "sinks": {"sink_logits": torch.arange(4.0).double()},
+}
+# a graph that differs by head or sample has no order of edges
+RANGES = [each for each in product(LONG, OPTIONS) if each[0] in ("listed", "rows") or each[1] != "bias"]
+
+
+@pytest.mark.parametrize("backend", ["dense", "auto"])
+@pytest.mark.parametrize(("name", "option"), RANGES)
+def test_ranges_of_receivers_are_one_call(name, option, backend, monkeypatch):
+    """Positions, the order of edges, samples and heads are those of the whole graph; so are gradients."""
+    graph, ranges, run = LONG[name], [], rows.run
+    monkeypatch.setattr(nonfinite, "MOST_EDGES", 12)
+    monkeypatch.setattr(rows, "run", lambda call: ranges.append(call.graph.num_dst) or run(call))
+    given = [x.detach() for x in qkv(N, graph.num_src, batch=2)]
+    given[2][1, :, BAD] = torch.nan
+    results = []
+    for each in (backend, "reference"):
+        torch.manual_seed(0)
+        leaves = [x.clone().requires_grad_() for x in given]
+        out, info = ga.attend(*leaves, graph, backend=each, return_info=True, **OPTIONS[option])
+        found = torch.autograd.grad(out[0].sum() + info.lse[0].exp().sum(), leaves)
+        results.append([out.nan_to_num(7.0), info.lse, *(x[0] for x in found)])
+    assert len(ranges) > 3
+    assert_exact(*results)
+    assert out[1].isnan().any()
+
+
+def test_a_backend_that_is_given_as_a_value_is_called_as_it_is():
+    """What its kernel makes of a NaN shows; by name the same call runs edge by edge."""
+    q, k, v = drawn(requires_grad=False)
+    v[:, :, BAD, 1] = torch.nan
+    reached = GRAPHS["window"].mask()[:, BAD]
+    for backend, expected in (("dense", reached), (BACKENDS["dense"], torch.ones(N, dtype=torch.bool))):
+        out = ga.attend(q, k, v, GRAPHS["window"], backend=backend)
+        assert out.isnan().any(-1)[0, 0].tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_nan_in_a_long_call_takes_little_memory():
+    """The list of all 134 million edges would take 5 GiB; no range takes a fifth of that."""
+    q, k, v = torch.randn(3, 1, 1, 2**14, 8)
+    v[:, :, 9000] = torch.nan
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = ga.attend(q, k, v, patterns.causal(2**14))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
+    assert out.isnan().any(-1)[0, 0].tolist() == [dst >= 9000 for dst in range(2**14)]

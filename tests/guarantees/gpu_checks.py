@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends import Backend
+from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.groups import drawn_problem
 from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.truth import Problem, leaves_of
@@ -101,7 +102,8 @@ def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outco
 def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
     """The same of a layer on its message-passing path."""
     problem = drawn_problem(device, dtype, graph, form="standard", kind="grouped heads with biases")
-    layer, x = problem.layer(BACKENDS["message_passing"]), leaves_of(problem.inputs)
+    layer = MessagePassingAttention(problem.heads, backend="message_passing")
+    x = leaves_of(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
         out: Tensor = layer((x_src, x_dst), problem.graph)

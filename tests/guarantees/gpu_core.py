@@ -27,6 +27,7 @@ from gnn_attention.verify.cases import DROPOUT, DTYPES, FEATURES, GRAPHS, KINDS
 from gnn_attention.verify.groups import (
     DROPOUT_GRAPHS,
     LAYER_OPTIONS,
+    NAN_RULE,
     RULES,
     covering,
     drawn_problem,
@@ -52,7 +53,6 @@ CORE_GRAPHS = (
 )
 WIDTHS = ("64 channels", "128 channels")  # of FlexAttention
 FLEX_OPTIONS = ("plain", "sinks", "relative bias")
-VARLEN_RULE = "a NaN that is attended to is not cleaned"
 KERNEL_OF_ROWS = "triton_attention"  # the operator that launches it
 COMPILED = "compiled as one graph"
 PROCESSES = 16
@@ -201,10 +201,9 @@ def _dropout_checks(device: str) -> Iterator[Check]:
 
 
 def _rule_checks(device: str) -> Iterator[Check]:
-    """Every rule in every dtype, and of varlen the one whose graph it takes."""
-    for row in grid(dtype=CORE_DTYPES, rule=RULES):
-        varlen = row["rule"] == VARLEN_RULE and takes("varlen", row["dtype"], GRAPHS["window"].graph)
-        for backend in (*EVERYWHERE, "varlen") if varlen else EVERYWHERE:
+    """Every rule in every dtype, but that of a NaN for backends that assume finite tokens."""
+    for row, backend in product(grid(dtype=CORE_DTYPES, rule=RULES), EVERYWHERE):
+        if row["rule"] != NAN_RULE or not BACKENDS[backend].capabilities.visits_non_edges:
             run = partial(run_row, device, BACKENDS[backend], row)
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 

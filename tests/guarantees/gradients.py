@@ -20,7 +20,8 @@ from torch.func import functional_call
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.truth import Problem, leaves_of
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.verify.truth import Problem, by_name, leaves_of
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import FAMILIES, Definition, shuffled_list
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
@@ -80,7 +81,7 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
             return out
 
         return attend, list(inputs.values())
-    layer = problem.layer(backend)
+    layer = MessagePassingAttention(problem.heads, backend=by_name(backend))
     weights = dict(layer.named_parameters())
 
     def update(x_src: Tensor, x_dst: Tensor, *tensors: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from support.faults import WRONG_BACKENDS
 
 from gnn_attention import verify
 from gnn_attention.__main__ import main
-from gnn_attention.backends import BACKENDS, Backend, dense, dropout
+from gnn_attention.backends import BACKENDS, Backend, dense, dropout, rows
 from gnn_attention.verify import groups, oracle
 from gnn_attention.verify.cases import DROPOUT, FEATURES, GRAPHS, OPTIONS
 from gnn_attention.verify.groups import FORMS
@@ -73,7 +73,7 @@ def output_of(change):
     """The output made of the call and the right one."""
 
     def run(call):
-        out, lse = dense.run(call)
+        out, lse = rows.run(call)
         return change(call, out), lse
 
     return run

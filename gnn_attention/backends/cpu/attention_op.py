@@ -6,7 +6,6 @@ edges is saved. Gradients of lse are served, and so are sinks: the output is rou
 derivatives are refused by name.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +14,13 @@ from torch.nn import functional
 from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends import nonfinite
+from gnn_attention.backends import devices
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
-from gnn_attention.backends.plan.plan import Edges, Packed, Plan, packed, unpacked
+from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
-
-NARROW = 16  # senders: the numbers of a vector in the kernel for CPUs
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -35,7 +32,7 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     learns = any_needs_gradients((q, k, v, sinks))
     if not learns and are_plain((q, k, v)):
         # the operator would have nothing to add
-        out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
+        out, lse = _forward(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
         out, lse = attention(q, k, v, memoized(packed_plan, graph, kind, device), call.scale, sinks)
     if sinks is None:
@@ -80,32 +77,7 @@ def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: Any, scale: float) -> Pair:
-    return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> Pair:
-    """The forward pass, repaired where something that is not finite leaked, or was lost.
-
-    The kernel for CPUs takes few logits that are all NaN for hidden; elsewhere a q or k that is not finite
-    shows in lse. For a logit of +inf it gives lse +inf, and in halves an output that is finite, where all
-    weights are NaN. A GPU is not asked: :func:`along_plan` gives it what is finite.
-    """
-    out, lse = _forward(q, k, v, plan, scale, sinks)
-    if not plan.rectangles or not nonfinite.may_ask(q):
-        return out, lse
-    if plan.narrowest < NARROW:
-        shows_all = nonfinite.surely_finite(q, k, v)
-    elif not plan.visits_non_edges:
-        shows_all = not bool((lse == torch.inf).any())
-    else:
-        shows_all = not bool(nonfinite.spoiled(lse).any()) and nonfinite.surely_finite(v)
-    if shows_all:
-        return out, lse
-    clean = nonfinite.cleaned(q, k, v)
-    out, lse = _forward(clean[0], clean[1], clean[2], plan, scale, sinks)
-    reach = partial(reached, q=q, plan=packed(plan))
-    bad = nonfinite.poisoned(nonfinite.marked(q, k, v), reach, lse > -torch.inf)
-    return out.masked_fill_(bad.unsqueeze(-1), torch.nan), lse.masked_fill_(bad, torch.nan)
+    return _forward(q, k, v, sinks, unpacked(tensors, numbers), scale)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -114,15 +86,9 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
     That of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
     """
     q, k, v, sinks, out, lse, tensors, numbers, scale = saved
-    plan, asks = unpacked(tensors, numbers), nonfinite.may_ask(q)
     # without in-edges exp(logit - lse) = 0, and 0 times a NaN of an unused gradient must not be
     excluded = lse == -torch.inf
-    if plan.visits_non_edges and not (asks and nonfinite.surely_finite(q, k, v)):
-        if asks:
-            q, k, v = nonfinite.cleaned(q, k, v)
-        excluded |= nonfinite.spoiled(lse)
-        out = out.masked_fill(excluded.unsqueeze(-1), 0.0)
-    if not asks or bool(excluded.any()):
+    if q.device.type in devices.ASYNCHRONOUS or bool(excluded.any()):
         # these receivers, whose out is 0, contribute nothing
         grad_out = grad_out.masked_fill(excluded.unsqueeze(-1), 0.0)
         grad_lse, lse = grad_lse.masked_fill(excluded, 0.0), lse.masked_fill(excluded, torch.inf)
@@ -131,13 +97,14 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
         delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
         weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 without in-edges: lse is inf there
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
+    plan = unpacked(tensors, numbers)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> Pair:
+def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> Pair:
     wide = torch.promote_types(q.dtype, torch.float32)
     # the dtype of sums until all pieces are merged and sinks are added
-    unfinished = (sinks is not None and bool(sinks.shape[1])) or not plan.all_fresh
+    unfinished = bool(sinks.shape[1]) or not plan.all_fresh
     out = token_major(q, v.shape[3], wide if unfinished else q.dtype)
     lse = token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
@@ -154,7 +121,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
             csr.forward(q, k, v, piece, scale, out, lse)
         else:
             dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
-    if sinks is not None and sinks.shape[1]:
+    if sinks.shape[1]:
         every = sinks.to(wide).unsqueeze(-1).expand(lse.shape)
         (share, _), total = edge_softmax.shares(lse, every.masked_fill(lse == -torch.inf, -torch.inf))
         out.mul_(share.unsqueeze(-1))
@@ -198,13 +165,6 @@ def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
         x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
         ends.append(x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous())
     return ends
-
-
-def reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
-    marks = marked.to(torch.float32).unsqueeze(-1)
-    mean, _ = attention(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
-    return mean.squeeze(-1) > 0
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Pair:

@@ -1,7 +1,7 @@
 """Attention along a list of edges, forward and backward: plain tensors in and out, no autograd.
 
 The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
-Only edges are ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of
+Only edges are ever read, so that a non-edge carries nothing. Memory beyond the results is that of
 one head (of all, where each has edges of its own): two numbers an edge and a few rows a token. So the softmax
 is in place and never normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver
 is applied to its row.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends import nonfinite
+from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
@@ -30,7 +30,7 @@ def forward(
 
     A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
     """
-    asks = q.device.type not in nonfinite.ASYNCHRONOUS
+    asks = q.device.type not in devices.ASYNCHRONOUS
     work, groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.fresh and not groups:
         out.zero_()
@@ -103,7 +103,7 @@ def _backward_head(
     """The gradients of q and key (but for the scale) and of value, of one head or of all of a folded list."""
     # of two buffers the second has weights by sender, then slopes; the first at last slopes by sender
     mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
-    asks = lse.device.type not in nonfinite.ASYNCHRONOUS
+    asks = lse.device.type not in devices.ASYNCHRONOUS
     infinite = lse.isinf() & (work.edges.ptr.diff() > 0)
     # receivers with in-edges that must contribute nothing: usually there are none
     excluded = None if asks and not infinite.any() else infinite

@@ -41,8 +41,7 @@ def forward(
         if part.has_empty_rows:
             assert part.masks is not None
             empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
-            # a NaN stays, as it does in out
-            result_lse = result_lse.masked_fill(empty & ~result_lse.isnan(), -torch.inf)
+            result_lse = result_lse.masked_fill(empty, -torch.inf)
         if bool((result_lse == 0).any()) and _may_overflow(ends[0], ends[1], scale):
             # the sums of the weights
             options = {"is_causal": part.causal, "attn_mask": additive, "scale": scale}

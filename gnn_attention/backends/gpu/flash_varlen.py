@@ -1,8 +1,8 @@
 """Packed sequences through torch's flash attention for CUDA, with lse and the gradient that comes in for lse.
 
 It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
-with a derivative, for grouped heads, windows, any head width up to 256, and the rule that a non-edge carries
-nothing. float16 and bfloat16. FA3 or FA4 takes its place where the user activates one of them
+with a derivative, for grouped heads, windows and any head width up to 256, in float16 and bfloat16. FA3 or
+FA4 takes its place where the user activates one of them
 (``torch.nn.attention.activate_flash_attention_impl``). In tests the formula stands for the two calls of the
 kernel.
 """
@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -37,33 +36,22 @@ def attention(
     ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``; sequences
     with more receivers than senders, or fewer, must be full.
     """
-    # the last number: a token that is not finite must reach only those that attend to it
-    numbers = [*longest, *window, int(nonfinite.is_checked(call))]
-    out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), numbers, call.scale)
+    out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), [*longest, *window], call.scale)
     return call.with_sinks(out, lse)
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if _may_leak(numbers):
-        # the kernel replaces logits of non-edges, but multiplies their values by 0
-        k, v = nonfinite.marked_keys(k, v)
     width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
     out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
-    # so the kernel marks a sum that is NaN
-    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse.masked_fill_(lse == torch.inf, torch.nan)
+    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator of the backward pass; the last of ``numbers`` says whether there is a gradient for lse."""
     q, k, v, out, lse, bounds, numbers, scale = given
-    if _may_leak(numbers):
-        q, k, v = nonfinite.cleaned(q, k, v)
-        spoiled = nonfinite.spoiled(lse)
-        grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
-        grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
     if numbers[-1]:
         # the kernel's delta is sum(out * grad_out): ``- grad_lse`` is one channel more, where v is 0
         ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
@@ -74,11 +62,6 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tens
     tensors = [_packed(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
     return _unpacked(dq, q.shape), _unpacked(dk, k.shape), _unpacked(dv, v.shape)
-
-
-def _may_leak(numbers: Given) -> bool:
-    """True where a NaN must be contained and the kernel visits non-edges."""
-    return bool(numbers[4]) and (numbers[2], numbers[3]) != (-1, -1)
 
 
 def _packed(
