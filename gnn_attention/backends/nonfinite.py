@@ -1,7 +1,6 @@
 """Tokens that hold NaN or inf: an edge carries them, a non-edge carries nothing (docs/semantics.md, 3).
 
-A kernel that visits pairs which are no edges assumes finite tokens, because 0 times NaN is NaN. ``attend``
-looks at the numbers once and computes a call that holds others edge by edge.
+A kernel that visits non-edges assumes finite tokens, because 0 times NaN is NaN: ``attend`` looks once.
 """
 
 import math
@@ -36,10 +35,13 @@ def contain(
 def _are_finite(*tensors: Tensor) -> bool:
     """One pass over each: a sum is finite only if everything is."""
     try:
-        sums = (x.detach().sum(dtype=torch.float32 if x.dtype in HALF else x.dtype) for x in tensors)
-        return all(math.isfinite(total.item()) for total in sums)
+        for x in tensors:
+            x = x.detach() if x.requires_grad else x
+            if not math.isfinite((x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()).item()):
+                return False
     except RuntimeError:  # of tensors without numbers, while torch traces
         return True
+    return True
 
 
 def _along_edges(call: AttentionCall) -> tuple[Tensor, Tensor]:
