@@ -59,7 +59,6 @@ TESTS = {
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
     "backends/flex": ("test_flex", *BACKEND, "slow test_flex"),
-    "backends/mixed": ("test_planner", *BACKEND),
     "backends/rows": ("test_rows", "test_csr", *BACKEND),
     "backends/tiles": ("test_tiles", "test_attention_op", "test_planner", *BACKEND),
     "backends/gpu/row_attention": ("test_row_attention", "test_interpreted"),
@@ -70,7 +69,7 @@ EQUIVALENT = {
     # no other device with autocast is later in the alphabet where tests run
     "attend": ('device >= "meta" or',),
     # graphs that differ by head are refused before
-    "backends/mixed": ("one_of(call.graph, 0, -1)",),
+    "backends/tiles": ("one_of(call.graph, 0, -1)",),
     # all of one device; what shows on a GPU alone; an older torch
     "backends/flex": (
         "tokens[ 1].device",

@@ -1,6 +1,6 @@
 """The table of backends: name -> how to run it and what it supports. None falls back to another."""
 
-from gnn_attention.backends import dense, flex, message_passing, mixed, reference, rows, tiles, varlen
+from gnn_attention.backends import dense, flex, message_passing, reference, rows, tiles, varlen
 from gnn_attention.backends import traced_indices as traced_indices
 from gnn_attention.backends.backend import Backend, Capabilities, RefusalError
 from gnn_attention.backends.call import AttentionCall
@@ -8,6 +8,15 @@ from gnn_attention.backends.call import AttentionCall
 __all__ = ["BACKENDS", "AttentionCall", "Backend", "Capabilities", "RefusalError"]
 
 BACKENDS: dict[str, Backend] = {
-    module.BACKEND.name: module.BACKEND
-    for module in (dense, tiles, rows, mixed, flex, varlen, message_passing, reference)
+    backend.name: backend
+    for backend in (
+        dense.BACKEND,
+        tiles.BACKEND,
+        rows.BACKEND,
+        tiles.MIXED,
+        flex.BACKEND,
+        varlen.BACKEND,
+        message_passing.BACKEND,
+        reference.BACKEND,
+    )
 }

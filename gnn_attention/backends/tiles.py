@@ -1,8 +1,12 @@
 """Attention along the tiles of a graph: dense kernels on the rectangles with edges, and nothing elsewhere.
 
 The plan is computed once for each graph (``plan.planner``). A plain call runs in one fused operator on views
-of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time.
+of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time. ``mixed``
+takes plain calls along well filled tiles and a list of all other edges, pieces of one plan.
 """
+
+from dataclasses import replace
+from functools import partial
 
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
@@ -12,10 +16,11 @@ from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.plan import unpacked
 from gnn_attention.backends.plan.planner import packed_plan
-from gnn_attention.backends.plan.work import mask_bytes
+from gnn_attention.backends.plan.work import mask_bytes, mixed_work
 from gnn_attention.graph import memoized
 
 MASK_LIMIT = 2**32  # bytes
+MOST_EDGES = 2**28  # outside of well filled tiles, whose list takes some GiB
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -37,6 +42,17 @@ def bytes_needed(call: AttentionCall) -> int:
     return 2**26 if call.is_plain else 2**28
 
 
+def _long_list(call: AttentionCall) -> str | None:
+    edges_left = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
+    if edges_left <= MOST_EDGES:
+        return None
+    return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"
+
+
+def _bytes_of_mixed(call: AttentionCall) -> int:
+    return 2**27
+
+
 BACKEND = Backend(
     "tiles",
     run,
@@ -51,5 +67,20 @@ BACKEND = Backend(
         cached=True,
         visits_non_edges=True,
         instead="backend='flex' or 'rows'",
+    ),
+)
+MIXED = Backend(
+    "mixed",
+    partial(attention_op.along_plan, kind="mixed"),
+    "tiles where they are well filled, rows for all other edges",
+    _long_list,
+    _bytes_of_mixed,
+    recomputes=True,
+    capabilities=replace(
+        BACKEND.capabilities,
+        score_mod=False,
+        bias=False,
+        dropout=False,
+        instead="backend='tiles' or 'rows'",
     ),
 )

@@ -7,7 +7,7 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support import memory
-from gnn_attention.backends import BACKENDS, mixed, rows, tiles
+from gnn_attention.backends import BACKENDS, rows, tiles
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Work
 
@@ -20,15 +20,15 @@ def test_a_backend_refuses_what_is_beyond_its_limit(monkeypatch, more):
     """By one edge, or one byte."""
     monkeypatch.setattr(memory, "available", lambda: 2**33)
     monkeypatch.setattr(rows, "MEMORY_LIMIT", rows.bytes_needed(CALL) - more)
-    monkeypatch.setattr(mixed, "memoized", lambda work, graph: Work(edges=2**28 + more))
-    monkeypatch.setattr(tiles, "memoized", lambda bytes_of, graph: 2**32 + more)
+    counts = {tiles.mixed_work: Work(edges=2**28 + more), tiles.mask_bytes: 2**32 + more}
+    monkeypatch.setattr(tiles, "memoized", lambda count, graph: counts[count])
     messages = {
-        rows: "its list of edges would need about 0.0 GiB, the limit is 0 GiB",
-        mixed: "268435457 edges are left outside of well filled tiles, the limit is 268435456",
-        tiles: "would need 4.0 GiB, the limit is 4 GiB; use backend='rows'",
+        "rows": "its list of edges would need about 0.0 GiB, the limit is 0 GiB",
+        "mixed": "268435457 edges are left outside of well filled tiles, the limit is 268435456",
+        "tiles": "would need 4.0 GiB, the limit is 4 GiB; use backend='rows'",
     }
-    for backend, message in messages.items():
-        reason = backend.unsupported_reason(CALL)
+    for name, message in messages.items():
+        reason = BACKENDS[name].unsupported_reason(CALL)
         assert re.search(message, reason) if more else reason is None
 
 
