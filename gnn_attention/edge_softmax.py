@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention._support import edge_checks as check
+from gnn_attention._support import edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "logit", "per_query_head", "softmax", "weights_from_lse"]
@@ -37,7 +37,7 @@ def per_query_head(x: Tensor, num_heads: int) -> Tensor:
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]
     """
-    check.groups(x, num_heads)
+    edge_checks.groups(x, num_heads)
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -49,7 +49,7 @@ def logit(
     >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
     tensor(5.5000)
     """
-    check.ends(q_dst, k_src, scale)
+    edge_checks.ends(q_dst, k_src, scale)
     return (q_dst * k_src).sum(-1) * scale
 
 
@@ -58,41 +58,34 @@ def softmax(
     dst: Int[Tensor, " edges"],
     num_dst: int,
     sink_logits: Float[Tensor, "..."] | None = None,
+    check: bool = True,
 ) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
     """Weights ``w_e = exp(l_e) / sum over e' with the same dst of exp(l_e')``, and lse, the log of that sum.
 
     A receiver without in-edges, or whose logits are all -inf, has weights 0 and lse -inf. ``sink_logits``
     (broadcastable to the leading axes) is one more logit in every sum, without a weight of its own; a
-    receiver without in-edges has none either (docs/semantics.md, 2).
+    receiver without in-edges has none either (docs/semantics.md, 2). ``check=False`` is for the edges of a
+    graph, which fit together.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
     ([0.5, 0.5, 1.0], [0.6931, -inf, 5.0])
     """
-    check.edges("logits", logits, dst, num_dst)
-    if sink_logits is not None:
-        check.sinks(sink_logits, logits)
-    return _softmax(logits, dst, num_dst, sink_logits)
-
-
-def weights_of(logits: Tensor, dst: Tensor, num_dst: int) -> Float[Tensor, "... edges"]:
-    """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
+    if check:
+        edge_checks.edges("logits", logits, dst, num_dst)
+        if sink_logits is not None:
+            edge_checks.sinks(sink_logits, logits)
     # A program that is compiled or transformed must not depend on numbers, nor a GPU wait for them.
     traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     traced = traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
     has_numbers = not traced and logits.device.type == "cpu" and logits.numel() > 0
-    if has_numbers and within_reach(logits):
-        # along its first axis torch sums rows in a third of the time of any other
+    if sink_logits is None and has_numbers and within_reach(logits):
+        # Along its first axis torch sums rows in a third of the time of any other.
         mass = logits.movedim(-1, 0).exp()
-        wide = mass.double()
-        total = wide.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, wide)
-        return (mass / total.index_select(0, dst).to(mass.dtype)).movedim(0, -1)
-    return _softmax(logits, dst, num_dst, None)[0]
-
-
-def _softmax(
-    logits: Tensor, dst: Tensor, num_dst: int, sink_logits: Tensor | None
-) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
+        precise = mass.double()
+        total = precise.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, precise)
+        weights = mass / total.index_select(0, dst).to(mass.dtype)
+        return weights.movedim(0, -1), total.to(mass.dtype).log().movedim(0, -1)
     index = dst.expand(logits.shape)
     top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
     top = top.scatter_reduce(-1, index, logits.detach(), "amax")
@@ -142,8 +135,8 @@ def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
     """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where lse is -inf."""
-    check.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
-    check.edges("logits", logits, dst, lse.shape[-1])
+    edge_checks.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
+    edge_checks.edges("logits", logits, dst, lse.shape[-1])
     base = lse.gather(-1, dst.expand(logits.shape))
     return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
 
@@ -164,10 +157,10 @@ def add_sinks(
     >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
     ([0.5, 0.0], [0.6931, -inf])
     """
-    check.axes(
+    edge_checks.axes(
         out=(out, "batch heads dst dim"), lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads")
     )
-    check.receivers(has_in_edges, lse)
+    edge_checks.receivers(has_in_edges, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape).masked_fill(~has_in_edges, -torch.inf)
     (share, _), lse = shares(lse, sinks)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
@@ -186,7 +179,7 @@ def merge(
     (2.0, 0.6931)
     """
     outs, lses = "... dst dim", "... dst"
-    check.axes(out_a=(out_a, outs), lse_a=(lse_a, lses), out_b=(out_b, outs), lse_b=(lse_b, lses))
+    edge_checks.axes(out_a=(out_a, outs), lse_a=(lse_a, lses), out_b=(out_b, outs), lse_b=(lse_b, lses))
     (share_a, share_b), lse = shares(lse_a, lse_b)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 

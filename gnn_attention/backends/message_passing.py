@@ -49,7 +49,7 @@ def attend_along(
     row, of_src = _index(receiver, batch, num_dst), _index(src, batch, call.graph.num_src)
     logits = (q.index_select(0, row) * k.index_select(0, of_src)).sum(-1) * call.scale
     if call.is_plain and not call.with_lse and call.sink_logits is None:
-        weights, lse = edge_softmax.weights_of(logits.mT, row, len(q)).mT, None
+        weights, lse = edge_softmax.softmax(logits.mT, row, len(q), check=False)[0].mT, None
     else:
         logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
         logits = logits if call.bias is None else logits + call.bias.to(dtype)

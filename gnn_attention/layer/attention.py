@@ -197,7 +197,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j)
             score = score if call.bias is None else score + call.bias.to(score.dtype)
             logits = score.mT.reshape(logits.shape)
-        return edge_softmax.weights_of(logits.mT, index, size_i).mT
+        return edge_softmax.softmax(logits.mT, index, size_i, check=False)[0].mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted."""
