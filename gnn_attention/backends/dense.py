@@ -9,7 +9,7 @@ in-edges gets exactly 0, because its mask row is opened and its result replaced.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -57,42 +57,22 @@ def bytes_needed(call: AttentionCall) -> int:
     q, k, v = call.q, call.k, call.v
     cells = call.graph.num_dst * call.graph.num_src
     masks = cells * (call.graph.batch or 1) * (call.graph.heads or 1)
+    fits_flash = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST
     aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
-    efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
-    fused = q.device.type != "cuda" or _fits_flash(call) or efficient
-    if (_plain(call) and fused) or _has_flash_lse(call):
+    is_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
+    is_fused = q.device.type != "cuda" or fits_flash or is_efficient
+    if (_plain(call) and is_fused) or _has_flash_lse(call):
         return 0 if _needs_no_mask(call.graph) else 5 * masks
     number = edge_softmax.accumulation_dtype(q.dtype).itemsize
     logits = 5 * q.shape[0] * q.shape[1] * cells * number
     return logits + (0 if call.score_mod is None else 34 * masks)
 
 
-def _fits_flash(call: AttentionCall) -> bool:
-    """Whether the flash kernel of SDPA for CUDA has this dtype and these widths."""
-    dim, value_dim = call.q.shape[3], call.v.shape[3]
-    return call.q.dtype in flash_varlen.DTYPES and dim == value_dim <= flash_varlen.WIDEST
-
-
 def _plain(call: AttentionCall) -> bool:
     return call.is_plain and call.sink_logits is None and not call.with_lse
 
 
-class _Form(NamedTuple):
-    """What a graph needs of SDPA: ``full`` and ``causal`` ones no mask, others care for empty rows."""
-
-    full: bool
-    causal: bool
-    has_empty_rows: bool
-
-
-def _form_of(graph: TokenGraph) -> _Form:
-    full = graph.is_full()
-    causal = not full and graph.is_causal()
-    return _Form(full, causal, not full and not causal and graph.has_empty_rows)
-
-
 def _needs_no_mask(graph: TokenGraph) -> bool:
-    # the rest of its form is looked at when it runs
     return graph.is_full() or graph.is_causal()
 
 
@@ -115,13 +95,12 @@ def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
 
 
 def _run_plain(call: AttentionCall) -> Tensor:
-    form = memoized(_form_of, call.graph)
-    if form.full or form.causal:
-        return _sdpa(call, None, is_causal=form.causal)
+    if _needs_no_mask(call.graph):
+        return _sdpa(call, None, is_causal=not call.graph.is_full())
     small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
     mask = memoized(_opened_mask, call.graph, call.q.dtype if small else torch.bool, call.q.device)
     out = _sdpa(call, mask, is_causal=False)
-    return out.masked_fill(~call.has_in_edges.unsqueeze(-1), 0.0) if form.has_empty_rows else out
+    return out.masked_fill(~call.has_in_edges.unsqueeze(-1), 0.0) if call.graph.has_empty_rows else out
 
 
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:

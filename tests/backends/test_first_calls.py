@@ -71,7 +71,7 @@ def test_the_first_choice_is_by_the_numbers_of_edges_and_tokens_alone(edges_of_e
     known = set(graph._memo)
     assert dispatch.choose(AttentionCall.checked(q, q, q, graph)).name == backend
     about_edges = {key[0].__name__ for key in set(graph._memo) - known if callable(key[0])} - {"_key"}
-    assert about_edges <= {"num_edges", "_form_of", "is_full", "is_causal", "in_degree", "has_empty_rows"}
+    assert about_edges <= {"num_edges", "is_full", "is_causal", "in_degree", "has_empty_rows"}
 
 
 def test_explain_says_at_which_call_a_list_is_counted():

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from gnn_attention import score_mods
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.plan.csr import order_of
@@ -53,28 +53,14 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
-    """(softcap, bias) of this call on a plain graph, in the form of ``Problem``."""
+    """(softcap, bias) of this call on a plain graph, in the form of ``Problem``; None without one."""
     (cap, terms), bias = cap_and_terms(call.score_mod), None
     if call.bias is not None:
         bias = call.bias.to(accumulation_dtype(call.q.dtype))
         bias = bias.index_select(2, order_of(call.graph, call.q.device))
-    return cap, _numbers(call, terms, bias)
-
-
-def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
-    if type(score_mod) is chain:
-        for link in score_mod.mods:
-            yield from _links(link)
-    elif score_mod is not None:
-        yield score_mod
-
-
-def _numbers(
-    call: AttentionCall, mods: Iterable[ScoreMod], total: Tensor | None
-) -> Float[Tensor, "batch heads edges"] | None:
-    """``total`` and what the mods make of 0 at each edge, as ``[B, Hq, E]``; None if there is neither."""
-    graph, device, (batch, heads), first = call.graph, call.q.device, call.q.shape[:2], call.first_head
-    for mod in mods:
+    graph, device, heads, first = call.graph, call.q.device, call.q.shape[1], call.first_head
+    # a score_mod adds what it makes of 0 at each edge
+    for mod in terms:
         ptr, src, *_ = memoized(rows_of, graph, device, 1)[0]
         each = torch.arange(graph.num_dst, device=device)
         dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
@@ -86,8 +72,16 @@ def _numbers(
             extra = -slopes[head] * (ends[0] - ends[1]).abs()
         else:
             extra = mod(zero, torch.zeros_like(head[:, :1]), head, *ends)
-        total = extra if total is None else total + extra
-    return None if total is None else total.expand(batch, heads, -1)
+        bias = extra if bias is None else bias + extra
+    return cap, None if bias is None else bias.expand(call.q.shape[0], heads, -1)
+
+
+def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
+    if type(score_mod) is chain:
+        for link in score_mod.mods:
+            yield from _links(link)
+    elif score_mod is not None:
+        yield score_mod
 
 
 def _on_device(
