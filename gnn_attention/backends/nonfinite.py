@@ -13,22 +13,22 @@ from torch.autograd import forward_ad
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import devices, rows
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
 HALF = {torch.float16, torch.bfloat16}
 MOST_EDGES = 2**22  # of a range of receivers, whose lists take some 100 MB
+Result = tuple[Tensor, Tensor | None]
 
 
-def contain(
-    run: Callable[[AttentionCall], tuple[Tensor, Tensor | None]], call: AttentionCall
-) -> tuple[Tensor, Tensor | None]:
-    """``run(call)``; where a token is not finite and that can be seen, the same call edge by edge."""
+def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Result:
+    """``run(call)``; where a token is not finite and can be seen, the same call edge by edge."""
     out, lse = run(call)
     unseen = torch.compiler.is_compiling() or call.q.device.type in ("meta", *devices.ASYNCHRONOUS)
     if unseen or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return out, lse
-    # A value shows in every row for which the kernel visited it, so the smaller of v and the output is read.
-    shown = call.v if call.v.numel() < out.numel() else out
+    # Without gradients a value that the kernel visited shows in the output, which is short in decoding.
+    learns = any_needs_gradients((call.q, call.k, call.v))
+    shown = out if out.numel() < call.v.numel() and not learns else call.v
     return (out, lse) if _are_finite(call.q, call.k, shown) else _along_edges(call)
 
 

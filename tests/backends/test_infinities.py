@@ -37,6 +37,7 @@ def test_lse_over_no_edges_has_a_gradient_of_zero(backend, with_bias):
     if with_bias and not BACKENDS[backend].capabilities.bias:
         pytest.skip("it takes no bias")
     bias, q = torch.zeros(0) if with_bias else None, torch.randn(1, 1, 4, 3, requires_grad=True)
-    _, info = ga.attend(q, q, q, patterns.window(4, 0), bias=bias, backend=backend, return_info=True)
-    (gradient,) = torch.autograd.grad(info.lse, [q], torch.ones(1, 1, 4))
+    out, info = ga.attend(q, q, q, patterns.window(4, 0), bias=bias, backend=backend, return_info=True)
+    hidden = ga.attend(q, q, q.detach() * torch.nan, patterns.window(4, 0), backend=backend)
+    (gradient,) = torch.autograd.grad([hidden, info.lse], [q], [out + 1, torch.ones(1, 1, 4)])
     assert torch.equal(gradient, torch.zeros_like(q))

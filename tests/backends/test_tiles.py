@@ -147,7 +147,7 @@ def test_masked_tiles_of_any_size(strip_graph, dtype):
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_a_value_that_only_rounds_a_width_up_carries_nothing(strip_graph, number):
-    """It shows in the output, which is looked at, or it reaches no gradient."""
+    """One that is not finite reaches those that attend to it, and no gradient of another."""
     sizes, mask = (strip_graph.num_dst, strip_graph.num_src), strip_graph.mask()
     # every fourth, so that one of each few keys that round a strip up is among them
     for src in range(0, sizes[1], 4):
