@@ -81,11 +81,11 @@ def softmax(
     has_numbers = not traced and logits.device.type == "cpu" and logits.numel() > 0
     if sink_logits is None and has_numbers and within_reach(logits):
         # Along its first axis torch sums rows in a third of the time of any other.
-        mass = logits.movedim(-1, 0).exp()
+        mass = logits.transpose(0, -1).exp()
         precise = mass.double()
         total = precise.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, precise)
         weights = mass / total.index_select(0, dst).to(mass.dtype)
-        return weights.movedim(0, -1), total.to(mass.dtype).log().movedim(0, -1)
+        return weights.transpose(0, -1), total.to(mass.dtype).log().transpose(0, -1)
     index = dst.expand(logits.shape)
     top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
     top = top.scatter_reduce(-1, index, logits.detach(), "amax")
