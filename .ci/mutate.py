@@ -31,7 +31,7 @@ from queue import Queue
 ROOT = Path(__file__).resolve().parent.parent
 NEAR = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr RShift_LShift LShift_RShift"
 BACKEND = (
-    "test_limits_of_backends",
+    "test_backend",
     "test_attend",
     "test_equality",
     "test_score_mods",
@@ -43,7 +43,8 @@ TESTS = {
     "edge_softmax": ("test_edge_softmax", "test_layer", "test_equality"),
     "graph/token_graph": (*GRAPH, "test_first_calls"),
     "graph/edge_list": (*GRAPH, "test_malformed"),
-    "graph/neighbours": ("test_selectors", "test_tiling", *GRAPH),
+    "graph/edges/chosen": ("test_edges", "test_selectors", *GRAPH),
+    "graph/edges/listed": ("test_edges", "test_tiling", *GRAPH),
     "graph/rules": ("test_kernel_masks", *GRAPH),
     "algebra/products": ("test_algebra", "test_results"),
     "convert/formats": ("test_convert", "test_foreign_graphs"),

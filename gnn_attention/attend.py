@@ -165,6 +165,8 @@ def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
 
 def _run(chosen: Backend, call: AttentionCall) -> Result:
     """Run a backend, on each sample and head alone where the graph differs by them and it takes one graph."""
+    if call.graph.edges.has_parallel_edges and chosen.capabilities.parallel_edges == "merged":
+        call = call.merged()
     if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
         # A backend of the caller's own may return anything.
@@ -237,10 +239,10 @@ class AttentionInfo:
         score = call.q[:, :, start:stop].to(wide) @ k.mT * call.scale
         dst = torch.arange(start, stop, device=device).unsqueeze(-1)
         score = call.modified(score, dst, torch.arange(graph.num_src, device=device))
-        if call.bias is not None:
+        if call.bias is not None or graph.has_parallel_edges:
             receivers = call.graph.edges_on(device)[1]
-            bias = call.bias[..., (receivers >= start) & (receivers < stop)]
-            score = score + dense.spread(bias.to(wide), graph)
+            bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(wide)
+            score = score + dense.spread(bias[..., (receivers >= start) & (receivers < stop)], graph)
         # exp of the score of a non-edge may be inf, and its gradient NaN.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 

@@ -50,7 +50,8 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     """Numbers ``[..., E]`` and their receivers ``dst [E]``, which are below ``num_dst``."""
     floats(name, x, "[..., E], a number for each edge")
-    if not hasattr(num_dst, "__index__"):
+    # Dynamo cannot ask a symbolic number for its attributes.
+    if not isinstance(num_dst, (int, torch.SymInt)) and not hasattr(num_dst, "__index__"):
         raise TypeError(f"num_dst must be an integer, got {described(num_dst)}")
     if not isinstance(dst, Tensor) or dst.dtype != torch.int64:
         raise TypeError(f"dst must be int64, got {described(dst)}; use dst.long()")

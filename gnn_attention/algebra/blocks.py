@@ -73,8 +73,8 @@ def _quotient_of(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:
 
 def _edges_in_parts(g: TokenGraph) -> Iterator[Tensor]:
     """The edges, some rows at a time where they are not listed yet."""
-    if g.listed_edges is not None:
-        yield g.listed_edges
+    if (listed := g.edges.distinct.listed()) is not None:
+        yield listed
         return
     step = max(1, EDGES_AT_ONCE // max(1, g.max_in_degree))
     for start in range(0, g.num_dst, step):

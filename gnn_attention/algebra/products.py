@@ -14,9 +14,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import any_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.rules import Rule, no_pair
+from gnn_attention.graph.rules import Rule, corner, no_pair
 
 __all__ = ["cartesian_product", "disjoint_sum"]
 
@@ -63,26 +61,13 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     if (lists := _operands.edge_lists((g1, g2))) is not None:
         edges = _along_one(lists[0], lists[1], g1.num_dst, g2.num_dst)
         return TokenGraph.from_edges(edges, n, coalesce=True, name=name)
-    rule = partial(_cartesian, g1.rule, g2.rule, g2.num_dst)
+    rule = partial(_cartesian, g1.edges.contains, g2.edges.contains, g2.num_dst)
     return TokenGraph.from_rule(rule, n, **sizes, name=name)
 
 
 def _cartesian(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
-    return ((i == k) & evaluate(right, b, h, j, l)) | ((j == l) & evaluate(left, b, h, i, k))
-
-
-def corner(
-    inner: Rule, place: tuple[int, int, int, int], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    """A graph of ``place[2]`` receivers and ``place[3]`` senders from ``place[0]`` and ``place[1]`` on."""
-    row, column, height, width = place
-    i, j = dst - row, src - column
-    inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
-    # a rule is evaluated on its own tokens only; ranges may reach beyond them
-    if not isinstance(dst, Interval):
-        i, j = i.clamp(0, height - 1), j.clamp(0, width - 1)
-    return inside & evaluate(inner, b, h, i, j)
+    return ((i == k) & right(b, h, j, l)) | ((j == l) & left(b, h, i, k))
 
 
 Part = tuple[TokenGraph, int, int]  # a block of the mask: its graph, its first receiver, its first sender
@@ -91,7 +76,7 @@ Part = tuple[TokenGraph, int, int]  # a block of the mask: its graph, its first 
 def block_rule(parts: Sequence[Part]) -> Rule:
     """The rule of a mask made of blocks, empty elsewhere."""
     blocks = [
-        partial(corner, graph.rule, (row, column, graph.num_dst, graph.num_src))
+        partial(corner, graph.edges.contains, (row, column, graph.num_dst, graph.num_src))
         for graph, row, column in parts
         if graph.num_dst and graph.num_src
     ]
@@ -100,7 +85,10 @@ def block_rule(parts: Sequence[Part]) -> Rule:
 
 def block_edges(parts: Sequence[Part]) -> Tensor:
     """The edges of the same mask, block by block."""
-    lists = [graph.edge_index + torch.tensor([[column], [row]], device="cpu") for graph, row, column in parts]
+    lists = [
+        graph.coalesce().edge_index + torch.tensor([[column], [row]], device="cpu")
+        for graph, row, column in parts
+    ]
     return torch.cat(lists, dim=1)
 
 

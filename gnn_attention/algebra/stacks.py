@@ -9,7 +9,6 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 
 __all__ = ["per_head", "per_sample"]
@@ -42,7 +41,7 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return reduce(operator.or_, (evaluate(rule, b, h, dst, src) for rule in rules))
+    return reduce(operator.or_, (rule(b, h, dst, src) for rule in rules))
 
 
 def _if_in(
@@ -50,7 +49,7 @@ def _if_in(
 ) -> Tensor:
     """The rule for the samples or heads of these numbers alone."""
     number = b if axis == "batch" else h
-    return reduce(operator.or_, (number == one for one in numbers)) & evaluate(rule, b, h, dst, src)
+    return reduce(operator.or_, (number == one for one in numbers)) & rule(b, h, dst, src)
 
 
 def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
@@ -59,11 +58,13 @@ def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenG
         first, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
         hint = f"select(batch, head) takes one of its {word}s"
         raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
-    # Graphs that share their rule evaluate it once.
-    of_rule: dict[int, tuple[int, ...]] = {}
+    # Graphs that share their edges evaluate them once.
+    numbers_of: dict[int, tuple[int, ...]] = {}
     for number, graph in enumerate(graphs):
-        of_rule[id(graph.rule)] = (*of_rule.get(id(graph.rule), ()), number)
-    parts = (partial(_if_in, axis, numbers, graphs[numbers[0]].rule) for numbers in of_rule.values())
+        numbers_of[id(graph.edges)] = (*numbers_of.get(id(graph.edges), ()), number)
+    parts = (
+        partial(_if_in, axis, numbers, graphs[numbers[0]].edges.contains) for numbers in numbers_of.values()
+    )
     first, sizes = graphs[0], {**sizes, axis: len(graphs)}
     rule, name = partial(any_of, tuple(parts)), _operands.name(function, graphs)
     return at_positions_of(

@@ -10,6 +10,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule
 
 Layers = TokenGraph | Sequence[TokenGraph]
@@ -51,8 +52,8 @@ class RuleSenders:
     graph: TokenGraph
 
     def of_any(self, tokens: Tensor) -> Tensor:
-        rule = partial(_of_these, self.graph.rule, tokens.sort().values)
-        return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
+        rule = partial(_of_these, self.graph.edges.contains, tokens.sort().values)
+        return TokenGraph(RuleEdges(rule), len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
 
     def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """The senders that were not seen before, and -1 for each: a rule does not say who leads there."""
@@ -117,7 +118,7 @@ def senders_of(graph: TokenGraph) -> Neighbours:
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Walks:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
-    if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
+    if graph.edges.listed() is None and (few or graph.num_edges > MOST_EDGES):
         return RuleSenders(graph)
     return senders_of(graph)
 

@@ -117,7 +117,7 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        moved = graph_like(first, partial(_shift, first.rule, first.num_src, step))
+        moved = graph_like(first, partial(_shift, first.edges.contains, first.num_src, step))
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
     if is_square(first):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"

@@ -11,6 +11,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._walks import edges_of, is_square, stack
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.edges import RuleEdges
 
 EXAMPLES = 5  # tokens that a sentence names
 MOST_EDGES = 2**20  # up to which networkx looks for cycles
@@ -152,7 +153,7 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    return replace(graph, rule=rule, _listed=None)
+    return replace(graph, edges=RuleEdges(rule))
 
 
 def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import one_of
 from gnn_attention.backends.plan.tile_masks import masks_of_tiles
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.kernel_formats import tile_list
-from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
+from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
 WORD = 32  # pairs in an integer of the table

@@ -55,7 +55,9 @@ class Capabilities:
     sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
     shapes, dtypes and options is supported too, so that the answer is cached with the graph.
     ``visits_non_edges``: the kernel assumes finite tokens, so ``attend`` looks at them where the backend is
-    chosen by its name or by "auto". ``instead`` names what to use for other calls.
+    chosen by its name or by "auto". ``parallel_edges`` are "kept", each an edge; or "merged", where an edge
+    that stands m times is one whose score has ``log m`` added; or "refused". ``instead`` names what to use
+    for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Capabilities:
     varying_graphs: bool = True
     cached: bool = False
     visits_non_edges: bool = False
+    parallel_edges: str = "merged"
     instead: str = "backend='dense'"
 
     def limits(self) -> str:
@@ -111,6 +114,12 @@ def unsupported_reason(
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             where = f" on {q.device.type}" if support else ""
             return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
+    if call.graph.has_parallel_edges and supported.parallel_edges != "kept":
+        options = [name for name in ("bias", "dropout") if used[name]]
+        if supported.parallel_edges == "refused" or options or torch.compiler.is_compiling():
+            why = f" with {options[0]}" if options else ""
+            return f"it takes no parallel edges{why}; use backend='rows', or graph.coalesce()"
+        call = call.merged()
     return special(call)
 
 

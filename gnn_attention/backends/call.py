@@ -14,8 +14,7 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
-from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import neighbours_of
+from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
 # bytes of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
@@ -157,6 +156,12 @@ class AttentionCall:
         parts = torch.split(pairs, at_once, dim=1)
         return torch.cat([recomputed(gather, *part) for part in parts], dim=-1)
 
+    def merged(self) -> AttentionCall:
+        """The call without parallel edges: an edge that stands m times has ``log m`` added to its score."""
+        graph, log_count = memoized(derived.merged, self.graph)
+        score_mod = log_count if self.score_mod is None else score_mods.chain(self.score_mod, log_count)
+        return replace(self, graph=graph, score_mod=score_mod)
+
     @property
     def is_plain(self) -> bool:
         return self.score_mod is None and self.bias is None and not self.dropout
@@ -190,10 +195,10 @@ class AttentionCall:
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     """Put on the device once: a copy in every call would wait for it."""
-    chosen = neighbours_of(graph.rule)
-    if chosen is None:
+    pointers = graph.edges.pointers()
+    if pointers is None:
         return ((graph.in_degree() > 0).to(device),)
-    has_in_edges = (chosen.ptr.to(device).diff() > 0).view(chosen.shape[:3])
+    has_in_edges = (pointers[0].to(device).diff() > 0).view(graph.shape4[:3])
     if graph.batch is None:
         has_in_edges = has_in_edges[0] if graph.heads is not None else has_in_edges[0, 0]
     return (has_in_edges,)

@@ -87,10 +87,17 @@ def _run_formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
-    """Numbers ``[batch, heads, edges]`` of edges as a table ``[batch, heads, dst, src]``, 0 elsewhere."""
+    """A bias ``[batch, heads, edges]`` as a table ``[batch, heads, dst, src]``, 0 elsewhere.
+
+    That of parallel edges is the logarithm of the sum of ``e^bias``.
+    """
     src, dst = graph.edges_on(bias.device)
-    table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
-    filled = table.index_copy(2, dst * graph.num_src + src, bias)
+    table, cell = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src), dst * graph.num_src + src
+    if graph.has_parallel_edges:
+        weight = table.index_add(2, cell, bias.exp())
+        filled = weight.log().masked_fill(weight == 0, 0.0)
+    else:
+        filled = table.index_copy(2, cell, bias)
     return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 

@@ -27,7 +27,6 @@ from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import neighbours_of
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 # edges x heads x channels up to which a plan of the edges takes longer than it saves
@@ -74,7 +73,8 @@ class Explanation:
 
     ``rules``: each backend with what the forward pass would cost; for CUDA the backends in their order, each
     with why it is taken or passed over. ``estimated``: the edges and tiles behind the costs are those of a
-    sample, not counted.
+    sample, not counted. ``obstacle``: why the rule of the graph cannot be evaluated on ranges of
+    tokens, so that its pairs are visited one by one.
     """
 
     graph: str
@@ -82,6 +82,7 @@ class Explanation:
     reason: str
     rules: tuple[tuple[str, str], ...] = ()
     estimated: bool = False
+    obstacle: str | None = None
 
     def __str__(self) -> str:
         if not self.rules:
@@ -91,6 +92,8 @@ class Explanation:
         lines += [f"{name:<{width}}{reason}" for name, reason in self.rules]
         if self.estimated:
             lines.append("edges and tiles are estimated from a sample of the rows, not counted")
+        if self.obstacle is not None:
+            lines.append(f"its rule is evaluated pair by pair, not on ranges of tokens ({self.obstacle})")
         return "\n".join(lines)
 
 
@@ -146,7 +149,8 @@ def explain(
         extra = f"{(backend.bytes_needed(call) if backend.bytes_needed else 0) / 2**20:.1f} MB more memory"
         table.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
     by_sample = is_estimated(one_of(graph, 0, 0))
-    return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
+    obstacle = graph.edges.obstacle
+    return Explanation(repr(graph), choice.name, reason, tuple(table), by_sample, obstacle)
 
 
 def explain_by_size(graph: TokenGraph, heads: int, dim: int) -> Explanation:
@@ -208,7 +212,7 @@ def _several_receivers(call: AttentionCall) -> str | None:
 
 def _chosen_rows(call: AttentionCall) -> str | None:
     # to look at a graph that was chosen on a device is to wait for the device
-    if neighbours_of(call.graph.rule) is None:
+    if call.graph.edges.has_structure:
         return None
     return "its senders were chosen row by row: its structure is not looked at"
 
@@ -299,7 +303,7 @@ def is_first_call(call: AttentionCall) -> bool:
     if torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph):
         return False
     # senders that were chosen row by row are never counted tile by tile
-    return neighbours_of(call.graph.rule) is None
+    return call.graph.edges.has_structure
 
 
 def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
@@ -336,6 +340,8 @@ def _ask(rules: Iterable[Rule], call: AttentionCall) -> tuple[Rule, list[tuple[s
 
 def _refusal(rule: Rule, call: AttentionCall) -> str | None:
     """Why a rule does not apply to the call; None where its backend is taken."""
+    if call.graph.has_parallel_edges and BACKENDS[rule.backend].capabilities.parallel_edges != "kept":
+        return "it keeps no parallel edges"
     reason = None if rule.passed_over is None else rule.passed_over(call)
     reason = reason or BACKENDS[rule.backend].unsupported_reason(call)
     # rows go on by operators of torch where their kernel failed
@@ -366,7 +372,7 @@ def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     # the fastest first, by estimate; of equals the simpler one
-    if neighbours_of(graph.rule) is not None:
+    if not graph.edges.has_structure:
         # what is chosen anew in every step is not counted tile by tile
         works = Work(masked_pairs=graph.num_dst * graph.num_src), rows_work(graph)
         dense, rows = (cost_model.costs().seconds(work, heads, dim) for work in works)

@@ -285,6 +285,7 @@ BACKEND = Backend(
     compiled=True,
     recomputes=True,
     capabilities=Capabilities(
+        parallel_edges="refused",
         devices=("cpu", "cuda", "meta"),
         dtypes=DTYPES,
         bias=False,

@@ -53,7 +53,7 @@ def attend_along(
     else:
         logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
         logits = logits if call.bias is None else logits + call.bias.to(dtype)
-        of_edge, lse = edge_softmax.softmax(logits, receiver, num_dst, call.sink_logits)
+        of_edge, lse = edge_softmax.softmax(logits, receiver, num_dst, call.sink_logits, check=False)
         of_edge = call.dropped(of_edge, dst, src) if call.dropout else of_edge
         weights = of_edge.mT.reshape(batch * len(dst), heads)
     messages = weights.unsqueeze(-1) * v.index_select(0, of_src)
@@ -95,5 +95,7 @@ BACKEND = Backend(
     "edge by edge at once, with every derivative: for few edges, or a graph that is used once",
     unsupported_reason,
     bytes_needed,
-    capabilities=Capabilities(varying_graphs=False, cached=True, instead="backend='auto'"),
+    capabilities=Capabilities(
+        varying_graphs=False, cached=True, parallel_edges="kept", instead="backend='auto'"
+    ),
 )

@@ -98,5 +98,7 @@ BACKEND = Backend(
     "edge by edge in float64, or float32 where there is no better, within 2 GiB: the oracle",
     unsupported_reason,
     bytes_needed,
-    capabilities=Capabilities(varying_graphs=False, cached=True, instead="backend='auto'"),
+    capabilities=Capabilities(
+        varying_graphs=False, cached=True, parallel_edges="kept", instead="backend='auto'"
+    ),
 )

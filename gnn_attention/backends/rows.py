@@ -22,7 +22,6 @@ from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.backends.plan.plan import Plan, packed
-from gnn_attention.graph.neighbours import neighbours_of
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
 # bytes of edge lists and numbers of edges, of which int32 numbers more
@@ -89,8 +88,8 @@ def bytes_needed(call: AttentionCall) -> int:
 
 def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """A step of decoding, which takes less than lists for it would: the heads of a group are rows."""
-    chosen = None if torch.compiler.is_compiling() else neighbours_of(call.graph.rule)
-    src = call.graph.edges_on(call.q.device)[0] if chosen is None else chosen.src.to(call.q.device)
+    chosen = None if torch.compiler.is_compiling() else call.graph.edges.pointers()
+    src = call.graph.edges_on(call.q.device)[0] if chosen is None else chosen[1].to(call.q.device)
     wide = edge_softmax.accumulation_dtype(call.q.dtype)
     (batch, kv_heads), shape = call.k.shape[:2], call.q.shape[:3]
     q = (call.q.to(wide) * call.scale).reshape(batch, kv_heads, -1, call.k.shape[3])
@@ -113,7 +112,7 @@ def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tu
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
     sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
-    weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks)
+    weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks, check=False)
     return csr_ops.incoming(call.dropped(weights, dst, src), v, listed).to(call.q.dtype), lse
 
 
@@ -124,5 +123,5 @@ BACKEND = Backend(
     unsupported_reason,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False, cached=True),
+    capabilities=Capabilities(double_backward=False, cached=True, parallel_edges="kept"),
 )

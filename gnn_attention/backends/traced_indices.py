@@ -26,8 +26,9 @@ from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.csr import edges_of
 from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, packed
-from gnn_attention.graph import TokenGraph, neighbours
-from gnn_attention.graph.traced import Traced
+from gnn_attention.backends.traced import Traced
+from gnn_attention.graph import TokenGraph, indices
+from gnn_attention.graph.edges import RuleEdges
 
 Lists = tuple[Tensor, ...]
 
@@ -36,7 +37,7 @@ Lists = tuple[Tensor, ...]
 class TracedIndices(Traced):
     """What stands in for ``TokenGraph.from_indices`` and ``from_block_indices``, with the same errors."""
 
-    # those of plan.Edges; of blocks the sorted index
+    # those of plan.EdgeRows; of blocks the sorted index
     lists: Lists = ()
     size: int = 0
     past: bool = False
@@ -50,20 +51,20 @@ class TracedIndices(Traced):
             raise NotImplementedError(f"from_indices in a traced program takes no {got}: use True or False")
         axes = _axes(index)
         lists = tuple(torch.ops.gnn_attention.chosen_edges(index, count, num_src, coalesce, causal))
-        return cls(_unknown, index.shape[-2], num_src, *axes, name, lists=lists)
+        return cls(UNKNOWN, index.shape[-2], num_src, *axes, name, lists=lists)
 
     @classmethod
     def of_blocks(
         cls, index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool, name: str
     ) -> TracedIndices:
         axes = _axes(index)
-        neighbours.check_blocks(index, block_size, num_dst)
+        indices.check_blocks(index, block_size, num_dst)
         table = torch.ops.gnn_attention.chosen_blocks(index, block_size, num_dst, num_src)
-        return cls(_unknown, num_dst, num_src, *axes, name, lists=(table,), size=block_size, past=causal)
+        return cls(UNKNOWN, num_dst, num_src, *axes, name, lists=(table,), size=block_size, past=causal)
 
     def __post_init__(self) -> None:
         """NotImplementedError for what an operator makes of it: its edges would not be those of the lists."""
-        if self.rule is not _unknown:
+        if self.edges is not UNKNOWN:
             _unknown()
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
@@ -78,11 +79,14 @@ def _unknown(*ends: Any) -> Tensor:
     raise NotImplementedError(f"{what}: combine its graph, or look at it, outside of the program")
 
 
+UNKNOWN = RuleEdges(_unknown)
+
+
 def _axes(index: Tensor) -> tuple[int | None, int | None]:
     """``heads, batch`` of the graph."""
     if not isinstance(index, Tensor) or not 2 <= index.dim() <= 4:
         raise ValueError(f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quoted(index)}")
-    return neighbours.varying_sizes(index)[::-1]
+    return indices.varying_sizes(index)[::-1]
 
 
 def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -151,7 +155,7 @@ define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
 define(
     "chosen_blocks",
     OF_BLOCKS,
-    lambda *arguments: neighbours.rows_of_blocks(*arguments).sorted,
+    lambda *arguments: indices.rows_of_blocks(*arguments).sorted,
     lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
 )
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

@@ -56,6 +56,7 @@ BACKEND = Backend(
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(
+        parallel_edges="refused",
         devices=("cuda",),
         dtypes=flash_varlen.DTYPES,
         score_mod=False,

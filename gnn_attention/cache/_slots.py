@@ -14,9 +14,10 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized, text
+from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.rules import Rule, of_tokens
+from gnn_attention.graph.rules import of_tokens
 
 SPARE = 16  # rows more than a quarter of those needed
 
@@ -93,14 +94,14 @@ class ResidentSenders:
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
         # few pairs are looked up, many edges are renumbered
-        if graph._listed is not None and not self.few:
+        if graph.edges.listed() is not None and not self.few:
             src, dst = graph.rows(self.start, self.stop).edge_index
-            edges = torch.stack([torch.searchsorted(self.positions, src), dst])
-            view = TokenGraph.from_distinct_edges(edges, count, rows, name)
+            listed = torch.stack([torch.searchsorted(self.positions, src), dst])
+            view = TokenGraph.from_distinct_edges(listed, count, rows, name)
         else:
             senders = self.positions if self.gap else first
-            rule: Rule = partial(of_tokens, graph.rule, self.start, senders)
-            view = replace(graph, rule=rule, num_dst=count, num_src=rows, name=name, _listed=None)
+            edges = RuleEdges(partial(of_tokens, graph.edges.contains, self.start, senders))
+            view = replace(graph, edges=edges, num_dst=count, num_src=rows, name=name)
         # in rows with gaps a score_mod looks its senders up
         src_offset = 0 if self.gap else graph.src_offset + first
         return replace(view, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)

@@ -15,6 +15,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, edge_list
+from gnn_attention.graph.edges import Parallel
 
 if TYPE_CHECKING:
     import networkx
@@ -41,12 +42,16 @@ def wrong_kind(expected: str, value: object) -> TypeError:
 
 
 def from_edge_index(
-    edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False
+    edge_index: Tensor,
+    num_dst: int,
+    num_src: int | None = None,
+    coalesce: bool = False,
+    parallel: Parallel = "error",
 ) -> TokenGraph:
     """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
         raise wrong_kind("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
-    return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce)
+    return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce, parallel=parallel)
 
 
 def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) -> Any:
@@ -85,7 +90,7 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
     numbers = torch.from_numpy(values.astype(kind)) if weight else None
     edges = torch.stack([torch.tensor(row), torch.tensor(column)])
     edges, (num_src, num_dst) = (edges, A.shape) if rows == "src" else (edges.flip(0), A.shape[::-1])
-    return _build(edges, numbers, num_dst, num_src, coalesce, "scipy")
+    return _build(edges, numbers, num_dst, num_src, "merge" if coalesce else "error", "scipy")
 
 
 def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any:
@@ -200,6 +205,7 @@ def from_pyg(
     num_src: int | None = None,
     coalesce: bool = False,
     weight: str | bool | None = None,
+    parallel: Parallel = "error",
 ) -> Any:
     """The graph of torch_geometric's ``Data``, a relation of a ``HeteroData``, an edge list or an ``adj_t``.
 
@@ -207,7 +213,7 @@ def from_pyg(
     sizes if it (or the store of the kind of node) holds ``num_nodes`` or a tensor with a row for each node.
     An ``EdgeIndex`` may know them too. A sparse tensor of any layout is an ``adj_t``: its rows are receivers,
     exactly the attention mask, and what it stores are edges. Otherwise ``num_dst`` / ``num_src`` are needed:
-    no size comes from the largest index.
+    no size comes from the largest index. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
 
     ``weight`` names an attribute of the edges, or is True for the values of a sparse tensor, which are
     detached: the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
@@ -246,7 +252,7 @@ def from_pyg(
     if weight and values is None:
         expected = "the name of an attribute beside the edge_index of a Data, or True of a sparse tensor"
         raise ValueError(f"data holds no weights of its edges at weight={weight!r}, expected {expected}")
-    return _build(edges, values, num_dst, num_src, coalesce, "pyg")
+    return _build(edges, values, num_dst, num_src, "merge" if coalesce else parallel, "pyg")
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
@@ -337,22 +343,22 @@ def from_triples(
     ends = [src for src, _, _ in triples], [dst for _, dst, _ in triples]
     edges = torch.tensor(ends, dtype=torch.int64, device="cpu")
     if weight is None:
-        return _build(edges, None, count, count, True, name)
+        return _build(edges, None, count, count, "merge", name)
     checks.instance("weight", weight, str)
     for src, dst, value in triples:
         if not isinstance(value, Real):
             got = f"{checks.quoted(value)} at the edge {src} -> {dst}"
             raise ValueError(f"weight={weight!r} must name a number of every edge, got {got}")
     values = torch.tensor([float(value) for *_, value in triples], device="cpu")
-    return _build(edges, values, count, count, True, name)
+    return _build(edges, values, count, count, "merge", name)
 
 
 def _build(
-    edges: Tensor, values: Tensor | None, num_dst: int, num_src: int, coalesce: bool, name: str
+    edges: Tensor, values: Tensor | None, num_dst: int, num_src: int, parallel: Parallel, name: str
 ) -> Any:
     """The graph, or with values ``(graph, weights)``; ValueError where a weight is not finite or is lost."""
-    coalesce = coalesce or values is not None
-    graph = TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name=name)
+    parallel = "merge" if values is not None and parallel == "error" else parallel
+    graph = TokenGraph.from_edges(edges, num_dst, num_src, name=name, parallel=parallel)
     if values is None:
         return graph
     if graph.num_edges != edges.shape[1]:

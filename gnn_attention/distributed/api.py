@@ -122,7 +122,7 @@ def gather(
 def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any) -> RankGraph:
     dst, src = partition.dst.tokens(rank), partition.src.tokens(rank)
     own, _ = subgraph(graph, dst, src)
-    names = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
+    names = ("edges", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset")
     values: dict[str, Any] = {name: getattr(own, name) for name in names}
     values |= {"dst_at": dst + graph.dst_offset, "src_at": src + graph.src_offset}
     return RankGraph(**values, whole=graph, partition=partition, rank=rank, group=group, run=run)

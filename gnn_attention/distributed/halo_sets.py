@@ -43,7 +43,7 @@ def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ra
 def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[Tensor, " src"]:
     """Which senders of other ranks the receivers of a rank attend to."""
     attended = torch.zeros(graph.num_src, dtype=torch.bool, device="cpu")
-    if graph.listed_edges is not None:
+    if graph.edges.listed() is not None:
         src, dst = graph.edge_index
         attended[src[partition.dst.owner[dst] == rank]] = True
     else:
@@ -53,6 +53,6 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)
         (start, stop), zero = ranges[i].unbind(1), torch.zeros_like(i)
         boxes = Boxes(zero, b, h, start, zero, stop - start, zero + graph.num_src)
-        for src, _ in ends(graph.rule, split_evenly(boxes, SIDE)):
+        for src, _ in ends(graph.edges, split_evenly(boxes, SIDE)):
             attended[src] = True
     return attended & (partition.src.owner != rank)

@@ -27,7 +27,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed.collectives import keep_in_graph
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads, arrays
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.layer import MessagePassingAttention
@@ -151,14 +151,15 @@ class HeadShard:
 
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
     name = f"{graph.name}, heads {first} to {first + count - 1}"
-    more: dict[str, Any] = {"rule": partial(_rule_from_head, graph.rule, first), "heads": count, "name": name}
+    rule = partial(_rule_from_head, graph.edges.contains, first)
+    more: dict[str, Any] = {"edges": RuleEdges(rule), "heads": count, "name": name}
     if isinstance(graph, RankGraph):
         more["whole"] = memoized(_graph_of_heads, graph.whole, first, count)
     return replace(graph, **more)
 
 
 def _rule_from_head(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(rule, b, h + first, dst, src)
+    return rule(b, h + first, dst, src)  # type: ignore[no-any-return]
 
 
 class _ShardedLayer:

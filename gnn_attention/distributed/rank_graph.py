@@ -9,7 +9,8 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, edge_list, text
-from gnn_attention.graph.rules import Rule, of_tokens
+from gnn_attention.graph.edges import RuleEdges
+from gnn_attention.graph.rules import of_tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -72,18 +73,17 @@ def subgraph(
 ) -> tuple[TokenGraph, tuple[Tensor | None, Tensor | None]]:
     """The edges between the receivers ``dst`` and the senders ``src``, as a graph over their rows.
 
-    Then the absolute positions of receivers and senders, where the graph's offsets do not give them. A range
-    of tokens keeps the structure of the rule (its first position is an offset), other tokens are looked up in
-    a table. The subgraph of an edge list is an edge list.
+    Then the absolute positions of both, where the graph's offsets do not give them. A range of tokens keeps
+    the structure of the rule; other tokens are looked up in a table. That of an edge list is an edge list.
     """
     row_of_dst, row_of_src = _range_or_table(dst), _range_or_table(src)
     name = f"{text.bracketed(graph.name)} between ranks"
-    if graph.listed_edges is not None:
+    if graph.edges.listed() is not None:
         edges = edge_list.between(graph.edge_index, dst, src, graph.num_dst, graph.num_src)
-        part = TokenGraph.from_distinct_edges(edges, len(dst), len(src), name)
+        part = TokenGraph.from_edges(edges, len(dst), len(src), name=name, parallel="keep")
     else:
-        rule: Rule = partial(of_tokens, graph.rule, row_of_dst, row_of_src)
-        part = TokenGraph(rule, len(dst), len(src), graph.heads, graph.batch, name)
+        rule = partial(of_tokens, graph.edges.contains, row_of_dst, row_of_src)
+        part = TokenGraph(RuleEdges(rule), len(dst), len(src), graph.heads, graph.batch, name)
     dst_offset, dst_at = _offset_or_positions(graph.dst_offset, row_of_dst)
     src_offset, src_at = _offset_or_positions(graph.src_offset, row_of_src)
     return replace(part, dst_offset=dst_offset, src_offset=src_offset), (dst_at, src_at)

@@ -11,9 +11,8 @@ import torch
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import edge_list, rules
-from gnn_attention.graph.neighbours import has_neighbours, neighbours_of, pinned_at
+from gnn_attention.graph.edges import EdgeSet, ListedEdges, RuleEdges, log_count
 from gnn_attention.graph.regions import counting, enumerate_pairs
-from gnn_attention.graph.rules import Rule
 
 # a TokenGraph, whose module imports this one
 Graph = Any
@@ -21,67 +20,55 @@ Graph = Any
 # bytes for each edge while a list is made: its keys, their order, and the list
 LISTING_BYTES = 48
 TAKE_ROWS = "take some rows(start, stop)"
+EVERY_PAIR, PAST = RuleEdges(rules.everyone), RuleEdges(rules.causal)
 
 
 def mask(graph: Graph, device: torch.device) -> Tensor:
     if device.type == "cpu" and memory.shortage(needed := math.prod(graph.shape4)):
         instead = f"{TAKE_ROWS}, or attend along the graph without its mask"
         memory.check(f"mask() of {graph!r}", needed, instead)
-    if (chosen := neighbours_of(graph.rule)) is not None:
-        return _squeeze(graph, edge_list.mask(chosen.keys[:-1].to(device), graph.shape4))
-    if (listed := graph.listed_edges) is not None:
-        keys = edge_list.keys_of(listed, graph.num_src)
-        return edge_list.mask(keys.to(device), (graph.num_dst, graph.num_src))
-    return _squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
+    keys = graph.edges.keys()
+    if keys is not None:
+        return _squeeze(graph, edge_list.mask(keys.to(device), graph.shape4))
+    return _squeeze(graph, enumerate_pairs.dense(graph.edges.contains, repr(graph), graph.shape4, device))
 
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
+    listed = cast("Tensor | None", graph.edges.listed())
     if device.type != "cpu":
-        chosen = neighbours_of(graph.rule)
-        listed = None if chosen is None else chosen.listed
-        return cast("Tensor", (graph.edge_index if listed is None else listed).to(device))
-    if graph.listed_edges is not None:
-        # a clone is no inference tensor, so that it can be used in training
-        listed = graph.listed_edges
-        return cast("Tensor", listed.clone() if listed.is_inference() else listed)
-    chosen = neighbours_of(graph.rule)
-    if chosen is not None and chosen.slices == 1:
-        return chosen.edges()
+        return cast("Tensor", graph.edge_index if listed is None else listed).to(device)
+    if listed is not None:
+        # A clone is no inference tensor, so that it can be used in training.
+        return listed.clone() if listed.is_inference() else listed.cpu()
     # edges are counted only where there is no memory for every pair
     if memory.shortage(LISTING_BYTES * graph.num_dst * graph.num_src):
         what = f"the list of the {graph.num_edges:,} edges of {graph!r}"
         instead = f"{TAKE_ROWS}, or attend along the graph without its list"
         memory.check(what, LISTING_BYTES * graph.num_edges, instead)
-    return counting.edge_list(graph.rule, repr(graph), graph.shape4)
+    return counting.edge_list(graph.edges, repr(graph), graph.shape4)
 
 
 def receiver_order(graph: Graph) -> tuple[Tensor | None]:
     """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
-    return (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
+    known = graph.edges.sorted_keys[1] if isinstance(graph.edges, ListedEdges) else None
+    return known or (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
 
 
 def in_degree(graph: Graph) -> Tensor:
     if memory.shortage(needed := 24 * math.prod(graph.shape4[:3])):
         memory.check(f"the in-degrees of {graph!r}", needed, TAKE_ROWS)
-    if (chosen := neighbours_of(graph.rule)) is not None:
-        return _squeeze(graph, chosen.degrees())
-    if graph.listed_edges is not None:
-        return torch.bincount(graph.listed_edges[1], minlength=graph.num_dst)
-    if graph.varying_axes and has_neighbours(graph.rule):
-        return _squeeze(
-            graph,
-            torch.stack([graph.select(b, h).in_degree() for b, h in slices(graph)]).view(*graph.shape4[:3]),
-        )
-    return _squeeze(graph, counting.in_degree(graph.rule, repr(graph), graph.shape4))
+    degrees = graph.edges.in_degree()
+    if degrees is None and graph.edges.has_slices:
+        degrees = torch.stack([graph.select(b, h).in_degree() for b, h in slices(graph)])
+    if degrees is None:
+        degrees = counting.in_degree(graph.edges, repr(graph), graph.shape4)
+    return _squeeze(graph, degrees.view(*graph.shape4[:3]))
 
 
 def num_edges(graph: Graph) -> int:
-    listed = graph.listed_edges
-    if listed is not None:
-        return int(listed.shape[1])
-    chosen = neighbours_of(graph.rule)
-    # the number of chosen senders is known without a look at a device
-    return int(graph.in_degree().sum()) if chosen is None else chosen.src.numel()
+    # The number of chosen senders is known without a look at a device.
+    count = graph.edges.count()
+    return int(graph.in_degree().sum()) if count is None else cast("int", count)
 
 
 def max_in_degree(graph: Graph) -> int:
@@ -94,29 +81,45 @@ def has_empty_rows(graph: Graph) -> bool:
 
 
 def is_full(graph: Graph) -> bool:
-    if graph.listed_edges is not None or neighbours_of(graph.rule) is not None:
-        return bool(graph.num_edges == math.prod(graph.shape4))
-    return bool(graph.has_edges_of(rules.everyone))
+    pairs = math.prod(graph.shape4)
+    count = graph.edges.count()
+    if count is not None:
+        return bool(count >= pairs and len(graph.edges.keys()) == pairs)
+    return has_edges_of(graph, EVERY_PAIR)
 
 
 def is_causal(graph: Graph) -> bool:
     if graph.num_dst != graph.num_src:
         return False
-    if (listed := graph.listed_edges) is not None or neighbours_of(graph.rule) is not None:
-        # a list is of another length nearly always
-        slices = (graph.batch or 1) * (graph.heads or 1)
-        if graph.num_edges != slices * graph.num_dst * (graph.num_dst + 1) // 2:
+    slices, count = (graph.batch or 1) * (graph.heads or 1), graph.edges.count()
+    # The length of a list is another one nearly always.
+    if count is not None and count < slices * graph.num_dst * (graph.num_dst + 1) // 2:
+        return False
+    return has_edges_of(graph, PAST)
+
+
+def merged(graph: Graph) -> tuple[Graph, Any]:
+    """The graph without parallel edges, and the score_mod that counts each edge as often as it stood."""
+    width = graph.src_offset + graph.num_src
+    dst, src = graph.edge_index[1] + graph.dst_offset, graph.edge_index[0] + graph.src_offset
+    keys = (dst * width + src).sort().values
+    return graph.coalesce(), log_count.of(keys, (1, 1, graph.dst_offset + graph.num_dst, width))
+
+
+def has_edges_of(graph: Graph, edges: EdgeSet) -> bool:
+    """Whether every sample and head of the graph has exactly these edges."""
+    keys, other = graph.edges.keys(), edges.keys()
+    if keys is not None and other is not None:
+        return torch.equal(keys, other.to(keys.device))
+    if keys is not None and not graph.varying_axes:
+        # A stored pair that is none of the edges tells most sets apart.
+        dst, src = keys // max(graph.num_src, 1), keys % max(graph.num_src, 1)
+        if not edges.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src).all():
             return False
-        if listed is not None:
-            return bool((listed[0] <= listed[1]).all())
-    return bool(graph.has_edges_of(rules.causal))
-
-
-def has_edges_of(graph: Graph, rule: Rule) -> bool:
-    if not graph.varying_axes or not (has_neighbours(graph.rule) or has_neighbours(rule)):
-        return counting.same(graph.rule, rule, repr(graph), graph.shape4)
-    parts = ((graph.select(*at), pinned_at(rule, *at)) for at in slices(graph))
-    return all(part.has_edges_of(of_part) for part, of_part in parts)
+    if graph.varying_axes and (graph.edges.has_slices or edges.has_slices):
+        parts = ((graph.select(*at), edges.select(*at)) for at in slices(graph))
+        return all(has_edges_of(part, edges_of_part) for part, edges_of_part in parts)
+    return counting.same(graph.edges, edges, repr(graph), graph.shape4)
 
 
 def slices(graph: Graph) -> list[tuple[int, int]]:

@@ -13,19 +13,6 @@ from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Tensor
 
 
-def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor | None:
-    """A list that surely holds every edge of the combination, or None if only the rule decides."""
-    if sign == "&" and left is None:
-        return right
-    if sign in "&-":
-        return left
-    if left is None or right is None:
-        return None
-    both = torch.cat([left, right], dim=1)
-    width = int(both[0].max()) + 1 if both.numel() else 1
-    return both[:, first_of_each(keys_of(both, width))]
-
-
 def keys_of(edges: Tensor, num_src: int) -> Tensor:
     """``dst * num_src + src`` of every edge."""
     return torch.add(edges[0], edges[1], alpha=num_src)
@@ -55,7 +42,8 @@ def order_by_receiver(edges: Tensor, num_src: int) -> Tensor | None:
 
 
 def _sort(keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    return (keys, None) if ascends(keys) else keys.sort()
+    # In a stable order, so that parallel edges stand in the order of the list.
+    return (keys, None) if ascends(keys) else keys.sort(stable=True)
 
 
 def ascends(key: Tensor) -> bool:

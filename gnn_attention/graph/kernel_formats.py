@@ -6,6 +6,7 @@ of tokens. Public through ``gnn_attention.convert``.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
+from gnn_attention.graph.edges import CombinedEdges, RuleEdges, on_device
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.symbols import dst, look_up, src
-from gnn_attention.graph.tiling import FULL_TILE, PARTIAL, tiles
+from gnn_attention.graph.tiling import FULL_TILE, PARTIAL, tile_list, tiles
 from gnn_attention.graph.token_graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     kinds[..., graph.num_src // block_size :] = kinds[..., graph.num_src // block_size :].clamp(max=PARTIAL)
     lists = (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE))
     lengths = (graph.num_dst, graph.num_src)
-    rule = rules.on_device(graph.rule, torch.device(device))
+    rule = graph.edges.mask_mod(torch.device(device))
     mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=lengths)
     return mask.to(str(device))
 
@@ -102,18 +104,11 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
         tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0)
     batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
     sizes = (*mask.seq_lengths, heads, batch, "block_mask")
-    holds = TokenGraph.from_rule(rules.on_device(mask.mask_mod, torch.device("cpu")), *sizes)
+    holds = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *sizes)
     of_tiles = (partial(rules.chosen, table, *mask.BLOCK_SIZE) for table in tables)
     is_partial, *is_full = (TokenGraph.from_rule(rule, *sizes) for rule in of_tiles)
     graph = holds & is_partial
     return replace(graph | is_full[0] if is_full else graph, name="block_mask")
-
-
-def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """FlexAttention's form of a table of tiles: how many in each row, and their columns, chosen first."""
-    number = chosen.sum(-1).to(torch.int32)
-    columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
-    return number, columns
 
 
 class Varlen(NamedTuple):
@@ -149,7 +144,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
     meant = _band(left, right, 0) & (look_up(owner, dst) == look_up(owner, src))
-    if not graph.has_edges_of(meant):
+    if not graph.has_edges_of(RuleEdges(meant)):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
     return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
 
@@ -171,7 +166,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
     after = torch.where(after > 0, after + gap, 0)
     left, right = (int(side.max()) if len(side) else 0 for side in (before, after))
-    if not graph.has_edges_of(_band(left, right, shift)):
+    if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
         raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
     return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
 
@@ -189,7 +184,8 @@ def _open(side: int, furthest: int) -> int:
 
 def _reach(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
     """The number of senders before, and after, its own position ``dst + shift`` for every receiver."""
-    sides = (partial(rules.and_, graph.rule, (src - dst - shift) * sign > 0) for sign in (-1, 1))
+    halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
+    sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
     before, after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
     return before, after
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import quadtree
 from gnn_attention.graph.regions.quadtree import Bands, Boxes, bands_of, decompose, profile, ragged, root
-from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
 
@@ -23,8 +23,8 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
     [5, 3, 4, 5, 5, 5]
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
-    listed = graph.listed_edges
-    for src, dst in ends(graph.rule, root(graph.shape4)) if listed is None else [listed]:
+    listed = None if graph.edges.listed() is None else graph.edge_index
+    for src, dst in ends(graph.edges, root(graph.shape4)) if listed is None else [listed]:
         last.scatter_reduce_(0, src, dst, "amax")
     return last
 
@@ -34,13 +34,13 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
     return last_receivers(graph.T)
 
 
-def ends(rule: Rule, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
+def ends(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
     """Senders and receivers of edges in some boxes, among them for every sender its last receiver there."""
-    for piece in decompose(rule, boxes):
+    for piece in decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
-            yield _ends_of_diagonals(rule, piece)
+            yield _ends_of_diagonals(edges, piece)
         else:
-            yield from map(_ends_of_rows, bands_of(rule, piece))
+            yield from map(_ends_of_rows, bands_of(edges, piece))
 
 
 def _ends_of_rows(band: Bands) -> tuple[Tensor, Tensor]:
@@ -52,9 +52,9 @@ def _ends_of_rows(band: Bands) -> tuple[Tensor, Tensor]:
     return src[needed][part] + column, last[needed][part]
 
 
-def _ends_of_diagonals(rule: Rule, piece: quadtree.Piece) -> tuple[Tensor, Tensor]:
+def _ends_of_diagonals(edges: EdgeSet, piece: quadtree.Piece) -> tuple[Tensor, Tensor]:
     """Column c crosses diagonal ``width - 1 - c`` of its box on row 0, and the ``height - 1`` that follow."""
-    edge, _, _ = profile(rule, piece)
+    edge, _, _ = profile(edges, piece)
     boxes, place = piece.boxes, torch.arange(len(edge), device="cpu")
     # the last diagonal with edges up to each, in boxes before it too
     latest = torch.where(edge, place, -1).cummax(0).values

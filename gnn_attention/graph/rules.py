@@ -14,71 +14,79 @@ import torch
 from gnn_attention._support import single_pairs
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.table_bounds import in_boxes
 from gnn_attention.graph.intervals.values import Interval
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# tokens as a tensor, or as a range of them
+Token = Any
+# (batch, heads, num_dst, num_src), with 1 where the graph does not vary
+Shape = tuple[int, int, int, int]
 # after the keys of a list, so that every search ends inside the table
 LAST_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
 
 
-def everyone(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def everyone(b: Token, h: Token, dst: Token, src: Token) -> Any:
     return (dst >= 0) & (src >= 0)
 
 
-def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def no_pair(b: Token, h: Token, dst: Token, src: Token) -> Any:
     return (dst < 0) & (src < 0)
 
 
-def causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def causal(b: Token, h: Token, dst: Token, src: Token) -> Any:
     return src <= dst
 
 
-def or_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(left, b, h, dst, src) | evaluate(right, b, h, dst, src)
+def and_(left: Rule, right: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
+    return left(b, h, dst, src) & right(b, h, dst, src)
 
 
-def and_(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(left, b, h, dst, src) & evaluate(right, b, h, dst, src)
+def or_(left: Rule, right: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
+    return left(b, h, dst, src) | right(b, h, dst, src)
 
 
-def minus(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(left, b, h, dst, src) & ~evaluate(right, b, h, dst, src)
+def difference(left: Any, right: Any) -> Any:
+    return left & ~right
 
 
-def xor(left: Rule, right: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return evaluate(left, b, h, dst, src) ^ evaluate(right, b, h, dst, src)
+def joined(
+    join: Callable[..., Tensor], rules: tuple[Rule, ...], b: Token, h: Token, dst: Token, src: Token
+) -> Any:
+    return join(*(rule(b, h, dst, src) for rule in rules))
 
 
-def not_(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ~evaluate(inner, b, h, dst, src)
-
-
-def transposed(inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def transposed(inner: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
     return inner(b, h, src, dst)
 
 
-def shifted(inner: Rule, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return inner(b, h, dst + start, src)
-
-
 def of_tokens(
-    inner: Rule, of_dst: int | Tensor, of_src: int | Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
+    inner: Rule, of_dst: int | Tensor, of_src: int | Tensor, b: Token, h: Token, dst: Token, src: Token
+) -> Any:
     """The rule of rows that stand for tokens: for those from a number on, or those in a table."""
     return inner(b, h, _token(of_dst, dst), _token(of_src, src))
 
 
-def _token(tokens: int | Tensor, row: Tensor) -> Tensor:
+def _token(tokens: int | Tensor, row: Token) -> Any:
     return row + tokens if isinstance(tokens, int) else tokens.to(row.device)[row]
 
 
-def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def pinned(inner: Rule, batch: int, head: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
     return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
 
 
-def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def corner(inner: Rule, place: tuple[int, int, int, int], b: Token, h: Token, dst: Token, src: Token) -> Any:
+    """The rule of ``place[2]`` receivers and ``place[3]`` senders, the first of them ``place[:2]``."""
+    row, column, height, width = place
+    i, j = dst - row, src - column
+    inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    # A rule is evaluated on tokens that it has. Ranges may reach beyond them.
+    if not isinstance(dst, Interval):
+        i, j = i.clamp(0, height - 1), j.clamp(0, width - 1)
+    return inside & inner(b, h, i, j)
+
+
+def is_listed(keys: Tensor, num_src: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
     if isinstance(dst, Interval):
         return in_boxes(keys.cpu(), num_src, dst, src)
     key = dst * num_src + src
@@ -86,7 +94,18 @@ def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src
     return table[torch.searchsorted(table, key)] == key
 
 
-def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
+def is_chosen(keys: Tensor, shape: Shape, b: Token, h: Token, dst: Token, src: Token) -> Any:
+    """The rule of rows of senders of all samples and heads, one after the other."""
+    return is_listed(keys, shape[3], b, h, row_of(shape, b, h, dst), src)
+
+
+def row_of(shape: Shape, b: Token, h: Token, dst: Token) -> Any:
+    batch, heads, num_dst, _ = shape
+    row = dst if heads == 1 else h * num_dst + dst
+    return row if batch == 1 else b * (heads * num_dst) + row
+
+
+def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
     """``table[b, h, *index]``, where it has such axes (heads 1 = the same for all), at the tokens' device."""
     here, extra = table.to(index[0].device), table.dim() - len(index)
     if extra == 2:
@@ -94,24 +113,7 @@ def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
     return here[(h, *index)] if extra else here[index]
 
 
-def on_device(part: Any, device: torch.device) -> Any:
-    """Return a rule, or a value bound to one, with all of its tables on ``device``.
-
-    FlexAttention cannot compile a ``mask_mod`` that copies a table from another device.
-
-    >>> table = torch.tensor([0, 0, 1])
-    >>> on_device(partial(past, partial(look_up, table)), torch.device("meta")).args[0].args[0].device
-    device(type='meta')
-    """
-    if isinstance(part, Tensor):
-        return part.to(device)
-    if isinstance(part, partial):
-        arguments = (on_device(argument, device) for argument in part.args)
-        return partial(part.func, *arguments, **{k: on_device(v, device) for k, v in part.keywords.items()})
-    return tuple(on_device(entry, device) for entry in part) if type(part) is tuple else part
-
-
-def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def chosen(table: Tensor, height: int, width: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
     """The rule of a table with a row for ``height`` receivers each, and a column for ``width`` senders."""
     return look_up(table, b, h, dst // height, src // width)
 
@@ -120,11 +122,9 @@ def past(rule: Rule, only: bool = True) -> Rule:
     return partial(and_, rule, causal) if only else rule
 
 
-def map_pairs(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
     """A rule that is written for single numbers, on all pairs at once: no transform sees a graph's edges."""
-    if isinstance(dst, Interval):
-        return evaluate(rule, b, h, dst, src)
-    if dst.dim() == 0 == src.dim():
+    if isinstance(dst, Interval) or dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
     return single_pairs.call_apart(single_pairs.map_pairs, rule, b, h, dst, src)
 

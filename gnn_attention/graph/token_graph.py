@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar, Literal, cast, overload
+from typing import Any, ClassVar, Literal, get_args, overload
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.memo import Frozen, memoized
+from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import derived, edge_list, neighbours, operators, rules, text
+from gnn_attention.graph import derived, edge_list, indices, rules, text
+from gnn_attention.graph.edges import EdgeSet, ListedEdges, Parallel, RuleEdges, log_count
+from gnn_attention.graph.operators import GraphOperators
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
@@ -33,7 +34,7 @@ FIRST_CALLS = 2
 
 
 @dataclass(eq=False, repr=False)
-class TokenGraph(Frozen):
+class TokenGraph(GraphOperators):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
     Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or
@@ -54,15 +55,6 @@ class TokenGraph(Frozen):
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
-    rule: Rule
-    num_dst: int
-    num_src: int
-    heads: int | None = None
-    batch: int | None = None
-    name: str = "graph"
-    dst_offset: int = 0
-    src_offset: int = 0
-    _listed: Tensor | None = None
     _memo: Any = field(default_factory=dict, init=False)  # a UserDict
     # by sample and head, or by kernel: written by gnn_attention.backends
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)
@@ -93,10 +85,11 @@ class TokenGraph(Frozen):
         heads = None if heads is None else checks.size("heads", heads, 1)
         batch = None if batch is None else checks.size("batch", batch, 1)
         rules.check_signature(rule)
-        graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
+        name = name or str(getattr(rule, "__name__", "rule"))
+        graph = cls(RuleEdges(rule), num_dst, num_src, heads, batch, name)
         if num_dst and num_src:
             fit = enumerate_pairs.fit_rule(rule, repr(graph))
-            graph = graph if fit is rule else replace(graph, rule=fit)
+            graph = graph if fit is rule else replace(graph, edges=RuleEdges(fit))
         return graph
 
     @classmethod
@@ -108,37 +101,35 @@ class TokenGraph(Frozen):
         num_src: int | None = None,
         coalesce: bool = False,
         name: str = "edges",
+        parallel: Parallel = "error",
     ) -> TokenGraph:
         """The graph of ``edge_index [2, E]``, row 0 senders, row 1 receivers, in that order.
 
-        Sizes come from the caller, never from the largest index. ``coalesce=True`` drops all but the first of
-        duplicate edges. TypeError (no integer tensor), ValueError (shape, duplicates), IndexError (range).
+        Sizes come from the caller, never from the largest index. ``parallel`` says what happens to an edge
+        that stands several times: "error" refuses it by name, "merge" keeps the first of each
+        (``coalesce=True`` is the same), "keep" makes a multigraph. There each copy is an edge with a place of
+        its own in a bias and in weights, as in torch_geometric, while :meth:`mask`, the set operators and
+        ``==`` see it once. Raises TypeError (no integer tensor), ValueError (shape, parallel edges, another
+        ``parallel``), IndexError (range).
 
-        >>> TokenGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 2]]), 3).in_degree().tolist()
-        [0, 2, 1]
+        >>> edges = torch.tensor([[0, 2, 2], [1, 1, 1]])
+        >>> graph = TokenGraph.from_edges(edges, 3, parallel="keep")
+        >>> graph.num_edges, graph.in_degree().tolist(), graph.coalesce().num_edges
+        (3, [0, 3, 0], 2)
         """
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
-        edges = edge_list.checked(edge_index, num_dst, num_src)
-        keys, order = sorted_keys = edge_list.sort_keys(edges, num_src)
-        if order != (None,) and not edge_list.ascends(keys):
-            if not coalesce:
-                raise ValueError(edge_list.duplicate_message(edges, edge_list.keys_of(edges, num_src)))
-            edges = edges[:, edge_list.first_of_each(edge_list.keys_of(edges, num_src))]
-            sorted_keys = edge_list.sort_keys(edges, num_src)
-        return cls.from_distinct_edges(edges, num_dst, num_src, name, sorted_keys)
+        kind = checks.choice("parallel", "merge" if coalesce else parallel, get_args(Parallel))
+        listed = edge_list.checked(edge_index, num_dst, num_src)
+        edges = ListedEdges(listed, num_dst, num_src, "keep")
+        if kind == "error" and edges.has_parallel_edges:
+            raise ValueError(edge_list.duplicate_message(listed, edge_list.keys_of(listed, num_src)))
+        return cls(edges if kind == "keep" else edges.distinct, num_dst, num_src, name=name)
 
     @classmethod
-    def from_distinct_edges(
-        cls, edges: Tensor, num_dst: int, num_src: int, name: str, known: edge_list.SortedKeys | None = None
-    ) -> TokenGraph:
-        """The graph of a list without duplicates, which is not checked; its sorted keys if ``known``."""
-        keys, order = edge_list.sort_keys(edges, num_src) if known is None else known
-        rule = partial(rules.is_listed, torch.cat([keys, rules.LAST_KEY]), num_src)
-        graph = cls(rule, num_dst, num_src, name=name, _listed=edges)
-        if order is not None:  # the list is sorted once: plans find its order there
-            graph._memo[(derived.receiver_order,)] = order
-        return graph
+    def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
+        """The graph of a list without parallel edges, which is not checked."""
+        return cls(ListedEdges(edges, num_dst, num_src), num_dst, num_src, name=name)
 
     @overload
     @classmethod
@@ -163,7 +154,7 @@ class TokenGraph(Frozen):
         coalesce: Literal["count"],
         causal: bool = ...,
         name: str = ...,
-    ) -> tuple[TokenGraph, neighbours.log_count]: ...
+    ) -> tuple[TokenGraph, log_count]: ...
 
     @classmethod
     def from_indices(
@@ -174,7 +165,7 @@ class TokenGraph(Frozen):
         coalesce: bool | Literal["count"] = False,
         causal: bool = False,
         name: str = "indices",
-    ) -> TokenGraph | tuple[TokenGraph, neighbours.log_count]:
+    ) -> TokenGraph | tuple[TokenGraph, log_count]:
         """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
 
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
@@ -192,8 +183,9 @@ class TokenGraph(Frozen):
         given = index, num_src, count, coalesce, causal
         if torch.compiler.is_compiling():
             return cls.traced_indices(*given, name)
-        fields, score_mod = neighbours.of_tokens(*given)
-        graph = cls(**fields, name=name)
+        edges, score_mod = indices.read_senders(*given)
+        batch, heads = indices.varying_sizes(index)
+        graph = cls(edges, index.shape[-2], num_src, heads, batch, name)
         return graph if score_mod is None else (graph, score_mod)
 
     @classmethod
@@ -219,7 +211,8 @@ class TokenGraph(Frozen):
         given = index, block_size, num_dst, num_src, causal
         if torch.compiler.is_compiling():
             return cls.traced_blocks(*given, name)
-        return cls(**neighbours.of_blocks(*given), name=name)
+        batch, heads = indices.varying_sizes(index)
+        return cls(indices.read_blocks(*given), num_dst, num_src, heads, batch, name)
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
@@ -252,6 +245,16 @@ class TokenGraph(Frozen):
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quoted(device)}")
         return memoized(derived.mask, self, torch.device(device or "cpu"))
+
+    @property
+    def rule(self) -> Rule:
+        """``rule(b, h, dst, src) -> bool tensor``, True where there is an edge: FlexAttention's mask_mod."""
+        return self.edges.mask_mod()
+
+    @property
+    def has_parallel_edges(self) -> bool:
+        """Whether an edge stands several times in :attr:`edge_index`; see :meth:`from_edges`."""
+        return self.edges.has_parallel_edges
 
     @property
     def num_edges(self) -> int:
@@ -305,63 +308,17 @@ class TokenGraph(Frozen):
     @property
     def is_prepared(self) -> bool:
         """Whether the edges are worth a look before a call: True unless it is one of the first on a list."""
-        return self._listed is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
+        return self.edges.listed() is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
 
     def count_call(self) -> None:
         """Count a call along the graph, until :attr:`is_prepared`."""
         self._memo["calls"] = self._memo.data.get("calls", 0) + 1
 
-    def rows(self, start: int, stop: int) -> TokenGraph:
-        """The receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
-
-        >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
-        >>> causal.rows(2, 4).mask().int().tolist()
-        [[1, 1, 1, 0], [1, 1, 1, 1]]
-        """
-        return cast("TokenGraph", operators.rows(self, start, stop))
-
-    def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
-        """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
-        return cast("TokenGraph", operators.select(self, batch, head))
-
-    def __or__(self, other: TokenGraph) -> TokenGraph:
-        return cast("TokenGraph", operators.combined(self, other, "|", rules.or_))
-
-    def __and__(self, other: TokenGraph) -> TokenGraph:
-        return cast("TokenGraph", operators.combined(self, other, "&", rules.and_))
-
-    def __sub__(self, other: TokenGraph) -> TokenGraph:
-        return cast("TokenGraph", operators.combined(self, other, "-", rules.minus))
-
-    def __xor__(self, other: TokenGraph) -> TokenGraph:
-        return cast("TokenGraph", operators.combined(self, other, "^", rules.xor))
-
-    def __invert__(self) -> TokenGraph:
-        return cast("TokenGraph", operators.complement(self))
-
-    @property
-    def T(self) -> TokenGraph:
-        """Every edge reversed: senders become receivers (seed S4.22)."""
-        return cast("TokenGraph", operators.transposed(self))
-
-    def __matmul__(self, other: TokenGraph) -> TokenGraph:
-        """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
-
-        The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
-        """
-        if not isinstance(other, TokenGraph):
-            return NotImplemented
-        return cast("TokenGraph", operators.product(self, other))
-
-    def __pow__(self, hops: int) -> TokenGraph:
-        """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
-        return cast("TokenGraph", operators.power(self, hops))
-
     def __eq__(self, other: object) -> bool:
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        return self.frame == other.frame and self.has_edges_of(other.rule)
+        return self.frame == other.frame and self.has_edges_of(other.edges)
 
     def __hash__(self) -> int:
         return hash(self.frame)
@@ -377,7 +334,7 @@ class TokenGraph(Frozen):
         return {**super().__getstate__(), "_parts": []}
 
     @property
-    def shape4(self) -> enumerate_pairs.Shape:
+    def shape4(self) -> rules.Shape:
         """``(batch or 1, heads or 1, num_dst, num_src)``."""
         return (self.batch or 1, self.heads or 1, self.num_dst, self.num_src)
 
@@ -392,11 +349,6 @@ class TokenGraph(Frozen):
         axes = {"sample": self.batch, "head": self.heads}
         return " and ".join(word for word, n in axes.items() if n is not None)
 
-    @property
-    def listed_edges(self) -> Int[Tensor, "2 edges"] | None:
-        """The list that the graph carries, or None."""
-        return self._listed
-
-    def has_edges_of(self, rule: Rule) -> bool:
-        """True if every sample and head has exactly the edges of ``rule``."""
-        return derived.has_edges_of(self, rule)
+    def has_edges_of(self, edges: EdgeSet) -> bool:
+        """True if every sample and head has exactly these edges."""
+        return derived.has_edges_of(self, edges)

@@ -11,17 +11,14 @@ import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
-
-import torch
 
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra import per_head
 from gnn_attention.graph import TokenGraph, symbols
-from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.neighbours import Neighbours, fields_of, neighbours_of
+from gnn_attention.graph.edges import EdgeSet, RuleEdges
 from gnn_attention.graph.rules import Rule
 
 CACHED = 64  # graphs of forward passes: each layer may have its own
@@ -92,7 +89,7 @@ def _check(place: Place, graph: TokenGraph, instead: bool, who: str) -> None:
         raise ValueError(f"{who}: {reason}: give a longer one, or a function (layer, head, length) -> graph")
     if not instead or not own.src_offset:
         return
-    gone = replace(own, num_src=own.src_offset, src_offset=0, _listed=None)
+    gone = replace(own, num_src=own.src_offset, src_offset=0)
     if _at_slots(place.along(gone), graph).num_edges:
         raise ValueError(
             f"{who}: its cache has dropped the senders before {own.src_offset}, which {graph!r} needs at "
@@ -109,24 +106,7 @@ def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
 def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     if instead:
         return replace(_filled_slots(place) & _at_slots(place, graph), name=f"{graph.name}, without padding")
-    name = f"{graph.name}, within the model's mask"
-    chosen = _chosen_within(place, graph, name)
-    return replace(place.own & _at_slots(place, graph), name=name) if chosen is None else chosen
-
-
-def _chosen_within(place: Place, graph: TokenGraph, name: str) -> TokenGraph | None:
-    """The senders that a graph chose among the own ones, still as rows; None for another graph, or slots."""
-    own, of = place.own, neighbours_of(graph.rule)
-    is_whole = own.shape4 == (1, 1, graph.num_dst, graph.num_src) and not (own.dst_offset or own.src_offset)
-    if of is None or place.left is not None or not is_whole:
-        return None
-    row, src = torch.repeat_interleave(of.ptr.diff()), of.src.long()
-    nothing = torch.zeros_like(row)
-    inside = own.rule(nothing, nothing, row % own.num_dst, src).expand_as(row)
-    if bool(inside.all()):
-        return graph
-    rows = Neighbours.of_edges(row[inside], src[inside], of.shape)
-    return replace(graph, **fields_of(rows, graph.batch, graph.heads), name=name, _listed=None)
+    return replace(place.own & _at_slots(place, graph), name=f"{graph.name}, within the model's mask")
 
 
 def _filled_slots(place: Place) -> TokenGraph:
@@ -135,7 +115,7 @@ def _filled_slots(place: Place) -> TokenGraph:
     rule = symbols.src < own.dst_offset + own.num_dst - own.src_offset
     rule = rule if place.padding is None else rule & sends_token(place.padding)
     samples = None if place.padding is None or len(place.padding) == 1 else place.batch
-    return replace(own, rule=rule, heads=None, batch=samples, _listed=None)
+    return replace(own, edges=RuleEdges(rule), heads=None, batch=samples)
 
 
 def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:
@@ -147,9 +127,9 @@ def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:
         return rows if (own.src_offset, stop) == (0, graph.num_src) else rows.T.rows(own.src_offset, stop).T
     by_sample = left is not None and len(left) > 1
     pads = 0 if left is None else left if by_sample else int(left)
-    rule = partial(_inside, graph.rule, (own.dst_offset, own.src_offset), graph.num_src, pads)
+    rule = partial(_inside, graph.edges.contains, (own.dst_offset, own.src_offset), graph.num_src, pads)
     samples = graph.batch or (place.batch if by_sample else None)
-    return replace(own, rule=rule, heads=graph.heads, batch=samples, _listed=None)
+    return replace(own, edges=RuleEdges(rule), heads=graph.heads, batch=samples)
 
 
 def _inside(
@@ -158,7 +138,7 @@ def _inside(
     pad: Any = pads.to(b.device)[b] if isinstance(pads, Tensor) else pads
     dst, src = dst + at[0] - pad, src + at[1] - pad
     known = (dst >= 0) & (src >= 0) & (src < num_src)
-    edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
+    edge: Tensor = known & rule(b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return edge
 
 
@@ -175,6 +155,8 @@ def recipe(value: object) -> Hashable | None:
     kind: Any = type(value)
     if isinstance(value, tuple):
         parts = value
+    elif isinstance(value, MethodType) and isinstance(value.__self__, EdgeSet):
+        return recipe(value.__self__.mask_mod())
     elif isinstance(value, partial):
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
     elif isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED:
@@ -198,5 +180,5 @@ class Known:
     def of(cls, thing: Any) -> Known:
         if not isinstance(thing, TokenGraph):
             return cls(recipe(thing) or id(thing), thing)
-        rule = None if thing._listed is not None else recipe(thing.rule)
+        rule = recipe(thing.rule)
         return cls(id(thing) if rule is None else (rule, thing.frame), thing)

@@ -24,6 +24,7 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule, and_, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
@@ -117,8 +118,8 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
         rule = partial(_on_device, partial(map_pairs, function) if is_mapped else function, at, device)
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
-        rule = partial(and_, own.rule, alignment.sends_token(padding))
-        own = replace(own, rule=rule, batch=own.batch or (batch if len(padding) > 1 else None))
+        edges = RuleEdges(partial(and_, own.edges.contains, alignment.sends_token(padding)))
+        own = replace(own, edges=edges, batch=own.batch or (batch if len(padding) > 1 else None))
     place = Place(own, batch, padding, left, cached=is_known and padding is None and left is None)
     return LazyMask(place, device, ACTIVE.get())
 
@@ -133,9 +134,7 @@ def _placed_at(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
     return replace(graph, dst_offset=at[0], src_offset=at[1], name="the model's mask")
 
 
-def _on_device(
-    function: Rule, at: tuple[int, int], device: Any, b: Any, h: Any, dst: Any, src: Any
-) -> Tensor:
+def _on_device(function: Rule, at: tuple[int, int], device: Any, b: Any, h: Any, dst: Any, src: Any) -> Any:
     """The predicate at absolute positions, on the device of its tables."""
     ends = (x.to(device) for x in (b, h, dst, src))
     return of_tokens(function, *at, *ends).to(dst.device)

@@ -239,7 +239,7 @@ def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "ba
     sample, before, src = sample[are_tokens], before[are_tokens], src[are_tokens]
     if not len(sample):
         return
-    leaks = own.rule(sample, torch.zeros_like(src), before + 1, src).expand(src.shape).nonzero()
+    leaks = own.edges.contains(sample, torch.zeros_like(src), before + 1, src).expand(src.shape).nonzero()
     if len(leaks):
         first = f"(sample {int(sample[leaks[0]])}, token {int(before[leaks[0]]) + 1})"
         what = f"position_ids begin again {first}, but that token attends to the one before it"

@@ -24,8 +24,8 @@ from gnn_attention.attend import Explanation, checked_backend, explain
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import explain_by_size
-from gnn_attention.graph import TokenGraph, edge_list, rules
-from gnn_attention.graph.traced import TracedEdges, is_edge_list
+from gnn_attention.backends.traced import TracedEdges, is_edge_list
+from gnn_attention.graph import TokenGraph, edge_list
 from gnn_attention.heads import StandardHeads
 
 STEPS = ("edge_update", "message", "aggregate", "update")
@@ -153,7 +153,7 @@ class TwoPathLayer(MessagePassing):
         >>> layer.explain_path(patterns.causal(3)).choice
         'dense'
         """
-        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src, parallel="keep")
         if (watcher := self.watcher()) is not None:
             return Explanation(repr(graph), "message_passing", f"somebody looks on: {watcher}")
         if self.backend != "auto":
@@ -169,8 +169,9 @@ class TwoPathLayer(MessagePassing):
             if torch.compiler.is_compiling() and (for_messages or self.backend == "auto"):
                 return TracedEdges.of(g, num_dst, num_src)
             if type(g) is Tensor and g.dtype in edge_list.SIGNED:
-                read = list_edges if for_messages else TokenGraph.from_edges
-                return read(g, num_dst, num_src)
+                if for_messages:
+                    return TracedEdges.of(g, num_dst, num_src)
+                return TokenGraph.from_edges(g, num_dst, num_src, parallel="keep")
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(
                 "message_and_aggregate is no step of this layer and would not run for a sparse graph: "
@@ -232,20 +233,10 @@ def state_pair(x: Any) -> tuple[Tensor, Tensor]:
 
 def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
     """``g``, or the graph of what torch_geometric has; ValueError where it does not fit the states."""
-    graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+    graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src, parallel="keep")
     if (graph.num_src, graph.num_dst) != (num_src, num_dst):
         raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
     return graph
-
-
-def list_edges(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
-    """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
-    edges = edge_list.checked(edge_index, num_dst, num_src)
-    key = edge_list.keys_of(edges, num_src)
-    ordered = key.sort().values
-    if (ordered[1:] == ordered[:-1]).any():
-        raise ValueError(edge_list.duplicate_message(edges, key))
-    return TracedEdges(rules.everyone, num_dst, num_src, name="edges", _listed=edges.to(edge_index.device))
 
 
 def nodes(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:

@@ -19,8 +19,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.traced import TracedEdges
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.traced import TracedEdges
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
 from gnn_attention.heads.latent import LatentHeads

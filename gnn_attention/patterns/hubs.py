@@ -147,7 +147,9 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
-    inner = graph.rule if graph.num_dst else rules.everyone  # a graph of no tokens may be unable to answer
+    inner = (
+        graph.edges.contains if graph.num_dst else rules.everyone
+    )  # a graph of no tokens may be unable to answer
     rule = rules.past(partial(_memory, m, inner), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 

@@ -120,7 +120,7 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
         if not isinstance(part, TokenGraph) or (part.num_dst, part.num_src, part.heads, part.batch) != frame:
             wanted = f"a graph over the tokens of {graph!r}, the same for all heads"
             raise ValueError(f"each of parts must be {wanted}, got {part!r}")
-    rows = [part.rule(nowhere, nowhere, dst, src).expand(len(src)) for part in parts]
+    rows = [part.edges.contains(nowhere, nowhere, dst, src).expand(len(src)) for part in parts]
     return torch.stack([nowhere > 0, *rows])[1:]
 
 

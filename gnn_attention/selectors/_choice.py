@@ -10,7 +10,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.neighbours import Rows, fields_of
+from gnn_attention.graph.indices import Rows
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
 
 # 4 MiB of float32
@@ -45,7 +45,7 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
     b, h = (torch.arange(n or 1, device=dst.device) for n in (graph.batch, graph.heads))
     ends = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), dst, src
     shape = torch.broadcast_tensors(*ends)[0].shape  # type: ignore[no-untyped-call]
-    return evaluate(graph.rule, graph.name, *ends).expand(shape)
+    return evaluate(graph.edges.contains, graph.name, *ends).expand(shape)
 
 
 def allowed(
@@ -79,11 +79,9 @@ def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: s
     if torch.compiler.is_compiling():
         varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
         return replace(TokenGraph.from_indices(varying, of.num_src), **at)
-    found = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).neighbours()
+    edges = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).choose()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
-    # on a GPU the list is made when it is asked for
-    listed = found.edges() if found.slices == 1 and index.device.type == "cpu" else None
-    return TokenGraph(**fields_of(found, batch, heads), **at, _listed=listed)
+    return TokenGraph(edges, index.shape[2], of.num_src, heads, batch, **at)
 
 
 def tokens_of(

@@ -54,7 +54,7 @@ def from_table(table: Tensor, heads: int | None = None, batch: int | None = None
 
 def listed(graph: TokenGraph) -> bool:
     """True if the graph carries its edges: then its rule asks no other rule."""
-    return graph.listed_edges is not None
+    return graph.edges.listed() is not None
 
 
 @st.composite

@@ -12,7 +12,7 @@ from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, cost_model, dense, dispatch, reference, rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Costs
-from gnn_attention.graph.neighbours import Neighbours
+from gnn_attention.graph.edges import ChosenEdges
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def test_what_no_list_of_edges_holds_is_written_out_or_computed_in_chunks(monkey
 
 def test_the_choice_does_not_look_at_rows_that_were_chosen(monkeypatch):
     """Their in-degrees are on a device, which the host would wait for."""
-    monkeypatch.setattr(Neighbours, "degrees", lambda self: pytest.fail("the host asks for in-degrees"))
+    monkeypatch.setattr(ChosenEdges, "in_degree", lambda self: pytest.fail("the host asks for in-degrees"))
     index = torch.arange(N).view(-1, 1) // 2
     for given in (index, index.expand(8, -1, -1)):
         graph = ga.TokenGraph.from_indices(given, N)

@@ -139,3 +139,18 @@ def test_a_nan_in_a_long_call_takes_little_memory():
     out = ga.attend(q, k, v, patterns.causal(2**14))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
     assert out.isnan().any(-1)[0, 0].tolist() == [dst >= 9000 for dst in range(2**14)]
+
+
+EAGER = [name for name, backend in BACKENDS.items() if not backend.compiled and name != "varlen"]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("backend", EAGER)
+def test_lse_over_no_edges_has_a_gradient_of_zero(backend, with_bias):
+    if with_bias and not BACKENDS[backend].capabilities.bias:
+        pytest.skip("it takes no bias")
+    bias, q = torch.zeros(0) if with_bias else None, torch.randn(1, 1, 4, 3, requires_grad=True)
+    out, info = ga.attend(q, q, q, patterns.window(4, 0), bias=bias, backend=backend, return_info=True)
+    hidden = ga.attend(q, q, q.detach() * torch.nan, patterns.window(4, 0), backend=backend)
+    (gradient,) = torch.autograd.grad([hidden, info.lse], [q], [out + 1, torch.ones(1, 1, 4)])
+    assert torch.equal(gradient, torch.zeros_like(q))

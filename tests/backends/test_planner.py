@@ -11,12 +11,8 @@ from support.plans import PLAIN, random_mask, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, unpacked
-from gnn_attention.backends.plan.planner import (
-    PLANS,
-    packed_plan,
-    tiles_plan,
-)
+from gnn_attention.backends.plan.plan import EdgeRows, Rectangles, Strided, unpacked
+from gnn_attention.backends.plan.planner import PLANS, packed_plan, tiles_plan
 from gnn_attention.backends.plan.planner import _documents as documents_of
 from gnn_attention.graph import memoized
 
@@ -24,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def receivers(piece, num_dst):
-    if isinstance(piece, Edges):
+    if isinstance(piece, EdgeRows):
         return list(range(num_dst))
     return [i for g in range(piece.dst.count) for i in tokens(piece.dst, g).tolist()]
 

@@ -16,7 +16,7 @@ from gnn_attention.backends import rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import csr, row_attention
 from gnn_attention.backends.gpu.csr import rows_of, sides_of
-from gnn_attention.graph.neighbours import Neighbours
+from gnn_attention.graph.edges import ChosenEdges
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 
 GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
@@ -99,8 +99,8 @@ def sides(graph):
 @pytest.mark.parametrize("sizes", [(), (4,), (2, 4)], ids=str)
 def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
     """Its rows are sorted where they are."""
-    monkeypatch.setattr(Neighbours, "edges", None)
-    monkeypatch.setattr(Neighbours, "at", None)
+    monkeypatch.setattr(ChosenEdges, "_in_order", None)
+    monkeypatch.setattr(ChosenEdges, "select", None)
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
     graph = ga.TokenGraph.from_indices(torch.tensor([[1, 0], [2, -1]]).expand(*sizes, 2, 2), 3)
     assert pairs_of(sides(graph)[0])[:3] == [(0, 0), (0, 1), (1, 2)]

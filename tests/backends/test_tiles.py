@@ -5,12 +5,13 @@ import torch
 from support.bounds import assert_exact, assert_rule, attention_truth
 from support.covering import thinned
 from support.inputs import qkv
+from support.plans import STRUCTURED
 from support.verify_cases import SMALL, check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS
-from gnn_attention.backends.cpu import dense_blocks_eager
+from gnn_attention.backends.cpu import dense_blocks, dense_blocks_eager
 from gnn_attention.verify import oracle
 from tests.backends.test_attention_op import Largest, gradients
 
@@ -158,3 +159,16 @@ def test_a_value_that_only_rounds_a_width_up_carries_nothing(strip_graph, number
         (slope,) = torch.autograd.grad(out.sum(), q)
         assert torch.equal(~out.isfinite().all(-1)[0, 0], mask[:, src])
         assert slope[0, 0, ~mask[:, src]].isfinite().all()
+
+
+@pytest.mark.parametrize("room", [1, 3000, 100_000])
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_a_few_rectangles_at_a_time(name, room, monkeypatch):
+    """The same however many go into one call, of strided and gathered tokens."""
+    graph = STRUCTURED[name]
+    given = qkv(graph.num_dst, graph.num_src, heads=2, kv_heads=1, batch=3)
+    wanted = ga.attend(*given, graph, backend="rows")
+    wanted = [wanted, *torch.autograd.grad(wanted.square().sum(), given)]
+    monkeypatch.setattr(dense_blocks, "BYTES_AT_ONCE", room)
+    out = ga.attend(*given, graph, backend="tiles")
+    assert_exact([out, *torch.autograd.grad(out.square().sum(), given)], wanted)

@@ -1,14 +1,49 @@
-"""Counts, degrees, lists and equality from boxes: against visiting every pair, and by closed forms."""
+"""Counts, degrees, lists, tiles and equality from boxes, of rules alone and of rules made with lists, whose
+pairs are counted apart: against dense masks, and by closed forms.
+"""
 
 import pytest
 import torch
 from support.covering import thinned
+from support.inputs import scattered
 from support.plans import PLAIN
 
-from gnn_attention import TokenGraph, patterns
+from gnn_attention import TokenGraph, algebra, patterns
+from gnn_attention.graph import tiling
+from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import counting, enumerate_pairs
+from tests.graph.test_tiling import check
 
-MILLION = 10**6
+N, MILLION = 60, 10**6
+
+
+LIST, OTHER = scattered(N, N, 150), scattered(N, N, 150, seed=1)
+WINDOW, CAUSAL = patterns.window(N, 7), patterns.causal(N)
+BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
+BY_BOTH = TokenGraph.from_rule(
+    lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2
+)
+GRAPHS = {
+    "union": WINDOW | LIST,
+    "difference": WINDOW - LIST,
+    "symmetric difference": CAUSAL ^ LIST,
+    "complement": ~LIST,
+    "two lists": (WINDOW ^ LIST) - (~OTHER & CAUSAL),
+    "transpose": (WINDOW | LIST).T,
+    "rows": (WINDOW | LIST).rows(20, 50),
+    "columns": (WINDOW | LIST).T.rows(20, 50).T,
+    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(N, N, 90).rows(10, 50)).rows(5, 33),
+    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(30, 80, 200),
+    "by head": BY_HEAD | LIST,
+    "one head": (BY_HEAD | LIST).select(0, 2),
+    "by head and sample": BY_BOTH ^ LIST,
+    "a list of more tokens": TokenGraph.from_rule(
+        (patterns.window(90, 7) | scattered(90, 90, 400)).rule, 50, 45
+    ),
+    "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
+    "no edges": patterns.cross(0, 5) | scattered(0, 5, 0),
+}
+each_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 
 
 @pytest.fixture
@@ -19,6 +54,56 @@ def by_boxes(monkeypatch):
 
 
 @pytest.mark.usefixtures("by_boxes")
+@each_graph
+def test_degrees_edges_and_counts(graph):
+    mask = graph.mask()
+    assert torch.equal(graph.in_degree(), mask.sum(-1))
+    assert graph.num_edges == int(mask.sum())
+    if mask.dim() == 2:
+        assert torch.equal(graph.edge_index, mask.nonzero().t().flip(0))
+
+
+@pytest.mark.usefixtures("by_boxes")
+@each_graph
+def test_tiles(graph):
+    check(graph, 16)
+
+
+@pytest.mark.usefixtures("by_boxes")
+def test_equality():
+    """Also where graphs differ at a listed pair alone, or next to one alone."""
+    assert LIST | WINDOW == WINDOW | LIST
+    assert (WINDOW | LIST) - LIST == WINDOW - LIST
+    assert (WINDOW ^ LIST) ^ LIST == WINDOW
+    assert ~(~WINDOW - LIST) == WINDOW | LIST
+    outside = (~WINDOW.mask()[LIST.edge_index[1], LIST.edge_index[0]]).nonzero().flatten()
+    fewer = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != outside[0]], N)
+    graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
+    assert graph != WINDOW | fewer
+    assert graph != wider
+    assert TokenGraph.from_edges(WINDOW.edge_index, N) == WINDOW
+    assert TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N) != WINDOW
+
+
+@pytest.mark.usefixtures("by_boxes")
+def test_scattered_pairs_break_no_box(monkeypatch):
+    """Of 4 million pairs not many more are visited than are listed; the tiles too are found so."""
+    n, visited, evaluate = 2048, [], enumerate_pairs.evaluate
+    graph = patterns.window(n, 64) | scattered(n, n, 8 * n)
+
+    def counted(rule, name, b, h, dst, src):
+        edge = evaluate(rule, name, b, h, dst, src)
+        visited.append(edge.numel())
+        return edge
+
+    monkeypatch.setattr(enumerate_pairs, "evaluate", counted)
+    assert graph.num_edges == int(graph.in_degree().sum())
+    assert sum(visited) < 3 * 8 * n
+    tiling.tiles(graph, 128)
+    assert sum(visited) < 10 * 8 * n
+
+
+@pytest.mark.usefixtures("by_boxes")
 @pytest.mark.parametrize("name", thinned(PLAIN, 2))
 def test_degrees_and_lists(name):
     """Of a graph, its complement and its transpose."""
@@ -26,7 +111,7 @@ def test_degrees_and_lists(name):
         expected = graph.mask()
         assert graph.in_degree().tolist() == expected.sum(1).tolist()
         assert graph.num_edges == int(expected.sum())
-        if graph.listed_edges is None:
+        if graph.edges.listed() is None:
             assert torch.equal(graph.edge_index, expected.nonzero().t().flip(0))
 
 
@@ -59,3 +144,35 @@ def test_a_list_beyond_its_tokens(shift):
 )
 def test_a_million_tokens_are_counted_without_their_pairs(graph, edges):
     assert graph.num_edges == edges
+
+
+def last_edges(mask):
+    """The largest dst with ``mask[dst, src]`` for each src, -1 for none: every head and sample counts."""
+    while mask.dim() > 2:
+        mask = mask.any(0)
+    return [max((dst for dst, edge in enumerate(column) if edge), default=-1) for column in mask.T.tolist()]
+
+
+LIVES = PLAIN | {
+    "by head": algebra.per_head(
+        patterns.window(130, 3), patterns.strict_causal(130) & patterns.documents([50, 80])
+    ),
+    "by sample": algebra.per_sample(patterns.window(130, 3), patterns.documents([50, 80])),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_last_receivers_and_senders(name):
+    graph = LIVES[name]
+    mask = graph.mask()
+    assert last_receivers(graph).tolist() == last_edges(mask)
+    assert last_senders(graph).tolist() == last_edges(mask.mT)
+
+
+@pytest.mark.slow
+def test_the_lives_of_a_million_tokens():
+    n, w, s = MILLION, 4096, 4
+    last = last_receivers(patterns.window(n, w) | patterns.sinks(n, s))
+    src = torch.arange(n)
+    assert torch.equal(last, torch.where(src < s, n - 1, (src + w - 1).clamp(max=n - 1)))
+    assert torch.equal(last_senders(patterns.prefix(n, 1000)), src.clamp(min=999))

@@ -9,25 +9,20 @@ from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, tiles
 
 
-def counted(graph, block):
-    """The kind of every tile, from the mask."""
-    mask = graph.mask().expand(graph.shape4).flatten(0, 1)
-    size = edges_of_tiles(torch.ones_like(mask[0]), block, block)
-    found = torch.stack([edges_of_tiles(one, block, block) for one in mask])
-    kinds = torch.where(found == 0, EMPTY, torch.where(found == size, FULL_TILE, PARTIAL))
-    return kinds.to(torch.uint8).view(*graph.shape4[:2], *size.shape)
-
-
 def check(graph, block):
-    found = tiles(graph, block)
-    table = counted(graph, block)
-    assert torch.equal(found.table(), table)
+    """Every tile against the edges of the mask in it."""
+    found, mask = tiles(graph, block), graph.mask().expand(graph.shape4).flatten(0, 1)
+    size = edges_of_tiles(torch.ones_like(mask[0]), block, block)
+    edges = torch.stack([edges_of_tiles(one, block, block) for one in mask])
+    table = torch.where(edges == 0, EMPTY, torch.where(edges == size, FULL_TILE, PARTIAL))
+    assert torch.equal(found.table().flatten(0, 1), table.to(torch.uint8))
     kinds = {"num_empty": EMPTY, "num_partial": PARTIAL, "num_full": FULL_TILE}
-    assert {name: getattr(found, name) for name in kinds} == {
-        name: int((table == kind).sum()) for name, kind in kinds.items()
-    }
+    for name, kind in kinds.items():
+        assert getattr(found, name) == int((table == kind).sum())
     following = (found.row[1:] == found.row[:-1]) & (found.first[1:] == found.stop[:-1])
-    assert not bool((following & (found.full[1:] == found.full[:-1])).any()), "runs are maximal"
+    assert not bool((following & found.full[1:] & found.full[:-1]).any()), "runs of full tiles are maximal"
+    partial = found.at(~found.full)
+    assert torch.equal(partial.edges, edges.flatten(0, 1)[partial.row, partial.first])
     place = found.row * (found.columns + 1) + found.first
     assert bool((place[1:] > place[:-1]).all()), "runs are sorted"
 

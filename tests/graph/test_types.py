@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnn_attention import TokenGraph
-from gnn_attention.graph.neighbours import log_count
+from gnn_attention.graph.edges import log_count
 
 INDEX = torch.tensor([[0, -1], [1, 0]])
 

@@ -111,7 +111,7 @@ def variations(call: Call, backend: Backend, number: int) -> Iterator[tuple[str,
             for power in range(8, 22):  # leave NaN in the memory that the call is given
                 torch.full((2**power,), torch.nan)
             yield "repeats", call.bits(backend)
-    if call.graph.listed_edges is not None and backend.name in ANY_ORDER:
+    if call.graph.edges.listed() is not None and backend.name in ANY_ORDER:
         rng = torch.Generator().manual_seed(number)
         with _setting(2):
             order = torch.randperm(call.graph.num_edges, generator=rng)

@@ -192,20 +192,6 @@ def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
     assert main(["F1"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["F99"], "'F99' is no guarantee; expected one of F1"),
-        (["--count", "0"], "--count 0: expected 1 or more"),
-        (["--json", "no/such/folder/f.json"], "expected a file in a folder that exists"),
-    ],
-)
-def test_wrong_options_are_named(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert message in capsys.readouterr().err
-
-
 def test_a_record_names_the_commit_and_whether_files_differ(tmp_path, monkeypatch):
     """A copy without a repository, also inside of another one, gets its commit from the environment."""
     monkeypatch.setattr(environment, "ROOT", tmp_path)

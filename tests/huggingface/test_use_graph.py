@@ -19,7 +19,6 @@ from support.hf_models import TOKENS, built, generated, gradients, inputs, logit
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
-from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.huggingface import attending, use_graph
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -51,7 +50,7 @@ def test_a_chosen_graph_stays_one_within_the_mask(llama, later):
     with use_graph(llama, graph), attending(replace(BACKENDS["rows"], run=run)):
         assert_exact(logits_of(llama, input_ids=tokens), expected)
     due = int((graph.mask() & past).sum())
-    assert [(one.num_edges, neighbours_of(one.rule) is None) for one in seen] == [(due, False)] * len(seen)
+    assert [(one.num_edges, one.edges.has_structure) for one in seen] == [(due, False)] * len(seen)
     assert seen
     assert (due < graph.num_edges) == later
 

@@ -21,7 +21,6 @@ LAYER_TESTS += ["nn/test_to_hetero_transformer.py", "nn/test_to_hetero_with_base
 LAYERS = ("TransformerConv", "GATConv", "GATv2Conv", "SAGEConv", "GCNConv")
 FLAGS = ["-q", "--tb=short", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore"]
 REASONS = {
-    r"edge_index holds \d+ duplicate edges": "feeds an edge twice, but a graph is a set",
     r"uninitialized parameter in .*numel|assert \d+ == 5824": "counts the parameters of a layer of theirs",
     "must be at least 1, got -1": "leaves a width open, where ours need a Linear(-1, width) before them",
     r"torch\.jit": "needs TorchScript, which is refused by name",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.plan import Edges, Groups, Piece, Strided
+from gnn_attention.backends.plan.plan import EdgeRows, Groups, Piece, Strided
 
 
 def tokens(groups: Groups, number: int) -> Tensor:
@@ -22,7 +22,7 @@ def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
     """How often each pair ``[dst, src]`` is taken as an edge, by the definitions of the pieces."""
     count = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for piece in pieces:
-        if isinstance(piece, Edges):
+        if isinstance(piece, EdgeRows):
             dst = torch.repeat_interleave(torch.arange(num_dst), piece.ptr.long().diff())
             count.index_put_((dst, piece.src.long()), torch.ones_like(dst), accumulate=True)
             continue

@@ -18,7 +18,7 @@ from gnn_attention.backends import devices
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
-from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
+from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
 
@@ -117,7 +117,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: 
             ends = [q.to(wide), k.to(wide), v.to(wide)]
         ends = _same_width(max(q.shape[3], v.shape[3]), *ends)
     for piece in plan.pieces:
-        if isinstance(piece, Edges):
+        if isinstance(piece, EdgeRows):
             csr.forward(q, k, v, piece, scale, out, lse)
         else:
             dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
@@ -150,7 +150,7 @@ def _backward(
             padded[4] = torch.cat([padded[4], minus], -1)
         padded = _same_width(max(q.shape[3], v.shape[3] + extra), *padded)
     for piece in plan.pieces:
-        if isinstance(piece, Edges):
+        if isinstance(piece, EdgeRows):
             delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
             csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))
         else:

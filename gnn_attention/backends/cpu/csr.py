@@ -14,7 +14,7 @@ import torch
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_sums, sampled_products
-from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
 
 Receivers = Float[Tensor, "batch heads dst _"]
@@ -24,7 +24,7 @@ PerReceiver = Float[Tensor, "batch heads dst"]
 
 @torch.no_grad()
 def forward(
-    q: Receivers, k: Senders, v: Senders, edges: Edges, scale: float, out: Receivers, lse: PerReceiver
+    q: Receivers, k: Senders, v: Senders, edges: EdgeRows, scale: float, out: Receivers, lse: PerReceiver
 ) -> None:
     """Write ``out`` and ``lse`` of the softmax over ``edges``, merged with theirs unless ``edges.fresh``.
 
@@ -71,7 +71,7 @@ def backward(
     delta: PerReceiver,
     ends: tuple[Receivers, Senders, Senders],
     lse: PerReceiver,
-    edges: Edges,
+    edges: EdgeRows,
     scale: float,
     results: Sequence[Tensor],
     add: bool = True,

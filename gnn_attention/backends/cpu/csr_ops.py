@@ -19,12 +19,12 @@ from typing import Any
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.cpu.csr_primitives import batches, sampled_products
-from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.backends.plan.plan import EdgeRows
 
 
 def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_products(q, k, tensors).zero_()
-    work, groups = batches(Edges(*tensors), q.shape[:2], k.shape[1], q.dtype)
+    work, groups = batches(EdgeRows(*tensors), q.shape[:2], k.shape[1], q.dtype)
     for shared, heads in groups:
         key = work.staged("k", k[shared])
         for head in heads:
@@ -35,7 +35,7 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_incoming(weights, v, tensors).zero_()
-    work, groups = batches(Edges(*tensors), weights.shape[:2], v.shape[1], v.dtype)
+    work, groups = batches(EdgeRows(*tensors), weights.shape[:2], v.shape[1], v.dtype)
     for shared, heads in groups:
         value = work.staged("v", v[shared])
         for head in heads:
@@ -45,7 +45,7 @@ def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: int) -> Tensor:
     result = _new_outgoing(weights, x, tensors, kv_heads).zero_()
-    work, groups = batches(Edges(*tensors), weights.shape[:2], kv_heads, x.dtype)
+    work, groups = batches(EdgeRows(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for shared, heads in groups:
         for head in heads:
             rows, spare = work.staged("x", x[head]), work.first.values()

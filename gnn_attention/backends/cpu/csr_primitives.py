@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.csr import sorted_edges
-from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.backends.plan.plan import EdgeRows
 
 LONGEST = 64  # rows that are added one after the other
 MOST_EDGES = 10**5  # of all heads taken together; above, one head at a time is as fast and takes less memory
@@ -115,7 +115,7 @@ class Head:
 
     # a fresh page of memory costs more than the arithmetic on it: a head writes where the last one wrote
 
-    def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
+    def __init__(self, edges: EdgeRows, dtype: torch.dtype) -> None:
         self.edges, self.dtype = edges, dtype
         self._rows: dict[str, Tensor] = {}
 
@@ -171,7 +171,7 @@ class Head:
 Groups = list[tuple[Index, list[Index]]]
 
 
-def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype) -> tuple[Head, Groups]:
+def batches(edges: EdgeRows, shape: Sequence[int], kv_heads: int, dtype: torch.dtype) -> tuple[Head, Groups]:
     """Buffers for one head at a time, and the index of each key/value head with those of its query heads.
 
     Heads of few edges are taken together, where that is cheaper: the index is ``...`` for all of both.
@@ -190,10 +190,10 @@ def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtyp
     ]
 
 
-def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
+def folded(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
     """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
 
-    def fold(ptr: Tensor) -> Edges:
+    def fold(ptr: Tensor) -> EdgeRows:
         num_dst, num_src = ptr.numel() - 1, edges.out_ptr.numel() - 1
         slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
         dst = edges.dst + slice_ * num_dst

@@ -17,7 +17,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.csr import list_edges
-from gnn_attention.backends.plan.plan import Edges, Packed
+from gnn_attention.backends.plan.plan import EdgeRows, Packed
 from gnn_attention.graph import TokenGraph
 
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
@@ -60,7 +60,7 @@ def rows_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Packed:
     >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    edges = Edges(*list_edges(graph, device, group))
+    edges = EdgeRows(*list_edges(graph, device, group))
     receivers = _side(edges.ptr, edges.src, edges.src.new_empty(0))
     senders = _side(edges.out_ptr, edges.out_dst, edges.out_position)
     return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]

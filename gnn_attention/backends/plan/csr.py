@@ -8,24 +8,23 @@ import torch
 
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.plan.plan import Edges
+from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
-from gnn_attention.graph.neighbours import neighbours_of
 
 
-def edges_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Edges:
+def edges_of(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRows:
     """The edges of a graph on a device, by receiver, then sender; cached.
 
     Of a graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without an
     axis by which the graph does not differ. ``group`` query heads share the senders of one key/value head.
     """
-    return Edges(*memoized(list_edges, graph, device, group))
+    return EdgeRows(*memoized(list_edges, graph, device, group))
 
 
 def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
     """The tensors of :func:`edges_of`, which are not cached."""
-    chosen, order = neighbours_of(graph.rule), None
+    chosen, order = graph.edges.pointers(), None
     if chosen is None and graph.heads is None and graph.batch is None:
         (src, row), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
         order = None if order is None else order.to(device)
@@ -34,8 +33,8 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
     num_src, num_dst = slices // shared * graph.num_src, slices * graph.num_dst
     if chosen is not None:
         # Nothing leaves the device on which the senders were chosen.
-        row = torch.repeat_interleave(chosen.ptr.to(device).diff(), output_size=len(chosen.src))
-        src = chosen.src.to(device)
+        ptr, src = (x.to(device) for x in chosen)
+        row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
         parts = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
         edges = [part.edge_index.to(device) for part in parts]
@@ -56,7 +55,7 @@ def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
 
 
-def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Edges:
+def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
     """The edges ``src -> dst`` by receiver, then sender."""
     return _edges_in_order(src, dst, order_by_receiver(src, dst, num_src), num_src, num_dst)
 
@@ -67,13 +66,13 @@ def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " e
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
 
-def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> Edges:
+def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> EdgeRows:
     src, dst = src.int(), dst.int()
     if order is not None:
         src, dst = src.index_select(0, order), dst.index_select(0, order)
     out_position = src.sort(stable=True).indices
     ptr, out_ptr = pointers(dst, num_dst).int(), pointers(src, num_src).int()
-    return Edges(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
+    return EdgeRows(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
 
 
 def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:

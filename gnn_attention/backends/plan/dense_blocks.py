@@ -14,9 +14,10 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
-from gnn_attention.backends.plan.tile_masks import Runs, classes, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
+from gnn_attention.graph.tiling import Tiles
 
 STEP = 16  # senders that the kernel takes at once: others of a width that is no multiple cost as much
 LARGE = 2**15  # pairs from which a rectangle is worth a call of the kernel, more than a copy of its senders
@@ -43,7 +44,7 @@ class _Stack:
         return _Stack(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
-def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
+def rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
     partial = runs.at(~runs.full)
     which, tiles = masks_of_tiles(graph, runs.block, partial.row, partial.first)
     # which of these masks each run has, -1 for a full one
@@ -72,7 +73,7 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     return pieces
 
 
-def by_piece(graph: TokenGraph, runs: Runs) -> list[_Stack]:
+def by_piece(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
     """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
     if not len(runs.row):
         return []
@@ -97,12 +98,12 @@ def by_piece(graph: TokenGraph, runs: Runs) -> list[_Stack]:
     return parts + [stack.at(waiting[kind[waiting] == one]) for one in torch.unique(kind[waiting]).tolist()]
 
 
-def _widths(graph: TokenGraph, runs: Runs) -> Int[Tensor, " runs"]:
+def _widths(graph: TokenGraph, runs: Tiles) -> Int[Tensor, " runs"]:
     """The senders of each run."""
     return (runs.stop * runs.block).clamp(max=graph.num_src) - runs.first * runs.block
 
 
-def _stacked(graph: TokenGraph, runs: Runs) -> _Stack:
+def _stacked(graph: TokenGraph, runs: Tiles) -> _Stack:
     """One rectangle for each row of tiles."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)

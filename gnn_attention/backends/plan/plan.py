@@ -1,7 +1,7 @@
 """A plan: a graph cut into pieces that a kernel takes whole, as values.
 
 A *rectangle* is a set of receivers that may all attend to the same set of senders, with a mask where not all
-pairs are edges; equal rectangles are taken together, ``count`` at a time. *Edges* are a list, receiver by
+pairs are edges; equal rectangles are taken together, ``count`` at a time. *EdgeRows* are a list, receiver by
 receiver (CSR), with its transpose. Pieces of one plan share no edge; their results over the same receivers
 are merged by log-sum-exp.
 
@@ -117,7 +117,7 @@ class Rectangles:
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class EdgeRows:
     """A list of edges receiver by receiver, and the same sender by sender.
 
     The in-edges of receiver i are the positions ``ptr[i] .. ptr[i + 1] - 1`` of ``src``; the out-edges of
@@ -138,7 +138,7 @@ class Edges:
         return [self.ptr, self.src, self.dst, self.out_ptr, self.out_dst, self.out_position]
 
 
-Piece = Rectangles | Edges
+Piece = Rectangles | EdgeRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +157,6 @@ class Plan:
     def rectangles(self) -> tuple[Rectangles, ...]:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
-    @cached_property
-    def visits_non_edges(self) -> bool:
-        return any(piece.causal or piece.masks is not None for piece in self.rectangles)
-
-    @cached_property
-    def narrowest(self) -> int:
-        return min(piece.src.size for piece in self.rectangles)
-
 
 # padded edges: their lists are longer than ptr says
 STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
@@ -176,7 +168,7 @@ def packed(plan: Plan) -> Packed:
     tensors: list[Tensor] = []
     numbers = [int(plan.complete)]
     for piece in plan.pieces:
-        if isinstance(piece, Edges):
+        if isinstance(piece, EdgeRows):
             numbers += [EDGES, int(piece.fresh)]
             tensors += piece.tensors
             continue
@@ -204,7 +196,7 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
             if kind == PADDED:
                 count = int(ptr[-1])
                 src, dst, *out = (x[:count] for x in (src, dst, *out))
-            pieces.append(Edges(ptr, src, dst, out_ptr, *out, fresh=bool(next(words))))
+            pieces.append(EdgeRows(ptr, src, dst, out_ptr, *out, fresh=bool(next(words))))
             continue
         dst_groups = _unpack_groups(kind, parts, words)
         src_groups = _unpack_groups(next(words), parts, words)

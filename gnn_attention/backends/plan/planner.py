@@ -14,7 +14,7 @@ from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
 from gnn_attention.backends.plan.dense_blocks import by_piece, rectangles
 from gnn_attention.backends.plan.plan import (
-    Edges,
+    EdgeRows,
     Gathered,
     Packed,
     Piece,
@@ -24,10 +24,11 @@ from gnn_attention.backends.plan.plan import (
     packed,
     unpacked,
 )
-from gnn_attention.backends.plan.tile_masks import Runs, cells_at, divided, left_over
+from gnn_attention.backends.plan.tile_masks import cells_at, left_over, split_tiles
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.tiling import Tiles
 
 BLOCK = 64  # tokens on the side of a tile
 # rows of tiles taken together: what a cell costs then, measured
@@ -69,7 +70,7 @@ def mixed_plan(graph: TokenGraph) -> Plan:
     """The well filled tiles of a plain graph in rectangles, the edges of all others as a list."""
     if not graph.num_dst or not graph.num_src:
         return Plan((), complete=False)
-    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
+    dense, sparse = split_tiles(graph, BLOCK, LEAST_FILL)
     pieces = _with_long_runs(graph, dense)
     rest = left_over(graph, sparse)
     if rest.shape[1]:
@@ -98,11 +99,11 @@ def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
     fresh = [piece for piece in pieces if piece.fresh]
     covered = sum(piece.dst.count * piece.dst.size for piece in fresh if isinstance(piece, Rectangles))
-    has_list = any(isinstance(piece, Edges) for piece in fresh)
+    has_list = any(isinstance(piece, EdgeRows) for piece in fresh)
     return Plan(tuple(pieces), complete=covered == graph.num_dst or has_list)
 
 
-def _with_long_runs(graph: TokenGraph, runs: Runs) -> list[Piece]:
+def _with_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
     """Rectangles, with long full runs in one of their own where a row also has partial tiles."""
     # so no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens
     of_masks = torch.isin(runs.row, runs.row[~runs.full])
@@ -121,7 +122,7 @@ def packing(graph: TokenGraph) -> Varlen | None:
     [0, 2, 5]
     """
     square = graph.num_dst == graph.num_src > 0
-    if graph.listed_edges is not None or not square or graph.has_empty_rows:
+    if graph.edges.listed() is not None or not square or graph.has_empty_rows:
         return None
     try:
         return to_varlen(graph)
@@ -136,12 +137,14 @@ def _documents(graph: TokenGraph) -> Varlen | None:
     senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document, or are its
     length for all of its tokens.
     """
-    if graph.listed_edges is not None or graph.num_dst != graph.num_src:
+    if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
         return None
     number = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
     dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
     zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
-    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(number, len(src))
+    edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src).expand(
+        number, len(src)
+    )
     starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
     if not bool((starts == 1).all() & edge.gather(1, dst).all()):
         return None
@@ -178,12 +181,12 @@ def documents_work(documents: Varlen) -> Work:
     return Work(calls, len(length), int(cells.sum()), float((cells * weight).sum()))
 
 
-def _cheapest(graph: TokenGraph) -> tuple[Runs, int, int]:
+def _cheapest(graph: TokenGraph) -> tuple[Tiles, int, int]:
     """The runs of tiles at the cheapest height, that height in tiles, and the pairs that they visit."""
-    runs, _ = divided(graph, BLOCK, 0.0)
+    runs, _ = split_tiles(graph, BLOCK, 0.0)
     cells = {times: cells_at(runs, times) for times in HEIGHTS}
     times = min(HEIGHTS, key=lambda times: cells[times] * HEIGHTS[times])
-    return (runs if times == 1 else divided(graph, BLOCK * times, 0.0)[0]), times, cells[times]
+    return (runs if times == 1 else split_tiles(graph, BLOCK * times, 0.0)[0]), times, cells[times]
 
 
 def _seconds(work: Work) -> float:

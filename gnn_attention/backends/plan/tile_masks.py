@@ -9,15 +9,14 @@ sender or their difference alone, tiles are compared by the rule on one row or d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.regions import counting, enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose, ragged
-from gnn_attention.graph.tiling import tiles
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.regions import counting, quadtree
+from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose
+from gnn_attention.graph.tiling import Tiles, tiles
 
 Masks = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
@@ -34,7 +33,7 @@ def masks_of_tiles(
     graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
     """``(which, table)``: the mask of tile t is ``table[which[t]]``, False beyond the border of the graph."""
-    if graph._listed is not None:
+    if graph.edges.listed() is not None:
         tile, (src, dst) = edges_in_tiles(graph, block, row, column)
         masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
@@ -42,7 +41,7 @@ def masks_of_tiles(
         return kinds, masks[some]
     which, seen = torch.zeros_like(row), 0
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
-    for piece in decompose(graph.rule, tile_boxes(graph, block, row, column), leaf=block):
+    for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), leaf=block):
         for number, kind, masks in _piece_masks(graph, block, piece):
             which[number] = kind + seen
             tables.append(masks)
@@ -97,7 +96,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]
     for one in torch.unique(size).tolist():
         part = Piece(piece.kind, boxes.at(size == one))
         if piece.kind == CELLS:
-            for boxes_of, edge in quadtree.cells(graph.rule, part.boxes):
+            for boxes_of, edge in quadtree.cells(graph.edges, part.boxes):
                 which, some = classes(packed_bits(edge.flatten(1)))
                 yield boxes_of.owner, which, _padded(edge[some], block)
             continue
@@ -106,7 +105,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]
         edge = torch.ones(count, 1, dtype=torch.bool, device="cpu")
         place = 0 * row + 0 * column
         if piece.kind != FULL:
-            edge = quadtree.profile(graph.rule, part)[0].view(count, -1)
+            edge = quadtree.profile(graph.edges, part)[0].view(count, -1)
             places = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
             place = places.get(piece.kind, column + 0 * row)
         which, some = classes(packed_bits(edge))
@@ -117,25 +116,9 @@ def _padded(masks: Tensor, block: int) -> Tensor:
     return torch.nn.functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
 
 
-@dataclass(frozen=True, eq=False)
-class Runs:
-    """Runs of tiles, sorted: columns ``first .. stop - 1`` of ``row``; a partial tile is a run."""
-
-    block: int
-    row: Int[Tensor, " runs"]
-    first: Int[Tensor, " runs"]
-    stop: Int[Tensor, " runs"]
-    full: Bool[Tensor, " runs"]
-    edges: Int[Tensor, " runs"]
-
-    def at(self, chosen: Tensor) -> Runs:
-        parts = self.row, self.first, self.stop, self.full, self.edges
-        return Runs(self.block, *(part[chosen] for part in parts))
-
-
-def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
+def split_tiles(graph: TokenGraph, block: int, least: float) -> tuple[Tiles, Tiles]:
     """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
-    runs = memoized(counted_runs, graph, block)
+    runs = tiles(graph, block)
     if not least:
         return runs, runs.at(torch.zeros_like(runs.full))
     height = (graph.num_dst - runs.row * block).clamp(max=block)
@@ -144,46 +127,7 @@ def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
     return runs.at(dense), runs.at(~dense)
 
 
-def counted_runs(graph: TokenGraph, block: int) -> Runs:
-    if graph.listed_edges is None and enumerate_pairs.few(graph.shape4):
-        return _runs_of_all_pairs(graph, block)
-    found = tiles(graph, block)
-    run, number = ragged(torch.where(found.full, 1, found.stop - found.first))
-    first, full = found.first[run] + number, found.full[run]
-    row, stop = found.row[run], torch.where(full, found.stop[run], first + 1)
-    edges = torch.zeros_like(row)
-    if graph._listed is None:
-        boxes = tile_boxes(graph, block, row[~full], first[~full])
-        edges[~full] = counting.edges_of_each(graph.rule, boxes, len(boxes))
-    else:
-        tile, _ = edges_in_tiles(graph, block, row[~full], first[~full])
-        edges[~full] = torch.bincount(tile, minlength=int((~full).sum()))
-    return Runs(block, row, first, stop, full, edges)
-
-
-def _runs_of_all_pairs(graph: TokenGraph, block: int) -> Runs:
-    """The runs of a few pairs, each of which is visited."""
-    down, across = -(-graph.num_dst // block), -(-graph.num_src // block)
-    if not down or not across:
-        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-        return Runs(block, nothing, nothing, nothing, nothing.bool(), nothing)
-    (mask,) = enumerate_pairs.row_blocks(graph.rule, repr(graph), graph.shape4)
-    border = 0, across * block - graph.num_src, 0, down * block - graph.num_dst
-    blocks = torch.nn.functional.pad(mask[0, 0], border).view(down, block, across, block)
-    edges = blocks.sum((1, 3))
-    height = (graph.num_dst - torch.arange(down, device="cpu") * block).clamp(max=block)
-    width = (graph.num_src - torch.arange(across, device="cpu") * block).clamp(max=block)
-    row, column = edges.nonzero(as_tuple=True)
-    full = (edges == height.unsqueeze(1) * width)[row, column]
-    # neighbouring full tiles are one run
-    starts = torch.ones_like(full)
-    starts[1:] = ~(full[1:] & full[:-1] & (row[1:] == row[:-1]) & (column[1:] == column[:-1] + 1))
-    ends = torch.cat([starts[1:], torch.ones_like(starts[:1])])
-    count = edges[row, column].masked_fill(full, 0)
-    return Runs(block, row[starts], column[starts], column[ends] + 1, full[starts], count[starts])
-
-
-def cells_at(runs: Runs, times: int) -> int:
+def cells_at(runs: Tiles, times: int) -> int:
     """Pairs visited by rows of tiles ``times`` as high, over all columns that one of their rows needs."""
     if not len(runs.row):
         return 0
@@ -195,10 +139,10 @@ def cells_at(runs: Runs, times: int) -> int:
     return int((stop - torch.maximum(first, reached)).clamp(min=0).sum()) * times * runs.block**2
 
 
-def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
-    if graph._listed is None:
+def left_over(graph: TokenGraph, sparse: Tiles) -> Int[Tensor, "2 edges"]:
+    if graph.edges.listed() is None:
         boxes = tile_boxes(graph, sparse.block, sparse.row, sparse.first)
-        return counting.edges_in(graph.rule, boxes, graph.num_src)
+        return counting.edges_in(graph.edges, boxes, graph.num_src)
     _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
     order = (dst * graph.num_src + src).argsort()
     return torch.stack([src[order], dst[order]])

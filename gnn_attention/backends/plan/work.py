@@ -1,7 +1,7 @@
 """What the backends visit on a graph, by which ``backend="auto"`` chooses before anything is planned.
 
 Lists of edges and graphs of up to 2^18 pairs are counted. Of any other rule the edges, the tiles and their
-fill are estimated from a sample (:mod:`gnn_attention.graph.regions.sample`), the same in every process: no
+fill are estimated from a sample (:mod:`gnn_attention.backends.plan.sample`), the same in every process: no
 choice counts a whole rule, and what the chosen backend needs is counted when it is planned.
 """
 
@@ -16,12 +16,11 @@ from gnn_attention.backends.call import one_of
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan import planner
 from gnn_attention.backends.plan.dense_blocks import by_piece
-from gnn_attention.backends.plan.tile_masks import cells_at, divided, tile_boxes
+from gnn_attention.backends.plan.sample import Sample, sample_tiles
+from gnn_attention.backends.plan.tile_masks import cells_at, split_tiles, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import has_neighbours
 from gnn_attention.graph.regions.enumerate_pairs import few
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
-from gnn_attention.graph.regions.sample import Sample, sample_tiles
 from gnn_attention.graph.tiling import tiles
 
 # bytes of masks about which they are counted, by what factor: they may repeat, and the estimate be wrong
@@ -46,7 +45,7 @@ class Estimate(NamedTuple):
 
 def is_estimated(graph: TokenGraph) -> bool:
     """Whether the work on a graph is estimated: not that of a list, of chosen rows, or of few pairs."""
-    if graph.listed_edges is not None or has_neighbours(graph.rule):
+    if graph.edges.count() is not None or graph.edges.has_slices:
         return False
     return not few((1, 1, graph.num_dst, graph.num_src))
 
@@ -65,31 +64,29 @@ def mask_bytes(graph: TokenGraph) -> int:
         about = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
         if not 1 / MARGIN < about / MASKS < MARGIN:
             return about
-    runs, _ = divided(graph, planner.BLOCK, 0.0)
+    runs, _ = split_tiles(graph, planner.BLOCK, 0.0)
     partial_runs = runs.at(~runs.full)
-    if graph._listed is not None:
+    if graph.edges.listed() is not None:
         return len(partial_runs.row) * planner.BLOCK**2
     # those of a rule that need not be visited pair by pair repeat a few
     boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
-    pieces = decompose(graph.rule, boxes, leaf=planner.BLOCK)
+    pieces = decompose(graph.edges, boxes, leaf=planner.BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
 
 
 def _sample(graph: TokenGraph, block: int) -> Sample:
-    shift = graph.dst_offset - graph.src_offset
-    return sample_tiles(graph.rule, graph.num_dst, graph.num_src, block, shift)
+    return sample_tiles(graph.edges, graph.num_dst, graph.num_src, block)
 
 
 def fill(graph: TokenGraph, block: int) -> float:
     """The share of the pairs in its tiles that are edges; of lists and large rules, in some rows of tiles."""
-    listed = graph.listed_edges
+    listed = graph.edges.listed()
     if is_estimated(graph):
         sample = _sample(graph, block)
-        each = sample.stands_for[sample.row] * sample.weight
-        edges, visited = float((each * sample.edges).sum()), float(each.sum())
+        edges, visited = sample.total(sample.edges), sample.total(sample.tiles)
     elif listed is None:
-        kinds = tiles(graph, block)
-        edges, visited = graph.num_edges, kinds.num_full + kinds.num_partial
+        runs = tiles(graph, block)
+        edges, visited = graph.num_edges, int((runs.stop - runs.first).sum())
     else:
         every = max(1, -(-graph.num_dst // block) // LISTED_ROWS)
         src, dst = listed[:, listed[1] // block % every == 0] // block
@@ -99,20 +96,17 @@ def fill(graph: TokenGraph, block: int) -> float:
 
 
 def estimate(graph: TokenGraph) -> Estimate:
-    """The estimate for a plain graph, from at most about 2^19 pairs."""
+    """The estimate for a plain graph, from a bounded number of pairs."""
     sample = _sample(graph, planner.BLOCK)
-    each = sample.stands_for[sample.row] * sample.weight
-    height = (graph.num_dst - sample.rows[sample.row] * sample.block).clamp(max=sample.block)
-    width = (graph.num_src - sample.column * sample.block).clamp(max=sample.block)
-    filled = sample.full | (sample.edges >= planner.LEAST_FILL * height * width)
+    filled = sample.edges >= planner.LEAST_FILL * sample.pairs
     return Estimate(
-        edges=round(float((each * sample.edges).sum())),
-        tiles=float(each.sum()),
-        rows=float(sample.stands_for[torch.unique(sample.row)].sum()),
-        partial_tiles=float(each[~sample.full].sum()),
-        filled_tiles=float(each[filled].sum()),
-        filled_rows=float(sample.stands_for[torch.unique(sample.row[filled])].sum()),
-        edges_left=round(float((each * sample.edges)[~filled].sum())),
+        edges=round(sample.total(sample.edges)),
+        tiles=sample.total(sample.tiles),
+        rows=sample.rows(sample.edges > 0),
+        partial_tiles=sample.total(sample.tiles * ~sample.full),
+        filled_tiles=sample.total(sample.tiles * filled),
+        filled_rows=sample.rows(filled),
+        edges_left=round(sample.total(sample.edges * ~filled)),
     )
 
 
@@ -148,7 +142,7 @@ def mixed_work(graph: TokenGraph) -> Work:
         found = memoized(estimate, graph)
         dense, edges = _rectangles(found.filled_tiles, found.filled_rows, [1], found.tiles), found.edges_left
     else:
-        runs, sparse = divided(graph, planner.BLOCK, planner.LEAST_FILL)
+        runs, sparse = split_tiles(graph, planner.BLOCK, planner.LEAST_FILL)
         rows, cells = len(torch.unique(runs.row)), cells_at(runs, 1)
         dense = Work(len(by_piece(graph, runs)), rows, cells, float(cells))
         edges = int(sparse.edges.sum())

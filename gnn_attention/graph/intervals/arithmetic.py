@@ -3,25 +3,27 @@
 With an ``Interval`` in the place of ``dst`` and ``src`` a rule returns a ``TriState``: can there be an edge
 in this box of receivers and senders, are all its pairs edges, and on what does the answer still depend? What
 torch's operators do to numbers, the functions here do to ranges, on the safe side: an edge that may exist is
-never denied. A rule with an operator that has no counterpart here gives :func:`unknown`.
+never denied. Where an operator has no bounds for its operands its result is :class:`Unknown`. An operator
+without a counterpart here raises :class:`UnsupportedError`.
 """
 
 import operator
 from collections.abc import Callable
-from functools import partial, partialmethod
-from typing import Any, overload
+from functools import partial, partialmethod, wraps
+from typing import Any
 
 import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.table_bounds import extremes
 from gnn_attention.graph.intervals.values import (
-    ANYTHING,
     MAX_MAGNITUDE,
     OPERATORS,
     Box,
     Interval,
     TriState,
+    UnboundedError,
+    Unknown,
     UnsupportedError,
     Value,
     affine,
@@ -33,26 +35,21 @@ from gnn_attention.graph.intervals.values import (
     tristate,
 )
 
-Rule = Callable[..., Any]
 
+def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator, whose result is :class:`Unknown` where it has no bounds."""
 
-@overload
-def evaluate(rule: Rule, b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState: ...
-@overload
-def evaluate(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
-def evaluate(rule: Rule, b: Any, h: Any, dst: Any, src: Any) -> Any:
-    """The rule's answer, for tensors and for ranges; :func:`unknown` where it cannot compute with ranges."""
-    if not isinstance(dst, Interval):
-        return rule(b, h, dst, src)
-    try:
-        return as_tristate(dst.box, rule(b, h, dst, src))
-    except Exception:  # whatever a rule of the user's does with values it was not written for
-        return unknown(dst.box)
+    @wraps(function)
+    def operator_of_values(*operands: Any, **options: Any) -> Any:
+        values = [x for y in (*operands, *options.values()) for x in (y if type(y) is tuple else (y,))]
+        if any(isinstance(value, Unknown) for value in values) and function not in (_and, _or):
+            return Unknown(box_of(*values))
+        try:
+            return function(*operands, **options)
+        except UnboundedError:
+            return Unknown(box_of(*values))
 
-
-def unknown(box: Box) -> TriState:
-    yes = torch.ones_like(box.dst_low, dtype=torch.bool)
-    return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+    return operator_of_values
 
 
 def token_ranges(box: Box) -> tuple[Interval, Interval]:
@@ -103,7 +100,7 @@ def _multiply(a: Any, b: Any) -> Interval:
     if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
     if _magnitude(a) * _magnitude(b) > MAX_MAGNITUDE:
-        raise UnsupportedError("a product that may wrap round")
+        raise UnboundedError("a product that may wrap round")
     return _hull(operator.mul, box, a, b, dtype)
 
 
@@ -128,8 +125,10 @@ def _remainder(a: Any, b: Any) -> Interval:
 
 
 def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> None:
-    if rounding_mode != "floor" or not bool((divisor.low > 0).all()):
-        raise UnsupportedError("only whole division by positive numbers")
+    if rounding_mode != "floor":
+        raise UnsupportedError("a quotient that is not rounded down")
+    if not bool((divisor.low > 0).all()):
+        raise UnboundedError("a division by a number that may not be positive")
 
 
 def _hull(function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: Any) -> Interval:
@@ -164,7 +163,7 @@ def _exclusive_or(a: Any, b: Any) -> Any:
         return _differ(a, b)
     box, a, b, dtype = _numbers(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
-        raise UnsupportedError("bits of negative numbers")
+        raise UnboundedError("bits of negative numbers")
     varying = (a.low ^ a.high) | (b.low ^ b.high)
     # every bit below the highest one that varies
     for shift in (1, 2, 4, 8, 16, 32):
@@ -246,7 +245,7 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     spans = [as_interval(box, i) for i in index]
     ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]
     if len(ranged) > 1:
-        raise UnsupportedError("a table looked up by more than one range")
+        raise UnboundedError("a table looked up by more than one range")
     return _entries(table, spans, ranged[0])
 
 
@@ -313,15 +312,15 @@ _OTHERS: dict[Callable[..., Any], str] = {
 }
 for _function, _names in (_BINARY | _OTHERS).items():
     _python = f"__{_names.split()[0]}__"
-    OPERATORS |= dict.fromkeys((*_names.split(), _python), _function)
-    setattr(Value, _python, _function)
+    OPERATORS |= dict.fromkeys((*_names.split(), _python), bounded(_function))
+    setattr(Value, _python, bounded(_function))
 for _function, _names in _BINARY.items():
     _first = _names.split()[0]
-    OPERATORS[f"__r{_first}__"] = _swap(_function)
-    setattr(Value, f"__r{_first}__", _swap(_function))
+    OPERATORS[f"__r{_first}__"] = bounded(_swap(_function))
+    setattr(Value, f"__r{_first}__", bounded(_swap(_function)))
     setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
 
-OPERATORS |= {
+_MORE: dict[str, Callable[..., Any]] = {
     "rsub": _swap(_subtract),
     "div": partial(_divide, rounding_mode=None),
     "logical_xor": _differ,
@@ -341,3 +340,4 @@ OPERATORS |= {
     "zeros_like": lambda a, **other: _like(a, 0, **other),
     "ones_like": lambda a, **other: _like(a, 1, **other),
 }
+OPERATORS |= {name: bounded(function) for name, function in _MORE.items()}

@@ -29,6 +29,10 @@ class UnsupportedError(TypeError):
     """The rule uses an operator for which there is no arithmetic of ranges."""
 
 
+class UnboundedError(UnsupportedError):
+    """An operator has no bounds for these operands, though it may have for others."""
+
+
 class Box(NamedTuple):
     """K boxes of receivers and senders, ends included."""
 
@@ -49,15 +53,15 @@ class Value:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = "Tensor.where" if func == torch.Tensor.where else func.__name__
-        return _operator(name)(*args, **(kwargs or {}))
+        return operator(name)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return partial(_operator("Tensor.where" if name == "where" else name), self)
+        return partial(operator("Tensor.where" if name == "where" else name), self)
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def operator(name: str) -> Callable[..., Any]:
     if name not in OPERATORS:
         raise UnsupportedError(f"{name} has no arithmetic of ranges")
     return OPERATORS[name]
@@ -85,7 +89,7 @@ class Interval(Value):
     def __post_init__(self) -> None:
         least, most = limits(self.dtype)
         if len(self.low) and not least <= int(self.low.min()) <= int(self.high.max()) <= most:
-            raise UnsupportedError(f"values beyond the range of {self.dtype} wrap round")
+            raise UnboundedError(f"values beyond the range of {self.dtype} wrap round")
 
     def to(self, *where: Any, **how: Any) -> Interval:
         """Intervals have no device, but a dtype of integers, wide enough for all of them."""
@@ -123,6 +127,27 @@ class TriState(Value):
     bool = to
 
 
+@dataclass(frozen=True, eq=False)
+class Unknown(Value):
+    """Any number or truth value: the result where an operator has no bounds for these operands."""
+
+    box: Box
+
+    device = torch.device("cpu")
+    dtype = None
+
+    def to(self, *where: Any, **how: Any) -> Unknown:
+        return self
+
+    long = int = bool = contiguous = to
+
+
+def unknown(box: Box) -> TriState:
+    """The answer that is always allowed: there may be an edge, and not all pairs may be edges."""
+    yes = torch.ones_like(box.dst_low, dtype=torch.bool)
+    return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+
+
 def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
     found = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
     return next((x for x in found if isinstance(x, torch.dtype)), None)
@@ -140,7 +165,7 @@ def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int
     """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
-        raise UnsupportedError("numbers so large that int64 would wrap round")
+        raise UnboundedError("numbers so large that int64 would wrap round")
     dst = (box.dst_low, box.dst_high) if p >= 0 else (box.dst_high, box.dst_low)
     src = (box.src_low, box.src_high) if q >= 0 else (box.src_high, box.src_low)
     low, high = (p * dst[end] + q * src[end] + offset for end in (0, 1))
@@ -179,8 +204,8 @@ def as_interval(box: Box, value: Any) -> Interval:
 
 def as_tristate(box: Box, value: Any) -> TriState:
     """An operand as an answer: a bool, or a tensor of one, holds in all of a box."""
-    if isinstance(value, TriState):
-        return value
+    if isinstance(value, (TriState, Unknown)):
+        return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
         raise UnsupportedError("a number is no bool")
     every = torch.full_like(box.dst_low, value, dtype=torch.bool)

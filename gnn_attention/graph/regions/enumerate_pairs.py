@@ -1,19 +1,13 @@
-"""All pairs of a rule visited, a bounded number at a time: masks, edge lists and degrees from a predicate.
-
-``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the graph does not vary.
-"""
+"""All pairs of a rule visited, a bounded number at a time: the mask of a rule."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 
 from gnn_attention._support import single_pairs
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.rules import Rule, map_pairs
-
-Shape = tuple[int, int, int, int]
+from gnn_attention.graph.rules import Rule, Shape, map_pairs
 
 # 4 MiB of the int64 numbers that a rule computes
 CELLS_AT_ONCE = 2**19
@@ -56,42 +50,15 @@ def _needs_single_pairs(rule: Rule, name: str) -> bool | None:
     return single_pairs.needs_single_pairs(answers, rule, ends)
 
 
-def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """Bool ``[batch, heads, rows, num_src]`` for successive rows."""
+def dense(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Tensor:
+    """The mask ``[batch, heads, num_dst, num_src]``, evaluated some rows at a time."""
     batch, heads, num_dst, num_src = shape
+    mask = torch.empty(shape, dtype=torch.bool, device=device)
     step = max(1, CELLS_AT_ONCE // max(1, batch * heads * num_src))
     b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
     h = torch.arange(heads, device=device).view(1, -1, 1, 1)
     src = torch.arange(num_src, device=device)
-    for start in range(0, num_dst, step):
+    for start in range(0, num_dst if num_src else 0, step):
         dst = torch.arange(start, min(start + step, num_dst), device=device).view(-1, 1)
-        edge = evaluate(rule, name, b, h, dst, src) if num_src else b.new_zeros(1, dtype=torch.bool)
-        yield edge.expand(batch, heads, len(dst), num_src)
-
-
-def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
-    mask, start = torch.empty(shape, dtype=torch.bool, device=device), 0
-    # into one tensor: concatenating the blocks would take twice as much
-    for block in row_blocks(rule, name, shape, device):
-        mask[:, :, start : start + block.shape[2]] = block
-        start += block.shape[2]
+        mask[:, :, start : start + step] = evaluate(rule, name, b, h, dst, src)
     return mask
-
-
-def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
-    found, start = [torch.zeros(2, 0, dtype=torch.int64, device="cpu")], 0
-    for block in row_blocks(rule, name, shape):
-        dst, src = block[0, 0].nonzero(as_tuple=True)
-        found.append(torch.stack([src, dst + start]))
-        start += block.shape[2]
-    return torch.cat(found, dim=1)
-
-
-def in_degree(rule: Rule, name: str, shape: Shape) -> Tensor:
-    nothing = torch.zeros(*shape[:2], 0, dtype=torch.int64, device="cpu")
-    return torch.cat([nothing, *(block.sum(-1) for block in row_blocks(rule, name, shape))], dim=2)
-
-
-def same(left: Rule, right: Rule, name: str, shape: Shape) -> bool:
-    blocks = zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True)
-    return all(torch.equal(a, b) for a, b in blocks)

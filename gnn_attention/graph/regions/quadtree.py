@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.intervals import arithmetic, values
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Shape
 
 # the kind of a piece: on what it depends whether a pair is an edge
 FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
     boxes: Boxes
 
 
-def root(shape: enumerate_pairs.Shape) -> Boxes:
+def root(shape: Shape) -> Boxes:
     batch, heads, num_dst, num_src = shape
     batch = batch if num_dst and num_src else 0
     b = torch.arange(batch, device="cpu").repeat_interleave(heads)
@@ -69,10 +70,11 @@ def root(shape: enumerate_pairs.Shape) -> Boxes:
     return Boxes(b * heads + h, b, h, zero, zero, zero + num_dst, zero + num_src)
 
 
-def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
+def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False) -> Iterator[Piece]:
     """The pieces that together hold every edge of the boxes once; the boxes are tiles of one grid.
 
-    Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned.
+    Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned. With ``grid`` every box
+    but a full one is cut down to ``leaf``.
     """
     waiting = [(boxes, 0)]
     while waiting:
@@ -81,16 +83,18 @@ def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
         # later, so that few boxes of each size wait
         if len(boxes) > AT_ONCE:
             waiting.append((boxes.at(slice(AT_ONCE, None)), side))
-        kind = _kinds(rule, part)
+        kind = kinds(edges, part)
+        largest = side or int(torch.maximum(part.height, part.width).max()) if len(part) else 0
+        if grid and largest > leaf:
+            kind = torch.where((kind == FULL) | (kind == EMPTY), kind, CELLS)
         yield from (piece for k in (FULL, DST, SRC, DIFFERENCE) for piece in _pieces(k, part.at(kind == k)))
         rest = part.at(kind == CELLS)
         if not len(rest):
             continue
-        largest = side or int(torch.maximum(rest.height, rest.width).max())
         if largest <= leaf:
             yield Piece(CELLS, rest)
         else:
-            smaller = _next_side(largest, leaf)
+            smaller = _next_side(int(torch.maximum(rest.height, rest.width).max()), leaf)
             waiting.append((split_evenly(rest, smaller), smaller))
 
 
@@ -104,10 +108,10 @@ def _next_side(side: int, leaf: int) -> int:
     return _next_side(side, leaf * 4) if leaf * 4 < side else leaf
 
 
-def _kinds(rule: Rule, boxes: Boxes) -> Tensor:
+def kinds(edges: EdgeSet, boxes: Boxes) -> Tensor:
     box = values.Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
-    answer = arithmetic.evaluate(rule, b, h, *arithmetic.token_ranges(box))
+    answer = edges.boxes(b, h, *arithmetic.token_ranges(box))
     simple = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
     kind = torch.where(simple, answer.axes, CELLS).masked_fill(answer.every, FULL)
     return kind.masked_fill(~answer.some, EMPTY)
@@ -133,7 +137,7 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
 Items = Int[Tensor, " items"]
 
 
-def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
+def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
     """All that is open in boxes that depend on one thing alone: ``(edge, box, number)``.
 
     The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE):
@@ -149,11 +153,13 @@ def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, It
         src = dst - gap
     else:
         dst, src = (dst + number, src) if piece.kind == DST else (dst, src + number)
-    edge = enumerate_pairs.evaluate(rule, "this graph", boxes.batch[group], boxes.head[group], dst, src)
+    edge = enumerate_pairs.evaluate(
+        edges.contains, "this graph", boxes.batch[group], boxes.head[group], dst, src
+    )
     return edge.expand(len(group)), group, number
 
 
-def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
+def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
     """The pairs of boxes, some boxes at a time, False beyond a box's border."""
     tall, wide = (int(side.max()) if len(boxes) else 0 for side in (boxes.height, boxes.width))
     step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, tall * wide))
@@ -163,7 +169,7 @@ def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes
         _, b, h, first, left, height, width = columns
         row, column = torch.arange(tall, device="cpu").view(-1, 1), torch.arange(wide, device="cpu")
         dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
-        edge = enumerate_pairs.evaluate(rule, "this graph", b, h, dst, src)
+        edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
         yield part, edge & (row < height) & (column < width)
 
 
@@ -178,20 +184,20 @@ class Bands(NamedTuple):
     slope: int = 0
 
 
-def bands(rule: Rule, boxes: Boxes) -> Iterator[Bands]:
+def bands(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
     """The edges of the boxes, each of them in one band."""
-    return (band for piece in decompose(rule, boxes) for band in bands_of(rule, piece))
+    return (band for piece in decompose(edges, boxes) for band in bands_of(edges, piece))
 
 
-def bands_of(rule: Rule, piece: Piece) -> Iterator[Bands]:
+def bands_of(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
     boxes = piece.boxes
     if piece.kind == FULL:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
         return
     if piece.kind == CELLS:
-        yield from (_bands_of_cells(part, edge) for part, edge in cells(rule, boxes))
+        yield from (_bands_of_cells(part, edge) for part, edge in cells(edges, boxes))
         return
-    edge, box, number = profile(rule, piece)
+    edge, box, number = profile(edges, piece)
     boxes, number = boxes.at(box[edge]), number[edge]
     one = torch.ones_like(number)
     if piece.kind == DST:

@@ -11,7 +11,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.neighbours import Neighbours, fields_of
+from gnn_attention.graph.edges import ChosenEdges
 
 KINDS = ("cut", "mute", "slope")
 
@@ -142,9 +142,8 @@ class Attribution:
         (src, dst), (head, edge) = graph.edge_index, chosen.nonzero().unbind(1)
         # Rows of senders, which no backend has to look for in a table.
         row, shape = head * graph.num_dst + dst[edge], (1, len(chosen), graph.num_dst, graph.num_src)
-        return TokenGraph(
-            **fields_of(Neighbours.of_edges(row, src[edge], shape), None, len(chosen)), name="pruned"
-        )
+        edges = ChosenEdges.of_rows(row, src[edge], shape)
+        return TokenGraph(edges, *shape[2:], heads=len(chosen), name="pruned")
 
     def _known(self, layer: int) -> int:
         if layer not in self.graphs:

@@ -29,7 +29,7 @@ from gnn_attention.attend import attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule, everyone
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
@@ -70,8 +70,8 @@ class Intervention:
             part = graph if self.edges is None else self.edges & graph
         if self.heads is None or set(self.heads) == set(range(num_heads)):
             return part
-        rule = partial(_in_heads, part.rule, self.heads)
-        return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None)
+        edges = RuleEdges(partial(_in_heads, part.edges.contains, self.heads))
+        return replace(part, edges=edges, heads=num_heads, name=f"{part.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
         """:meth:`selection` and the rest of ``graph``, cached for the last graph."""
@@ -115,7 +115,7 @@ def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Te
     chosen = h < 0
     for head in heads:
         chosen = chosen | (h == head)
-    return chosen & evaluate(inner, b, h, dst, src)
+    return chosen & inner(b, h, dst, src)
 
 
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:

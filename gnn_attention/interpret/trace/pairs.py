@@ -60,7 +60,7 @@ def is_edge(
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
     numbers = list(range(heads) if isinstance(heads, int) else heads)
     h = torch.tensor(numbers, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
-    found = enumerate_pairs.evaluate(graph.rule, repr(graph), b, h, dst, src)
+    found = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), b, h, dst, src)
     return found.expand(batch, len(numbers), len(src))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from gnn_attention._support.custom_op import define
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import rules
+from gnn_attention.graph import edge_list
+from gnn_attention.graph.edges import ListedEdges
 from gnn_attention.graph.token_graph import TokenGraph
 
 
@@ -37,17 +38,23 @@ class TracedEdges(Traced):
         The sizes of an EdgeIndex are not read: compilers do not guard attributes of tensors.
         """
         plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
-        edges = torch.ops.gnn_attention.edge_list(plain, num_dst, num_src)
-        return cls(rules.everyone, num_dst, num_src, name="edges", _listed=edges)
+        if torch.compiler.is_compiling():
+            edges = torch.ops.gnn_attention.edge_list(plain, num_dst, num_src)
+        else:
+            edges = edge_list.checked(plain, num_dst, num_src).to(plain.device)
+        return cls(ListedEdges(edges, num_dst, num_src, "keep"), num_dst, num_src, name="edges")
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
-        assert self._listed is not None
-        return self._listed
+        return cast("ListedEdges", self.edges).edge_index
 
     @property
     def num_edges(self) -> int:
-        assert self._listed is not None
-        return self._listed.shape[1]
+        return self.edges_on(torch.device("cpu")).shape[1]
+
+    @property
+    def has_parallel_edges(self) -> bool:
+        """True, since their numbers are not known yet."""
+        return True
 
 
 def is_edge_list(edges: Any) -> bool:
@@ -58,7 +65,7 @@ def is_edge_list(edges: Any) -> bool:
 
 
 def _checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    return TokenGraph.from_edges(edge_index, num_dst, num_src).edges_on(edge_index.device)
+    return edge_list.checked(edge_index, num_dst, num_src).to(edge_index.device)
 
 
 def _like_checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:

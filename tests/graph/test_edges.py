@@ -1,0 +1,101 @@
+"""How edges are stored: parallel edges, what storage answers at once, and rules that know no ranges."""
+
+import pytest
+import torch
+from support.inputs import drawn
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, patterns
+from gnn_attention.graph.regions import enumerate_pairs, quadtree
+
+N = 40
+EDGES = torch.randint(N, (2, 90), generator=torch.Generator().manual_seed(0))
+EDGES = torch.cat([EDGES, EDGES[:, :40], EDGES[:, 5:15]], dim=1)
+MULTIGRAPH = TokenGraph.from_edges(EDGES, N, parallel="keep")
+EXACT = {"rtol": 1e-11, "atol": 1e-11}
+
+
+def by_loops(q, k, v, bias):
+    """Each copy of an edge is an edge: a softmax over all of them, receiver by receiver."""
+    out, weights = torch.zeros_like(q), q.new_zeros(2, 4, EDGES.shape[1])
+    for dst in range(N):
+        place = (EDGES[1] == dst).nonzero().flatten()
+        logits = (q[:, :, dst : dst + 1] * k[:, :, EDGES[0, place]]).sum(-1) / 8**0.5 + bias[place]
+        weights[:, :, place] = logits.softmax(-1) if len(place) else logits
+        out[:, :, dst] = (weights[:, :, place].unsqueeze(-1) * v[:, :, EDGES[0, place]]).sum(2)
+    return out, weights
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": drawn(EDGES.shape[1], seed=3)}], ids=["plain", "bias"])
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "message_passing", "reference"])
+def test_every_copy_of_an_edge_counts(backend, options):
+    """Outputs, gradients and the weight of each copy; a backend that merges copies refuses a bias by name."""
+    q, k, v = (drawn(2, 4, N, 8, seed=seed).requires_grad_() for seed in range(3))
+    if options and backend in ("dense", "tiles"):
+        with pytest.raises(
+            NotImplementedError, match="takes no parallel edges with bias; use backend='rows'"
+        ):
+            ga.attend(q, k, v, MULTIGRAPH, backend=backend, **options)
+        return
+    out, info = ga.attend(q, k, v, MULTIGRAPH, backend=backend, return_info=True, **options)
+    expected, weights = by_loops(q, k, v, options.get("bias", torch.zeros(EDGES.shape[1])))
+    table = weights.new_zeros(2, 4, N * N).index_add(2, EDGES[1] * N + EDGES[0], weights)
+    found = out, info.weights(), info.weight_matrix().flatten(2)
+    torch.testing.assert_close(found, (expected, weights, table), **EXACT)
+    grads = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))
+    torch.testing.assert_close(*grads, **EXACT)
+    if not options:
+        part = ga.attend(q[:, :, 9:30], k, v, MULTIGRAPH.rows(9, 30), backend=backend)
+        torch.testing.assert_close(part, expected[:, :, 9:30], **EXACT)
+
+
+def test_a_layer_takes_a_multiset_as_torch_geometric_does():
+    layer, x = ga.MessagePassingAttention(ga.StandardHeads(8, 2)).double(), drawn(N, 8)
+    due, (_, weights) = layer(x, MULTIGRAPH, return_attention_weights=True)
+    for layer.backend in ("message_passing", "auto", "rows"):
+        out, (edges, found) = layer(x, EDGES, return_attention_weights=True)
+        torch.testing.assert_close((out, found), (due, weights), **EXACT)
+        assert torch.equal(edges, EDGES)
+
+
+def test_masks_operators_and_equality_see_a_set():
+    once = MULTIGRAPH.coalesce()
+    assert MULTIGRAPH == once == TokenGraph.from_edges(EDGES, N, coalesce=True) == once.coalesce()
+    assert once.num_edges == len(set(map(tuple, EDGES.T.tolist()))) < MULTIGRAPH.num_edges == EDGES.shape[1]
+    assert MULTIGRAPH.in_degree().tolist() == EDGES[1].bincount(minlength=N).tolist()
+    for one, other in (
+        (MULTIGRAPH.T, once.T),
+        (~MULTIGRAPH, ~once),
+        (MULTIGRAPH.rows(7, 30), once.rows(7, 30)),
+    ):
+        assert torch.equal(one.mask(), other.mask())
+    assert (MULTIGRAPH | once).num_edges == (MULTIGRAPH & patterns.full(N)).num_edges == once.num_edges
+    with pytest.raises(ValueError, match="parallel must be one of 'error', 'merge', 'keep', got 'first'"):
+        TokenGraph.from_edges(EDGES, N, parallel="first")
+
+
+def test_storage_answers_without_a_pair(monkeypatch):
+    """Lists, chosen rows, and both combined with a rule: only the pairs that are stored are looked at."""
+    graph, causal = MULTIGRAPH.coalesce(), patterns.causal(N)
+    chosen = TokenGraph.from_indices(torch.arange(2 * N).view(2, N, 1) * 3 % N, N)
+    for search in ((enumerate_pairs, "dense"), (quadtree, "decompose")):
+        monkeypatch.setattr(*search, lambda *_, **__: pytest.fail("pairs are searched"))
+    for one in (graph, chosen, graph & causal, causal & graph, graph - causal, chosen.rows(3, 9), chosen.T):
+        assert (one.is_full(), one.is_causal(), one.num_edges) == (False, False, int(one.in_degree().sum()))
+    assert graph == TokenGraph.from_edges(graph.edge_index.flip(1), N) != graph.T
+    assert (chosen == chosen.T, (chosen & graph).num_edges < chosen.num_edges) == (False, True)
+
+
+def test_a_rule_that_knows_no_ranges_is_asked_once():
+    asked = []
+
+    def rule(b, h, dst, src):
+        asked.extend([] if isinstance(dst, torch.Tensor) else [dst])
+        return dst.cos() > src.double().sin()
+
+    graph = TokenGraph.from_rule(rule, 600)
+    assert (graph.num_edges, len(asked)) == (int(graph.mask().sum()), 1)
+    for form in (graph, graph.T, graph.rows(9, 600), graph | patterns.window(600, 9)):
+        assert "pair by pair, not on ranges of tokens (UnsupportedError: cos" in str(ga.explain(form, 8, 64))
+    table = patterns.natten((32, 32), 7)  # looked up by ranges, under fake tensors too
+    assert "pair by pair" not in str(ga.explain(table, 8, 64, device="cuda")) + str(ga.explain(table, 8, 64))
