@@ -2,12 +2,12 @@
 
 ``stacks``: many graphs of the same nodes (one for each head, one for each sample).
 ``products``: graphs on more tokens (disjoint sum, Cartesian product). ``tokens``: other tokens (some of them,
-in any order, further ones). ``blocks``: a group of tokens as a token. ``walks``: several hops (closure).
+in any order, further ones). ``walks``: several hops (closure).
 
 The result is a rule made of the operands' rules, so that nothing is enumerated; where all operands carry
-their edges as lists, so does the result, in the order each docstring states. ``closure`` and ``quotient``
-must look at the edges and say so. Graphs that differ by head or by sample take part everywhere.
-Tokens that become other tokens begin at position 0.
+their edges as lists, so does the result, in the order each docstring states. Only ``closure`` must look at
+the edges. Graphs that differ by head or by sample take part everywhere. Tokens that become other tokens begin
+at position 0.
 
 TypeError for what is no graph (no integer, no sequence of them), IndexError for a token that is none.
 ValueError for graphs that do not fit: none at all, other nodes, heads or batch, not the same tokens on both
@@ -16,7 +16,6 @@ sides, or, where tokens become others, not from position 0 on. Docstrings name w
 
 import inspect
 
-from gnn_attention.algebra.blocks import *  # noqa: F403
 from gnn_attention.algebra.products import *  # noqa: F403
 from gnn_attention.algebra.stacks import *  # noqa: F403
 from gnn_attention.algebra.tokens import *  # noqa: F403

@@ -1,7 +1,6 @@
 """Many graphs of the same nodes as one: one for each head, one for each sample."""
 
 import operator
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -75,12 +74,3 @@ def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenG
 def at_positions_of(first: TokenGraph, graph: TokenGraph) -> TokenGraph:
     """The graph with the offsets of another."""
     return replace(graph, dst_offset=first.dst_offset, src_offset=first.src_offset)
-
-
-def each_alone(change: Callable[[TokenGraph], TokenGraph], graph: TokenGraph, name: str) -> TokenGraph:
-    """A change of plain graphs, made to every sample and head by itself."""
-    samples = []
-    for batch in range(graph.batch or 1):
-        heads = [change(graph.select(batch, head)) for head in range(graph.heads or 1)]
-        samples.append(heads[0] if graph.heads is None else per_head(*heads))
-    return replace(samples[0] if graph.batch is None else per_sample(*samples), name=name)

@@ -1,9 +1,11 @@
 """Several hops: which tokens reach which in the end."""
 
+from dataclasses import replace
+
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention.algebra import _operands
-from gnn_attention.algebra.stacks import each_alone
+from gnn_attention.algebra.stacks import per_head, per_sample
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["closure"]
@@ -33,12 +35,18 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
     name = _operands.name("closure", (g,), *shown)
+    samples = []
+    for batch in range(g.batch or 1):
+        heads = [_closure(g.select(batch, head), most, reflexive) for head in range(g.heads or 1)]
+        samples.append(heads[0] if g.heads is None else per_head(*heads))
+    return replace(samples[0] if g.batch is None else per_sample(*samples), name=name)
+
+
+def _closure(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
+    """The closure of a plain graph."""
     if reflexive:
-        return each_alone(lambda plain: _walks_up_to(plain, most), g, name)
-    nothing, fewer = not most, max(most - 1, 0)
-    return each_alone(
-        lambda plain: plain**0 - plain**0 if nothing else plain @ _walks_up_to(plain, fewer), g, name
-    )
+        return _walks_up_to(g, hops)
+    return g @ _walks_up_to(g, hops - 1) if hops else g**0 - g**0
 
 
 def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:

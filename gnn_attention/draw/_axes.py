@@ -25,7 +25,7 @@ BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
 LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
 FEW = 32  # tokens up to which each has its own label and each edge its own arrow
-SMALLER = "take algebra.quotient or algebra.restrict"
+SMALLER = "take algebra.restrict"
 # a caller's text may hold a $ or a backslash
 AS_IT_IS: dict[str, Any] = {"parse_math": False, "usetex": False}
 

@@ -19,14 +19,12 @@ from torch import Tensor
 
 from gnn_attention import TokenGraph, convert, patterns
 from gnn_attention.algebra import (
-    blocks,
     cartesian_product,
     closure,
     disjoint_sum,
     extend,
     per_head,
     per_sample,
-    quotient,
     restrict,
 )
 from gnn_attention.graph import edge_list
@@ -199,40 +197,6 @@ class TestTokens:
         expected[:, :, n:, n:] = {"none": ~full, "self": new, "causal": full.tril(), "full": full}[among]
         same_masks(longer, expected)
         assert restrict(longer, range(n)) == g
-
-
-class TestBlocks:
-    @given(st.data())
-    @fixed
-    def test_quotient(self, data):
-        num_dst, num_src = data.draw(size(6)), data.draw(size(6))
-        g = data.draw(any_kind(num_dst, num_src))
-        rows, columns = data.draw(partition(num_dst)), data.draw(partition(num_src))
-        small = quotient(g, rows, columns)
-        assert (small.num_dst, small.num_src) == (len(set(rows)), len(set(columns)))
-        same_masks(small, any_member(wide(g), rows, columns))
-        assert quotient(g.T, columns, rows) == small.T
-
-    @pytest.mark.parametrize("at_once", [1, 5, 10**6])
-    def test_a_rule_is_looked_at_in_parts(self, monkeypatch, at_once):
-        monkeypatch.setattr(blocks, "EDGES_AT_ONCE", at_once)
-        expected = [[j <= i and i - j <= 2 for j in range(7)] for i in range(7)]
-        assert quotient(patterns.window(20, 5), 3).mask().tolist() == expected
-
-
-@st.composite
-def partition(draw: st.DrawFn, n: int) -> list[int]:
-    """A group for each of n tokens, numbered without gaps."""
-    raw = [draw(st.integers(0, 3)) for _ in range(n)]
-    numbers = draw(st.permutations(sorted(set(raw))))
-    return [numbers.index(group) for group in raw]
-
-
-def any_member(mask: Tensor, rows: list[int], columns: list[int]) -> Tensor:
-    small = torch.zeros(3, 2, len(set(rows)), len(set(columns)), dtype=torch.bool)
-    for (i, row), (j, column) in product(enumerate(rows), enumerate(columns)):
-        small[:, :, row, column] |= mask[:, :, i, j]
-    return small
 
 
 class TestClosure:

@@ -24,8 +24,6 @@ cartesian_product(of(2, "10 11"), B) -> 20 31 22 33 10 00 32
 restrict(A, [1, 0]) -> 10 00
 restrict(A, [1], [1, 2, 0]) -> 20 00
 extend(B, 2, "both") -> 10 00 20 30 21 31 02 12 03 13 22 23 33
-quotient(A, [0, 0, 1]) -> 10 00
-quotient(full(4).T, 2) -> 00 10 01 11
 closure(A) -> 20 01 11 21
 """
 
@@ -51,7 +49,6 @@ disjoint_sum(causal(3), cross(2, 1))
 cartesian_product(causal(2), strict_causal(3))
 restrict(window(6, 2), [5, 0, 4])
 extend(window(3, 1), 2)
-quotient(window(6, 2), 2)
 closure(window(5, 2), 2)
 ~restrict(causal(4) | full(4), [0, 1]) - closure(~full(2)) ** 2
 LISTED
@@ -140,7 +137,6 @@ restrict(G, [0, 2, 0, 2]) -> ValueError: a token at most once, got 0 twice
 restrict(cross(2, 3), [0]) -> ValueError: without src needs .*restrict\(g, tokens, src\)
 extend(G, 1, "listen") -> ValueError: link must be one of 'none', 'senders', 'receivers', 'both', got 'listen'
 extend(ROWS, 1) -> ValueError: extend needs the same tokens .*rows\(start, stop\)
-quotient(G, [0, 3, 1]) -> ValueError: groups must be numbered 0, 1, ... without gaps, got 3 but no 2
 """
 
 
