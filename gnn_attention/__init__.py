@@ -50,12 +50,10 @@ _ON_DEMAND = {
     # Shortcuts: these are not in __all__.
     "FactoredMatrix": "heads.factored_matrix:FactoredMatrix",
     "LatentHeads": "heads.latent:LatentHeads",
-    "catalogue": "convert.catalogue",
     "circuits": "interpret.circuits",
     "cost_model": "backends.cost_model",
     "expressions": "convert.expressions",
     "foreign": "model.foreign",
-    "graph_files": "convert.files",
     "heads_of": "model.foreign:heads_of",
     "rotary": "rotary",
     "tiling": "graph.tiling",

@@ -37,7 +37,7 @@ NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
     package = type(value).__module__.partition(".")[0]
-    others = "from_edge_index takes torch.tensor(pairs).t() of pairs, ga.graph_files.read a path"
+    others = "from_edge_index takes torch.tensor(pairs).t() of pairs, convert.files.load a path"
     return TypeError(f"{expected}, got {checks.quoted(value)}; convert.{TAKEN_BY.get(package, others)}")
 
 

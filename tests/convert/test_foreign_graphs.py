@@ -390,7 +390,7 @@ FOREIGN = [
     (HETERO, r"from_pyg takes a Data, or a relation data\[src, name, dst\]"),
     (torch.ones(2, 2).bool(), "from_mask takes"),
     (convert.to_block_mask(patterns.causal(4)), "from_block_mask a BlockMask"),
-    ("graph.txt", "ga.graph_files.read a path"),
+    ("graph.txt", "of pairs, convert.files.load a path"),
     ([(0, 1)], r"torch.tensor\(pairs\).t\(\)"),
 ]
 FUNCTIONS = {
