@@ -1,4 +1,4 @@
-"""Readers of each kind of file: lists and Pajek are read here, others by networkx, scipy and pydot."""
+"""Readers of each kind of file: lists and Pajek are read here, others by networkx and scipy."""
 
 import ast
 import csv
@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -197,28 +196,6 @@ def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     return network
 
 
-def _read_dot(text: str, weight: str | None, empty: Any) -> Any:
-    pydot = importlib.import_module("pydot")
-    # igraph writes names of nodes so, for which pydot has no place
-    text = re.sub(r"(?m)^( +)name=", r"\1label=", text)
-    # pydot prints what is wrong
-    with redirect_stdout(io.StringIO()) as printed:
-        graphs = pydot.graph_from_dot_data(text) or []
-    if len(graphs) != 1:
-        reason = printed.getvalue().strip().split("\n")[-1]
-        raise ValueError(reason or f"it holds {len(graphs)} graphs, expected one")
-    ends = [end for edge in graphs[0].get_edge_list() for end in edge.obj_dict["points"]]
-    # networkx leaves subgraphs and defaults out, and makes nodes of ports
-    if graphs[0].get_subgraph_list() or any(re.match('[^"]*:|".*":', str(end)) for end in ends):
-        raise ValueError("it has subgraphs or ports: write each edge from one node to another")
-    if any(weight in default.get_attributes() for default in graphs[0].get_node("edge")):
-        raise ValueError(f"it has a default {weight}: write it at each edge, or give weight=None")
-    network = nx.nx_pydot.from_pydot(graphs[0])
-    for *_, attributes in [*network.nodes.data(), *network.edges.data()]:
-        attributes.update({name: str(value).strip('"') for name, value in attributes.items()})
-    return network
-
-
 # each reads a text; the graph is ``empty``, or one of its kind where the file does not say its own
 READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     **dict.fromkeys((".edges", ".edgelist"), _read_table),
@@ -231,5 +208,4 @@ READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     ".gml": _read_gml,
     **dict.fromkeys((".net", ".paj", ".pajek"), _read_pajek),
     ".json": _read_json,
-    **dict.fromkeys((".dot", ".gv"), _read_dot),
 }

@@ -80,8 +80,8 @@ def load(
     undirected edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
-    a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
-    missing; OSError for a file that cannot be read.
+    a file that holds no such graph or contradicts ``undirected``; ImportError where scipy is missing; OSError
+    for a file that cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -112,8 +112,7 @@ def load(
             add_tokens(network, num_tokens)
         return _build(path.name, network, weight)
     except ImportError as error:
-        package = str(error.name).partition(".")[0]
-        raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
+        raise ImportError("MatrixMarket files are read by scipy: pip install scipy") from error
     except OSError:
         raise
     # of the parsers of other packages, too

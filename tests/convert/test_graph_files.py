@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -58,11 +57,6 @@ def by_scipy(graph, file):
     needs("scipy.io").mmwrite(file, nx.to_scipy_sparse_array(graph, WORDS), symmetry=symmetry)
 
 
-def by_pydot(graph, file):
-    needs("pydot")
-    nx.nx_pydot.write_dot(graph, file)
-
-
 def as_json(graph, file):
     file.write_text(json.dumps(nx.node_link_data(graph, edges="links")), encoding="utf-8")
 
@@ -91,11 +85,9 @@ PROGRAMS = [
     ("networkx.gml", nx.write_gml, True, WORDS, True),
     ("networkx.net", nx.write_pajek, True, WORDS, True),
     ("networkx.json", as_json, True, WORDS, True),
-    ("pydot.dot", by_pydot, True, WORDS, True),
     ("scipy.mtx", by_scipy, True, ["0", "1", "2", "3"], True),
     ("igraph.graphml", by_igraph("graphml"), True, WORDS, True),
     ("igraph.pajek", by_igraph("pajek"), True, WORDS, True),
-    ("igraph.gv", by_igraph("dot"), True, WORDS, True),
     ("columns.csv", as_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
     ("header.tsv", as_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
     ("plain.csv", as_table('"{u}","{v}",{w}'), False, WORDS, True),
@@ -138,13 +130,6 @@ class TestPrograms:
         with pytest.raises(ValueError, match=f"its edges are {says}, not undirected=.*: leave"):
             files.load(file, undirected=says == "directed")
 
-    def test_quoted_names_of_dot(self, tmp_path):
-        needs("pydot")
-        text = 'digraph { node [shape=box]; "a:b" -> "e f"; c; "e f" -> c [weight="2"] }'
-        content = files.load(saved(tmp_path, "a.dot", text))
-        assert (content.labels, content.weights.tolist()) == (["c", "a:b", "e f"], [1, 2])
-        assert content.graph.edge_index.T.tolist() == [[1, 2], [2, 0]]
-
     def test_json_without_directed_is_a_list(self, tmp_path):
         """As D3 reads it: links of indices into nodes that have a name."""
         data = {"nodes": [{"name": "b"}, {"name": "a"}], "links": [{"source": 1, "target": 0, "value": 4}]}
@@ -169,13 +154,11 @@ GEXF = """<gexf xmlns="http://www.gexf.net/1.2draft" version="1.2"><graph defaul
 </attributes><nodes><node id="a"/><node id="b"/></nodes><edges><edge id="0" source="a" target="b"/>
 <edge id="1" source="b" target="{}"><attvalues><attvalue for="0" value="3"/></attvalues></edge></edges>
 </graph></gexf>"""
-DOT = "digraph {x -> y; edge [color=red]; x -> x -> z; y -> z [weight=5]}"
 HEADERS = "src,dst FromNodeId,ToNodeId head,tail src,target"
 # labels, edges and weights as the definition of the format gives them
 DEFINED = [
     ("a.graphml", graphml(EDGES, KEY), "ab", "ab ba", [7, 3]),
     ("a.gexf", GEXF.format("a"), "ab", "ab ba", [7, 3]),
-    ("a.dot", DOT, "xyz", "xy xx xz yz", [1, 1, 1, 5]),
     *[("a.csv", f"{header}\nb,a\na,c\n", "bac", "ba ac", None) for header in HEADERS.split()],
     ("a.tsv", "head\trelation\ttail\na\tlikes\tb\n", "ab", "ab", None),
     ("a.csv", "Source,Target,Type\na,b,friend\nb,c,directed by\n", "abc", "ab bc", None),
@@ -188,7 +171,6 @@ DEFINED = [
 
 @pytest.mark.parametrize(("name", "text", "labels", "pairs", "weights"), DEFINED)
 def test_what_a_format_defines(name, text, labels, pairs, weights, tmp_path):
-    needs("pydot" if name == "a.dot" else "networkx")
     content = files.load(saved(tmp_path, name, text))
     edges = [(content.labels[src], content.labels[dst]) for src, dst in content.graph.edge_index.T.tolist()]
     read = {} if content.weights is None else dict(zip(edges, content.weights.tolist(), strict=True))
@@ -325,10 +307,6 @@ WRONG = [
         '{"nodes": [{"id": "a"}, {"id": 7}], "links": [{"source": 0, "target": 1}]}',
         "names an id that no node has",
     ),
-    ("a.dot", "digraph {\na ->\n}", r"\(line:2, col:3\)"),
-    ("a.dot", "digraph {edge [weight=3]; a -> b}", "it has a default weight: write it at each edge, or give"),
-    ("a.dot", "digraph {a; {b -> c}}", "it has subgraphs or ports: write each edge from one node to another"),
-    ("a.dot", 'digraph {"a:b":in -> b}', "it has subgraphs or ports"),
     ("a.mtx", f"{MATRIX}coordinate real general\n3 4 0\n", "expected a square matrix, got 3 x 4"),
 ]
 
@@ -336,7 +314,7 @@ WRONG = [
 class TestRefusals:
     @pytest.mark.parametrize(("name", "text", "match"), WRONG, ids=range(len(WRONG)))
     def test_one_value_error_that_names_the_file(self, name, text, match, tmp_path, capsys):
-        needs({".dot": "pydot", ".mtx": "scipy.io"}.get(Path(name).suffix, "networkx"))
+        needs("scipy.io" if name == "a.mtx" else "networkx")
         file = saved(tmp_path, name, text)
         with pytest.raises(ValueError, match=match) as refused:
             files.load(file)
@@ -344,12 +322,10 @@ class TestRefusals:
         assert str(refused.value).isprintable()
         assert capsys.readouterr().out == ""
 
-    @pytest.mark.parametrize(("name", "package"), [("a.gv", "pydot"), ("a.mtx", "scipy")])
-    def test_a_reader_that_is_not_installed(self, name, package, tmp_path, monkeypatch):
-        for module in (package, f"{package}.io"):
-            monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=f"this kind of file is read by {package}: pip install"):
-            files.load(saved(tmp_path, name, ""))
+    def test_without_scipy(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy.io", None)
+        with pytest.raises(ImportError, match="MatrixMarket files are read by scipy: pip install scipy"):
+            files.load(saved(tmp_path, "a.mtx", ""))
 
     def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")

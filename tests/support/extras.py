@@ -23,7 +23,6 @@ EXTRAS = {
     "nbclient": "notebooks",
     "scipy": "test",
     "igraph": "test",
-    "pydot": "all",
 }
 
 
