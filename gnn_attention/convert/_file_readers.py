@@ -1,4 +1,4 @@
-"""Readers of each kind of file: lists and Pajek are read here, others by networkx and scipy."""
+"""Readers of each kind of file: lists and tables are read here, others by networkx and scipy."""
 
 import ast
 import csv
@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -159,30 +158,6 @@ def _read_gml(text: str, weight: str | None, empty: Any) -> Any:
     return nx.parse_gml(text, label="id")
 
 
-def _read_pajek(text: str, weight: str | None, empty: Any) -> Any:
-    """networkx needs a label of its own for each vertex, and takes all sections of edges for one kind."""
-    sections: dict[str, list[list[str]]] = {}
-    rows: list[list[str]] = []
-    for words in map(shlex.split, re.sub(r"(?m)^%.*$", "", text).split("\n")):
-        if words and words[0].startswith("*"):
-            rows = sections.setdefault(words[0].lower(), [])
-        if words:
-            rows.append(words)
-    (_, count, *_), *vertices = sections.pop("*vertices")
-    kinds = [name for name, rows in sections.items() if len(rows) > 1]
-    if not {*kinds} < {"*arcs", "*edges"}:
-        raise ValueError(f"one section *arcs or *edges is read, got {', '.join(kinds)}")
-    network = empty.to_undirected() if "*edges" in (kinds or sections) else empty.to_directed()
-    network.add_nodes_from((str(n), {"label": str(n)}) for n in range(1, _check_count(int(count)) + 1))
-    network.add_nodes_from((words[0], {"label": words[1]}) for words in vertices if len(words) > 1)
-    for place, (src, dst, *numbers) in enumerate(sections[kinds[0]][1:] if kinds else ()):
-        attributes = {str(weight): numbers[0]} if numbers else {}
-        network.add_edges_from([(src, dst, {**attributes, PLACE: place})])
-    if len(network) > int(count):
-        raise ValueError(f"it has {count} vertices, but it names a vertex {[*network][int(count)]}")
-    return network
-
-
 def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     """Node-link data; nodes without ids have their positions."""
     data = json.loads(text)
@@ -206,6 +181,5 @@ READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     ".tsv": partial(_read_table, delimiter="\t"),
     ".mtx": _read_matrix_market,
     ".gml": _read_gml,
-    **dict.fromkeys((".net", ".paj", ".pajek"), _read_pajek),
     ".json": _read_json,
 }

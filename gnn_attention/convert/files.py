@@ -75,9 +75,9 @@ def load(
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
-    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV, JSON
-    and Pajek keep the order of the file, the others have that of networkx; the second direction of an
-    undirected edge follows the first.
+    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV and
+    JSON keep the order of the file, the others have that of networkx; the second direction of an undirected
+    edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
     a file that holds no such graph or contradicts ``undirected``; ImportError where scipy is missing; OSError

@@ -83,11 +83,9 @@ PROGRAMS = [
     ("networkx.graphml", nx.write_graphml, True, WORDS, True),
     ("networkx.gexf", nx.write_gexf, True, WORDS, True),
     ("networkx.gml", nx.write_gml, True, WORDS, True),
-    ("networkx.net", nx.write_pajek, True, WORDS, True),
     ("networkx.json", as_json, True, WORDS, True),
     ("scipy.mtx", by_scipy, True, ["0", "1", "2", "3"], True),
     ("igraph.graphml", by_igraph("graphml"), True, WORDS, True),
-    ("igraph.pajek", by_igraph("pajek"), True, WORDS, True),
     ("columns.csv", as_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
     ("header.tsv", as_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
     ("plain.csv", as_table('"{u}","{v}",{w}'), False, WORDS, True),
@@ -163,9 +161,6 @@ DEFINED = [
     ("a.tsv", "head\trelation\ttail\na\tlikes\tb\n", "ab", "ab", None),
     ("a.csv", "Source,Target,Type\na,b,friend\nb,c,directed by\n", "abc", "ab bc", None),
     ("a.csv", '"a,,,";b;2\n', ["a,,,", "b"], [("a,,,", "b")], [2]),
-    ("a.net", "*Vertices 3\n\n*Arcs\n3 2 5\n", "123", "32", [5]),
-    ("a.net", "*Vertices 3\n2 b\n3\n*Arcs\n1 2\n", "1b3", "1b", None),
-    ("a.net", "*Vertices 2\n1 a\n2 a\n*Arcs\n*Edges\n1 2\n", "12", "12 21", None),
 ]
 
 
@@ -194,9 +189,9 @@ class TestLabels:
         assert [tuple(pair) for pair in content.graph.edge_index.T.tolist()] == pairs
 
     def test_labels_of_networkx_are_positions(self, tmp_path):
-        """In GML and Pajek a node has an index, too, in the order of insertion."""
+        """In GML a node has an index, too, in the order of insertion."""
         theirs = nx.relabel_nodes(nx.DiGraph([(2, 0), (0, 1)]), str)
-        for name, write in (("a.gml", nx.write_gml), ("a.net", nx.write_pajek), ("a.gexf", nx.write_gexf)):
+        for name, write in (("a.gml", nx.write_gml), ("a.gexf", nx.write_gexf)):
             write(theirs, tmp_path / name)
             assert sorted(files.read(tmp_path / name).edge_index.T.tolist()) == [[0, 1], [2, 0]]
 
@@ -298,9 +293,6 @@ WRONG = [
     ("a.graphml", BOMB, "ParseError: limit on input amplification factor"),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.gml", "graph [\nnode [ id 0 ]\nedge [ source 0 ]\n]", "edge #0 has no 'target' attribute"),
-    ("a.net", "*vertices 2\n1 a\n2 b\n*arcs\n1 2\n*edges\n2 1\n", "one section .* got .arcs, .edges"),
-    ("a.net", "*vertices 2\n*arcs\n1 3\n", "it has 2 vertices, but it names a vertex 3"),
-    ("a.net", "*vertices 9999999999\n*arcs\n1 2\n", "9,999,999,999 tokens, at most 16,777,216 are read"),
     ("a.json", "[" * 100_000, "RecursionError"),
     (
         "a.json",
