@@ -41,17 +41,8 @@ def wrong_kind(expected: str, value: object) -> TypeError:
     return TypeError(f"{expected}, got {checks.quoted(value)}; convert.{TAKEN_BY.get(package, others)}")
 
 
-def from_edge_index(
-    edge_index: Tensor,
-    num_dst: int,
-    num_src: int | None = None,
-    coalesce: bool = False,
-    parallel: Parallel = "error",
-) -> TokenGraph:
-    """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
-    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
-        raise wrong_kind("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
-    return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce, parallel=parallel)
+# the name that stands beside those of the other formats
+from_edge_index = TokenGraph.from_edges
 
 
 def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) -> Any:

@@ -395,7 +395,6 @@ FOREIGN = [
 ]
 FUNCTIONS = {
     "from_mask takes": convert.from_mask,
-    "from_edge_index": lambda x: convert.from_edge_index(x, 3),
     SCIPY: lambda x: convert.from_scipy(x, "src"),
     NETWORKX: convert.from_networkx,
     IGRAPH: convert.from_igraph,
