@@ -62,7 +62,7 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
 
 
 def _from_file(path: str, length: int) -> TokenGraph:
-    graph = files.read(path)
+    graph = files.load(path, weight=None).graph
     if graph.num_dst < length:
         advice = f"take a length of at most {graph.num_dst}"
         raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: {advice}")

@@ -24,7 +24,7 @@ from gnn_attention.convert._file_readers import PLACE, READERS, add_tokens, are_
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["READERS", "WRITERS", "GraphFile", "load", "read", "write"]
+__all__ = ["READERS", "WRITERS", "GraphFile", "load", "write"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,26 +121,18 @@ def load(
         raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
 
 
-def read(
-    path: str | os.PathLike[str], num_tokens: int | None = None, undirected: bool | None = None
-) -> TokenGraph:
-    """The graph of a file without weights: ``load(path, undirected, None, num_tokens).graph``.
+def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
+    """Write a graph to a file whose ending says how; :func:`load` gives the same edges and tokens back.
+
+    Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
+    are not the same tokens 0 .. n-1, and one that differs by head or sample.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write(patterns.window(5, 2), Path(folder) / "window.graphml")
-    ...     read(Path(folder) / "window.graphml") == patterns.window(5, 2)
+    ...     load(Path(folder) / "window.graphml").graph == patterns.window(5, 2)
     True
-    """
-    return load(path, undirected, None, num_tokens).graph
-
-
-def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
-    """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
-
-    Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, and one that differs by head or sample.
     """
     path = Path(path)
     generate = _choose_by_ending(path, WRITERS)

@@ -48,11 +48,11 @@ class TestDraw:
         file.write_text("source,target\nthe,cat\ncat,sat\n", encoding="utf-8")
         assert main(["draw", str(file)]) == 0
         seen = capsys.readouterr()
-        assert seen.out == f"{files.read(file)}\n0 the, 1 cat, 2 sat\n"
+        assert seen.out == f"{files.load(file).graph}\n0 the, 1 cat, 2 sat\n"
         assert seen.err == "words.csv: 3 nodes, 2 directed edges\n"
         assert main(["draw", str(file), "--undirected"]) == 0
         seen = capsys.readouterr()
-        assert seen.out.startswith(f"{files.read(file, undirected=True)}\n")
+        assert seen.out.startswith(f"{files.load(file, undirected=True).graph}\n")
         assert seen.err == "words.csv: 3 nodes, 2 undirected edges = 4 directed\n"
 
     @pytest.mark.parametrize(

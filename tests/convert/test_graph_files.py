@@ -35,7 +35,7 @@ class TestRoundTrip:
     def test_the_same_edges_and_tokens(self, graph, ending, tmp_path):
         file = tmp_path / f"graph{ending}"
         files.write(graph, file)
-        found = files.read(file)
+        found = files.load(file).graph
         assert found == graph
         assert found.name == f"graph{ending}"
 
@@ -119,7 +119,7 @@ class TestPrograms:
         assert content.undirected is not directed
         count = "4 directed edges" if directed else "4 undirected edges = 7 directed"
         assert str(content) == f"{name}: 4 nodes, {count}" + (", with weights" if weighted else "")
-        assert files.read(tmp_path / name, undirected=undirected) == content.graph
+        assert files.load(tmp_path / name, undirected, weight=None).graph == content.graph
 
     @pytest.mark.parametrize("says", ["directed", "undirected"])
     def test_a_contradiction(self, says, tmp_path):
@@ -136,7 +136,7 @@ class TestPrograms:
         assert (content.labels, content.graph.edge_index.T.tolist()) == (["b", "a"], [[1, 0]])
         assert content.weights.tolist() == [4]
         assert str(content) == "a.json: 2 nodes, 1 directed edge, with weights"
-        assert files.read(file, undirected=True).num_edges == 2
+        assert files.load(file, undirected=True).graph.num_edges == 2
 
 
 def graphml(inside, keys="", direction="edgedefault='directed'"):
@@ -193,7 +193,7 @@ class TestLabels:
         theirs = nx.relabel_nodes(nx.DiGraph([(2, 0), (0, 1)]), str)
         for name, write in (("a.gml", nx.write_gml), ("a.gexf", nx.write_gexf)):
             write(theirs, tmp_path / name)
-            assert sorted(files.read(tmp_path / name).edge_index.T.tolist()) == [[0, 1], [2, 0]]
+            assert sorted(files.load(tmp_path / name).graph.edge_index.T.tolist()) == [[0, 1], [2, 0]]
 
     def test_ids_where_labels_repeat(self, tmp_path):
         nodes = [{"id": 1, "label": "a"}, {"id": 0, "label": "a"}, {"id": 2, "label": "b"}]
@@ -262,7 +262,7 @@ class TestReading:
         ],
     )
     def test_lists(self, name, text, n, pairs, tmp_path):
-        graph = files.read(saved(tmp_path, name, text))
+        graph = files.load(saved(tmp_path, name, text)).graph
         assert (graph.num_dst, graph.num_src) == (n, n)
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
@@ -321,13 +321,13 @@ class TestRefusals:
 
     def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
-        assert files.read(tmp_path / "a.edges", num_tokens=7).num_dst == 7
+        assert files.load(tmp_path / "a.edges", num_tokens=7).graph.num_dst == 7
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token 4"):
-            files.read(tmp_path / "a.graphml", num_tokens=4)
+            files.load(tmp_path / "a.graphml", num_tokens=4)
         words = saved(tmp_path, "words.edges", "the cat\ncat sat\n")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token the"):
-            files.read(words, num_tokens=4)
+            files.load(words, num_tokens=4)
 
     @pytest.mark.parametrize(
         ("graph", "match"),
