@@ -2,7 +2,6 @@
 
 from gnn_attention.convert.formats import (
     from_edge_index,
-    from_igraph,
     from_networkx,
     from_pyg,
     from_scipy,
@@ -20,6 +19,6 @@ from gnn_attention.graph.kernel_formats import (
     to_window,
 )
 
-__all__ = ["Varlen", "from_block_mask", "from_edge_index", "from_igraph", "from_mask", "from_networkx"]
+__all__ = ["Varlen", "from_block_mask", "from_edge_index", "from_mask", "from_networkx"]
 __all__ += ["from_pyg", "from_scipy", "to_block_mask", "to_networkx", "to_pyg", "to_scipy", "to_sdpa_mask"]
 __all__ += ["to_varlen", "to_window"]

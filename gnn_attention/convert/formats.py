@@ -1,12 +1,12 @@
 """Graphs in and out: edge lists, adjacency matrices, graphs of other libraries.
 
 The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, the column ``(src, dst)`` of an
-``edge_index`` and the edge from src to dst of networkx and igraph.
+``edge_index`` and the edge from src to dst of networkx.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ TAKEN_BY = {
     "scipy": "from_scipy takes a matrix",
     "numpy": "from_scipy takes a matrix; torch.as_tensor(A) makes a tensor",
     "networkx": "from_networkx takes a graph of networkx",
-    "igraph": "from_igraph takes a graph of igraph",
+    "igraph": "from_networkx takes graph.to_networkx() of igraph",
     "torch_geometric": "from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
     "torch": "from_mask takes bool and float tensors, from_edge_index signed integers [2, E], from_pyg a "
     "sparse adj_t, from_block_mask a BlockMask",
@@ -113,7 +113,7 @@ def from_networkx(
     list. An undirected edge is a message in both directions; a self loop or a parallel edge counts once.
     ``weight`` names an attribute of the edges: the result is ``(graph, weights)``, float ``[E]`` in the
     order of ``graph.edge_index``. ValueError if ``order`` is missing or is not the nodes, if an edge has no
-    such number, or several parallel ones.
+    such number, or several parallel ones. A graph of igraph comes from its ``to_networkx()``.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -123,34 +123,17 @@ def from_networkx(
     """
     if isinstance(graph, type) or not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
         raise wrong_kind("graph must be a networkx graph", graph)
-    if order is None and set(graph.nodes) != set(range(len(graph))):
+    count = len(graph)
+    if order is None and set(graph.nodes) != set(range(count)):
         shown = ", ".join(map(repr, list(graph.nodes)[:3]))
-        raise ValueError(f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ...")
-    place = _positions(order, graph.nodes)
+        raise ValueError(f"order is needed: nodes are not labelled 0 .. {count - 1}, got {shown}, ...")
+    nodes = range(count) if order is None else checks.labels("order", order, count, f"{count} nodes")
+    if wrong := set(nodes).symmetric_difference(graph.nodes):
+        raise ValueError(f"order must hold every node once, but not {sorted(map(str, wrong))[:3]}")
+    place = {node: position for position, node in enumerate(nodes)}
     # With weight=None networkx gives triples, too.
     triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=weight)]
-    return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
-
-
-def from_igraph(graph: Any, order: Sequence[Hashable] | None = None, weight: str | None = None) -> Any:
-    """The token graph of an ``igraph.Graph``, whose vertex i is token i.
-
-    ``order`` places the names of the vertices (their attribute "name"), or their numbers if they have none;
-    directions, loops, ``weight`` and errors are as in :func:`from_networkx`.
-
-    >>> import igraph
-    >>> from_igraph(igraph.Graph([(0, 2), (2, 1)], directed=True)).edge_index.tolist()
-    [[0, 2], [2, 1]]
-    """
-    if isinstance(graph, type) or not all(hasattr(graph, name) for name in ("vs", "es", "get_edgelist")):
-        raise wrong_kind("graph must be an igraph.Graph", graph)
-    count, named = graph.vcount(), order is not None and "name" in graph.vs.attributes()
-    names = graph.vs["name"] if named else range(count)
-    positions = _positions(order, names)
-    place = [positions[name] for name in names]
-    values = graph.es[weight] if weight in graph.es.attributes() else [None] * graph.ecount()
-    triples = [(place[u], place[v], w) for (u, v), w in zip(graph.get_edgelist(), values, strict=True)]
-    return from_triples(triples, graph.is_directed(), count, weight, "igraph")
+    return from_triples(triples, graph.is_directed(), count, weight, "networkx")
 
 
 def to_networkx(
@@ -310,21 +293,6 @@ def _agree(name: str, sizes: Sequence[int | None]) -> int | None:
     return known[0] if known else None
 
 
-def _positions(order: Sequence[Hashable] | None, nodes: Collection[Hashable]) -> dict[Hashable, int]:
-    """The position of each node in a list that holds every node once; without one, nodes are positions."""
-    checks.check_order("order", order)
-    try:
-        ordered, known = list(range(len(nodes)) if order is None else order), set(nodes)
-        positions = {node: position for position, node in enumerate(ordered)}
-    except TypeError:
-        got = checks.described(order)
-        raise TypeError(f"order must be a list of nodes, every one once, got {got}") from None
-    wrong = [n for n in nodes if n not in positions] + [n for n in ordered if n not in known]
-    if wrong or not len(ordered) == len(nodes) == len(positions):
-        raise ValueError(f"order must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    return positions
-
-
 def from_triples(
     triples: list[tuple[int, int, Any]], is_directed: bool, count: int, weight: str | None, name: str
 ) -> Any:
@@ -353,7 +321,7 @@ def _build(
     if values is None:
         return graph
     if graph.num_edges != edges.shape[1]:
-        ways = "A.sum_duplicates(), Data.coalesce(), networkx.Graph, igraph's simplify"
+        ways = "A.sum_duplicates(), Data.coalesce(), networkx.Graph"
         raise ValueError(f"a graph takes one weight of parallel edges: join them first ({ways})")
     if values.is_complex() or values.numel() != edges.shape[1]:
         expected = f"one number for each of {edges.shape[1]} edges"

@@ -95,7 +95,7 @@ KINDS = {
     "numpy, other bytes": lambda: both(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
     "numpy, long": lambda: both(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
     "networkx": lambda: both(convert.from_networkx, network(), weight="weight"),
-    "igraph": lambda: both(convert.from_igraph, igraph_of(), weight="weight"),
+    "igraph": lambda: both(convert.from_networkx, igraph_of().to_networkx(), weight="weight"),
     "Data, edge_weight": lambda: both(convert.from_pyg, data(num_nodes=N), weight="edge_weight"),
     "Data, edge_attr": lambda: both(convert.from_pyg, data(x=torch.zeros(N, 2)), weight="edge_attr"),
     "Data, adj_t": lambda: both(convert.from_pyg, Data(adj_t=adj_t("csr"))),
@@ -127,7 +127,6 @@ def test_edges_are_in_the_order_of_the_object():
         ),
         "csc": (convert.from_scipy(sp.csc_array(ADJACENCY), "src"), columns),
         "numpy": (convert.from_scipy(ADJACENCY.T, "dst"), columns),
-        "igraph": (convert.from_igraph(igraph_of()), PAIRS),
         "adj_t": (convert.from_pyg(adj_t("csr")), columns),
     }
     for kind, (graph, due) in cases.items():
@@ -198,11 +197,9 @@ class TestWeights:
         plain.add_weighted_edges_from(edges)
         order = ["c", "a", "b"]
         due = nx.to_numpy_array(plain, order)
-        other = igraph.Graph.TupleList(edges, weights=True)
-        for read, graph in ((convert.from_networkx, plain), (convert.from_igraph, other)):
-            listed, weights = read(graph, order, weight="weight")
-            assert np.array_equal(convert.to_scipy(listed, "src", weights).toarray(), due)
-            assert listed.num_edges == 5
+        graph, weights = convert.from_networkx(plain, order, weight="weight")
+        assert np.array_equal(convert.to_scipy(graph, "src", weights).toarray(), due)
+        assert graph.num_edges == 5
 
     def test_every_edge_has_one(self):
         parallel = nx.MultiDiGraph([(0, 1, {"w": 1}), (0, 1, {"w": 2})])
@@ -266,21 +263,6 @@ class TestWeights:
         for wrong in (NUMBERS[:2], [1.0]):
             with pytest.raises(ValueError, match="weights must be a tensor of 5 numbers, one an edge"):
                 convert.to_networkx(graph, weights=wrong)
-
-
-class TestIgraph:
-    def test_names_are_placed_by_an_order(self):
-        graph = igraph.Graph.TupleList([("the", "cat"), ("cat", "sat")], directed=True)
-        assert convert.from_igraph(graph).edge_index.tolist() == [[0, 1], [1, 2]]
-        assert convert.from_igraph(graph, ["sat", "the", "cat"]).edge_index.tolist() == [[1, 2], [2, 0]]
-        del graph.vs["name"]
-        assert convert.from_igraph(graph, [2, 0, 1]).edge_index.tolist() == [[1, 2], [2, 0]]
-
-    def test_parallel_edges_and_loops_count_once(self):
-        many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2)]
-        for directed in (True, False):
-            graph = convert.from_igraph(igraph.Graph(many, directed=directed))
-            assert graph == TokenGraph.from_edges(torch.tensor(many).t(), 3, coalesce=True)
 
 
 # ---- tensors whose elements are not the mask
@@ -381,11 +363,11 @@ def test_tensors_of_other_classes_are_read():
 
 # ---- the wrong function
 
-SCIPY, NETWORKX, IGRAPH = "from_scipy takes", "from_networkx takes", "from_igraph takes"
+SCIPY, NETWORKX = "from_scipy takes", "from_networkx takes"
 FOREIGN = [
     (sp.csr_array(ADJACENCY), SCIPY),
     (network(), NETWORKX),
-    (igraph_of(), IGRAPH),
+    (igraph_of(), "from_networkx takes graph.to_networkx"),
     (data(num_nodes=N), "from_pyg takes"),
     (HETERO, r"from_pyg takes a Data, or a relation data\[src, name, dst\]"),
     (torch.ones(2, 2).bool(), "from_mask takes"),
@@ -397,7 +379,6 @@ FUNCTIONS = {
     "from_mask takes": convert.from_mask,
     SCIPY: lambda x: convert.from_scipy(x, "src"),
     NETWORKX: convert.from_networkx,
-    IGRAPH: convert.from_igraph,
     "from_pyg takes": convert.from_pyg,
 }
 
