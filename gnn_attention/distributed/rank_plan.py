@@ -7,8 +7,7 @@ travels with all its key/value heads, in all samples. Gradients take the same wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -39,7 +38,7 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who owns what, and what travels; print it, or take :meth:`to_dict`. Every number is exact.
+    """Who owns what, and what travels; ``print`` shows it as a table. Every number is exact.
 
     ``row_bytes``: of a sender, with a key and a value for all key/value heads and samples.
     """
@@ -63,12 +62,6 @@ class Plan:
     def halo_bytes(self) -> int:
         """Bytes that all ranks receive in the forward pass; as many of gradients in the backward pass."""
         return sum(load.received for load in self.ranks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every number, for JSON."""
-        named = {"partition": self.partition.name, "world_size": self.partition.world_size}
-        named |= {name: getattr(self, name) for name in ("halo_bytes", "balance", "token_balance")}
-        return vars(self) | named | {"ranks": [asdict(load) for load in self.ranks]}
 
     def __str__(self) -> str:
         count = f"{len(self.ranks)} {'rank' if len(self.ranks) == 1 else 'ranks'}"

@@ -1,7 +1,5 @@
 """A plan for ranks: its counts against the mask and against sums by hand."""
 
-import json
-
 import pytest
 import torch
 from support.refusals import assert_refusals
@@ -64,14 +62,6 @@ def test_text_of_a_hundred_columns_with_every_rank_or_the_ends(world):
     assert ranks == list(range(world)) if world <= 16 else [*range(8), *range(world - 8, world)]
     assert any("..." in line for line in lines) == (world > 16)
     assert "balance (most / mean): edges" in lines[-1]
-
-
-def test_json():
-    found = plan(patterns.causal(64), 3, 4, 8)
-    numbers = json.loads(json.dumps(found.to_dict()))
-    assert (numbers["halo_bytes"], numbers["balance"]) == (found.halo_bytes, found.balance)
-    assert [rank["edges"] for rank in numbers["ranks"]] == [load.edges for load in found.ranks]
-    assert (numbers["world_size"], numbers["partition"]) == (3, "contiguous")
 
 
 def test_wrong_arguments_are_named():
