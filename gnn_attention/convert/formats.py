@@ -136,16 +136,11 @@ def from_networkx(
     return from_triples(triples, graph.is_directed(), count, weight, "networkx")
 
 
-def to_networkx(
-    graph: TokenGraph,
-    labels: Sequence[str] | None = None,
-    weights: Tensor | None = None,
-) -> networkx.DiGraph:
+def to_networkx(graph: TokenGraph, weights: Tensor | None = None) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels``, a list, become the node attribute "label", and ``weights [E]`` the edge attribute "weight",
-    else ValueError for another number of them. Where receivers and senders differ in number the nodes are
-    ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
+    ``weights [E]`` become the edge attribute "weight"; ValueError for another number of them. Where receivers
+    and senders differ in number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -162,11 +157,6 @@ def to_networkx(
         result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
         edges = [(("src", j), ("dst", i)) for j, i in edges]
     result.add_edges_from(edges)
-    if labels is not None:
-        if graph.num_dst != graph.num_src:
-            raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
-        names = checks.labels("labels", labels, graph.num_dst, f"{graph.num_dst} nodes")
-        nx.set_node_attributes(result, dict(enumerate(names)), "label")
     if weights is not None:
         values = dict(zip(edges, _check_weights(graph, weights).tolist(), strict=True))
         nx.set_edge_attributes(result, values, "weight")

@@ -165,6 +165,7 @@ class TestNetworkx:
         network = convert.to_networkx(graph)
         assert set(network.edges) == pairs_of(mask)
         assert list(network.nodes) == list(range(graph.num_dst))
+        assert network.name == graph.name
         assert convert.from_networkx(network) == graph
 
     def test_labels_need_an_order(self):
@@ -191,22 +192,12 @@ class TestNetworkx:
         with pytest.raises(error, match=match):
             convert.from_networkx(nx.DiGraph([("a", "b")]), order)
 
-    def test_labels_out(self):
-        network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
-        assert dict(network.nodes(data="label")) == {0: "the", 1: "cat", 2: "sat"}
-        assert set(network.edges) == {(0, 1), (0, 2), (1, 2)}
-        assert network.name == "strict_causal(3)"
-        with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
-            convert.to_networkx(patterns.causal(3), labels=["a", "b"])
-
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
         assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
         sides = {("src", j): 0 for j in range(5)} | {("dst", i): 1 for i in range(4)}
         assert dict(network.nodes(data="bipartite")) == sides
         assert nx.is_bipartite(network)
-        with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
-            convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
 
 
 def test_what_is_no_graph_is_refused():
