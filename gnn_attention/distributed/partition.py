@@ -78,12 +78,8 @@ class Shares:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"Shares({self.describe('tokens')})"
-
-    def describe(self, tokens: str) -> str:
-        """The number of tokens and the share of each rank, for people; ``tokens`` says what is owned."""
         sizes = ", ".join(map(str, self.sizes[:SHOWN])) + ", ..." * (self.world_size > SHOWN)
-        return f"{self.num_tokens} {tokens} on {self.world_size} ranks: {sizes}"
+        return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {sizes})"
 
     @cached_property
     def digest(self) -> str:
@@ -99,8 +95,8 @@ class Partition:
     ``name``: how it was made. Hashable, so that results for it are cached with a graph.
 
     >>> owner = torch.tensor([0, 0, 1, 1, 1])
-    >>> Partition(Shares(owner, 2), Shares(owner, 2))
-    Partition(given: 5 receivers and senders on 2 ranks: 2, 3)
+    >>> Partition(Shares(owner, 2), Shares(owner, 2)).src
+    Shares(5 tokens on 2 ranks: 2, 3)
     """
 
     dst: Shares
@@ -117,18 +113,14 @@ class Partition:
         """How many ranks."""
         return self.dst.world_size
 
-    def __repr__(self) -> str:
-        if self.dst == self.src:
-            return f"Partition({self.name}: {self.dst.describe('receivers and senders')})"
-        return f"Partition({self.name}: {self.dst.describe('receivers')}; {self.src.describe('senders')})"
-
 
 def contiguous(graph: TokenGraph, world_size: int) -> Partition:
     """Equal ranges of neighbouring tokens, on some ranks one token less if their number is no multiple.
 
     >>> from gnn_attention import patterns
-    >>> contiguous(patterns.cross(4, 7), 3)
-    Partition(contiguous: 4 receivers on 3 ranks: 2, 1, 1; 7 senders on 3 ranks: 3, 2, 2)
+    >>> partition = contiguous(patterns.cross(4, 7), 3)
+    >>> partition.dst, partition.src
+    (Shares(4 tokens on 3 ranks: 2, 1, 1), Shares(7 tokens on 3 ranks: 3, 2, 2))
     """
     return Partition(_even(graph.num_dst, world_size), _even(graph.num_src, world_size), "contiguous")
 
@@ -155,8 +147,8 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     graph are owned alike, those of another one as :func:`contiguous` does.
 
     >>> from gnn_attention import patterns
-    >>> by_edges(patterns.causal(10), 2)
-    Partition(by edges: 10 receivers and senders on 2 ranks: 7, 3)
+    >>> by_edges(patterns.causal(10), 2).dst
+    Shares(10 tokens on 2 ranks: 7, 3)
     """
     world_size, weight = checks.size("world_size", world_size, 1), receiver_edges(graph)
     total = int(weight.sum())

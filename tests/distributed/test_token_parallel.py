@@ -202,7 +202,7 @@ def wrong(rank, world):
 MESSAGES = [
     "rank 0: ValueError: .*does not fit q with 3 receivers",
     "all ranks must give graph alike: rank 0 has .*causal.*, but rank 1 has .*window",
-    "all ranks must give partition alike: rank 0 has Partition.contiguous",
+    "all ranks must give partition alike: rank 0 has Partition.*name='contiguous'",
     "all ranks must give gradients alike: rank 0 has wanted, but rank 1 has not wanted",
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
     "all ranks must give backend alike: rank 0 has dense, but rank 1 has rows",
