@@ -128,7 +128,6 @@ def views(rank, world):
     layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1), backend="message_passing")
     walk, whole = "the message-passing path need", "graph must be the TokenGraph of all tokens"
     one_process, mesh = "a per-edge bias, .* need one process", "a DeviceMesh of one axis, got .to"
-    axis = r"axis must be in -2 \.\. 1, one of x \[6, 2\], got 7"
     assert_refusals(
         [
             (lambda: layer(torch.zeros(1, 3, 4), mine), NotImplementedError, walk),
@@ -138,7 +137,7 @@ def views(rank, world):
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
             (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
             (lambda: distributed.scatter([0.0], partition), TypeError, "x must be a Tensor, got .* list"),
-            (lambda: distributed.scatter(y, partition, axis=7), IndexError, axis),
+            (lambda: distributed.scatter(y, partition, axis=7), IndexError, "Dimension out of range"),
             (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
             (lambda: distributed.local(graph, group="tokens"), TypeError, mesh),
         ]
