@@ -32,8 +32,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import one_line
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
-__all__ += ["evaluate", "parse", "randn", "tensor"]
+__all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
 # of tokens, and of all that counts them

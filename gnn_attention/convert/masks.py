@@ -33,22 +33,21 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    if not isinstance(mask, Tensor):
+    # numbers of one byte have no -inf
+    is_float = isinstance(mask, Tensor) and mask.is_floating_point() and mask.itemsize > 1
+    if not isinstance(mask, Tensor) or not (is_float or mask.dtype == torch.bool):
         raise wrong_kind("mask must be a bool or float tensor", mask)
     if type(mask).__module__ == "torch.nn.attention.bias" and hasattr(mask, "variant"):
         checks.choice("meaning", meaning or "attend", ("attend",))
         bias: Any = mask
         return patterns.causal_aligned(bias.seq_len_q, bias.seq_len_kv, bias.variant.name.lower())
     mask = edge_list.elements("mask", mask, (torch.strided, *edge_list.SPARSE))
-    # numbers of one byte have no -inf
-    if not (mask.dtype == torch.bool or (mask.is_floating_point() and mask.itemsize > 1)):
-        raise wrong_kind("mask must be a bool or float tensor", mask)
     if not 2 <= mask.dim() <= 4 or 0 in mask.shape[:-2]:
         expected = "[dst, src], [heads, dst, src] or [batch, heads, dst, src], heads and batch at least 1"
         raise ValueError(f"mask must be {expected}, got {list(mask.shape)}")
-    natural = "attend" if mask.dtype == torch.bool else "additive"
+    natural = "additive" if is_float else "attend"
     read_as = checks.choice("meaning", meaning or natural, ("attend", "masked", "additive"))
-    if (read_as == "additive") != mask.is_floating_point():
+    if (read_as == "additive") != is_float:
         raise TypeError(
             f"meaning={read_as!r} does not fit a {mask.dtype} mask: additive masks alone are float"
         )
