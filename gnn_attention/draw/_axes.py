@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention._support.text import printable
+from gnn_attention._support.text import printable, token_label
+from gnn_attention.analyse._walks import is_square
+from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
+Labels = Sequence[str] | None
 LONGEST_SIDE = 4  # times the other side, up to which the cells of a mask are squares
 FEW = 32  # tokens up to which each has its own label and each edge its own arrow
 SMALLER = "take algebra.restrict"
@@ -48,6 +52,20 @@ class Side:
         step = 1 if self.count <= FEW else 1 << (-(-self.count // 8) - 1).bit_length()
         shown = range(0, self.count, step)
         return {token: self.names[token] if self.names else str(self.offset + token) for token in shown}
+
+
+def read_sides(graph: TokenGraph, labels: Labels, src_labels: Labels) -> tuple[Side, Side]:
+    """The receivers and the senders; where these are the same tokens, they have the same labels."""
+    if src_labels is None and is_square(graph):
+        src_labels = labels
+    dst = _read_labels("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
+    src = _read_labels("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
+    return Side(graph.num_dst, graph.dst_offset, dst), Side(graph.num_src, graph.src_offset, src)
+
+
+def _read_labels(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
+    names = None if labels is None else checks.labels(word, labels, count, tokens)
+    return None if names is None else [token_label(str(name)) for name in names]
 
 
 def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:

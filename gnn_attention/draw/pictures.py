@@ -19,12 +19,11 @@ import torch
 from gnn_attention import analyse
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention._support.text import token_label
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.draw import _axes, _node_layouts
-from gnn_attention.draw._axes import BLACK, BLUE, FAINT, FEW, GREY, LIGHT, ORANGE, RED, SMALLER, Side
+from gnn_attention.draw._axes import BLACK, BLUE, FAINT, FEW, GREY, LIGHT, ORANGE, RED, SMALLER, Labels
 from gnn_attention.graph import TokenGraph, rules
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     Where = Axes | None
 
 Text = str | None
-Labels = Sequence[str] | None
 CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
 EDGE = "src → dst: dst attends to src"
 CHANGES = {BLUE: "edge, as before", ORANGE: "new", GREY: "given up"}
@@ -60,7 +58,7 @@ def mask(
     graphs = [graph.select(0, head) for head in range(count)] or [graph]
     _check("mask", graphs[0], LARGEST_MASK)
     name = graph.name if title is None else title
-    made, grid = _axes.tables(ax, len(graphs), *read_sides(graph, labels, src_labels), name)
+    made, grid = _axes.tables(ax, len(graphs), *_axes.read_sides(graph, labels, src_labels), name)
     for head, (each, axes) in enumerate(zip(graphs, grid, strict=True)):
         _axes.image(axes, each.mask().int(), [LIGHT, BLUE], 0, 1)
         _axes.title(axes, f"head {head}" if len(graphs) > 1 else name, _facts(each))
@@ -77,7 +75,7 @@ def graph(
     1024 tokens a side or 10,000 edges: draw the mask.
     """
     _check("graph", graph, LARGEST_LINES)
-    dst, src = read_sides(graph, labels, src_labels)
+    dst, src = _axes.read_sides(graph, labels, src_labels)
     made, axes = _axes.of(ax, 6.0, 6.4, 2 * max(dst.room, src.room))
     if is_square(graph):
         _node_layouts.circle(axes, graph, dst)
@@ -120,7 +118,7 @@ def arcs(
     if not is_square(graph):
         needed = "graphs whose senders are their receivers"
         raise ValueError(f"arcs() draws {needed}, got {graph!r}; use mask() or graph()")
-    tokens, _ = read_sides(graph, labels, None)
+    tokens, _ = _axes.read_sides(graph, labels, None)
     checks.check_order("weights", weights)
     weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
     if weights is not None and (len(weights) != graph.num_edges or not bool(weights.isfinite().all())):
@@ -162,7 +160,7 @@ def layers(
     tokens, 64 layers or 10,000 edges of a layer, IndexError for a token that is not there.
     """
     stack = _stack("layers", graphs, layers)
-    tokens, _ = read_sides(stack[0], labels, None)
+    tokens, _ = _axes.read_sides(stack[0], labels, None)
     last = walks.token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
     # for each row of tokens, the input first: which of them the token at the top has received from
     reached = [torch.arange(tokens.count) == last]
@@ -197,7 +195,7 @@ def over_time(
         raise ValueError(f"over_time() draws 1 to {MOST_TABLES} graphs, a title for each, got {count}")
     alike = analyse.overlap(graphs)
     name = _axes.shared([each.name for each in graphs]) if title is None else title
-    made, grid = _axes.tables(None, count, *read_sides(graphs[0], None, None), name)
+    made, grid = _axes.tables(None, count, *_axes.read_sides(graphs[0], None, None), name)
     for step, axes in enumerate(grid):
         before, now = graphs[max(step - 1, 0)].mask(), graphs[step].mask()
         _axes.image(axes, now.int() + 2 * (now ^ before).int(), [LIGHT, BLUE, GREY, ORANGE], 0, 3)
@@ -236,7 +234,7 @@ def weights(
     tables = tables[numbers]
     num_dst, num_src = tables.shape[1:]
     frame = graph or TokenGraph.from_rule(rules.everyone, num_dst, num_src, name="the weights")
-    made, grid = _axes.tables(ax, len(numbers), *read_sides(frame, labels, src_labels), title)
+    made, grid = _axes.tables(ax, len(numbers), *_axes.read_sides(frame, labels, src_labels), title)
     # all tables have one scale, so that they can be compared
     high = tables.abs().nan_to_num().max().item() if tables.numel() else 0.0
     low = -high if bool((tables < 0).any()) else 0.0
@@ -361,20 +359,6 @@ def _check(name: str, graph: TokenGraph, largest: int) -> None:
         raise ValueError(f"{name}() draws one plain graph, got {graph!r}; take one with select(batch, head)")
     if max(graph.num_dst, graph.num_src) > largest:
         raise ValueError(f"{name}() draws at most {largest} tokens a side, got {graph!r}; {SMALLER}")
-
-
-def read_sides(graph: TokenGraph, labels: Labels, src_labels: Labels) -> tuple[Side, Side]:
-    """The receivers and the senders; where these are the same tokens, they have the same labels."""
-    if src_labels is None and is_square(graph):
-        src_labels = labels
-    dst = _read_labels("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
-    src = _read_labels("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
-    return Side(graph.num_dst, graph.dst_offset, dst), Side(graph.num_src, graph.src_offset, src)
-
-
-def _read_labels(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
-    names = None if labels is None else checks.labels(word, labels, count, tokens)
-    return None if names is None else [token_label(str(name)) for name in names]
 
 
 def _facts(graph: TokenGraph) -> str:
