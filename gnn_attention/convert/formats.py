@@ -20,25 +20,17 @@ from gnn_attention.graph.edges import Parallel
 if TYPE_CHECKING:
     import networkx
 
-# by the package of an object: the function that takes it
-TAKEN_BY = {
-    "scipy": "from_scipy takes a matrix",
-    "numpy": "from_scipy takes a matrix; torch.as_tensor(A) makes a tensor",
-    "networkx": "from_networkx takes a graph of networkx",
-    "igraph": "from_networkx takes graph.to_networkx() of igraph",
-    "torch_geometric": "from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
-    "torch": "from_mask takes bool and float tensors, from_edge_index signed integers [2, E], from_pyg a "
-    "sparse adj_t, from_block_mask a BlockMask",
-}
+OTHERS = (
+    "from_scipy (NumPy's arrays too), from_networkx (igraph's to_networkx() too), from_pyg, from_mask, "
+    "from_edge_index, from_block_mask, files.load (of a path)"
+)
 # the attributes of a torch_geometric object which have one entry for each node
 NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 
 def wrong_kind(expected: str, value: object) -> TypeError:
-    """The error for an object of another kind, which names the function that takes it."""
-    package = type(value).__module__.partition(".")[0]
-    others = "from_edge_index takes torch.tensor(pairs).t() of pairs, convert.files.load a path"
-    return TypeError(f"{expected}, got {checks.quoted(value)}; convert.{TAKEN_BY.get(package, others)}")
+    """The error for an object of another kind, which names the functions of the others."""
+    return TypeError(f"{expected}, got {checks.quoted(value)}; convert has for others {OTHERS}")
 
 
 # the name that stands beside those of the other formats

@@ -1,8 +1,8 @@
-"""One table of the graphs that are taken: sizes, direction, weights, order of each kind, and what is refused
-with the name of its own function.
-"""
+"""A table of the graphs that are taken: sizes, direction, weights and order of each kind; what is refused."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import igraph
 import networkx as nx
@@ -363,34 +363,24 @@ def test_tensors_of_other_classes_are_read():
 
 # ---- the wrong function
 
-SCIPY, NETWORKX = "from_scipy takes", "from_networkx takes"
-FOREIGN = [
-    (sp.csr_array(ADJACENCY), SCIPY),
-    (network(), NETWORKX),
-    (igraph_of(), "from_networkx takes graph.to_networkx"),
-    (data(num_nodes=N), "from_pyg takes"),
-    (HETERO, r"from_pyg takes a Data, or a relation data\[src, name, dst\]"),
-    (torch.ones(2, 2).bool(), "from_mask takes"),
-    (convert.to_block_mask(patterns.causal(4)), "from_block_mask a BlockMask"),
-    ("graph.txt", "of pairs, convert.files.load a path"),
-    ([(0, 1)], r"torch.tensor\(pairs\).t\(\)"),
-]
+WRONG = [sp.csr_array(ADJACENCY), network(), igraph_of(), data(num_nodes=N), HETERO, torch.ones(2), "a.edges"]
 FUNCTIONS = {
-    "from_mask takes": convert.from_mask,
-    SCIPY: lambda x: convert.from_scipy(x, "src"),
-    NETWORKX: convert.from_networkx,
-    "from_pyg takes": convert.from_pyg,
+    "mask must be a bool or float tensor": (convert.from_mask, Tensor),
+    "A must be a SciPy sparse array or a NumPy array": (
+        partial(convert.from_scipy, rows="src"),
+        sp.csr_array,
+    ),
+    "graph must be a networkx graph": (convert.from_networkx, nx.DiGraph),
+    "expected a torch_geometric Data, EdgeIndex, a relation of a HeteroData,": (convert.from_pyg, Data),
 }
 
 
-@pytest.mark.parametrize(("wrong", "way"), FOREIGN, ids=lambda value: type(value).__name__)
-def test_another_kind_of_object_names_its_function(wrong, way):
-    cases = [
-        (lambda read=read: read(wrong), TypeError, f"(must be|expected) .*, got .*{way}")
-        for own, read in FUNCTIONS.items()
-        if own != way
-    ]
-    assert_refusals(cases)
+@pytest.mark.parametrize("expected", FUNCTIONS)
+def test_another_kind_of_object_is_told_all_functions(expected):
+    read, own = FUNCTIONS[expected]
+    match = f"{expected}.*, got .*; convert has for others from_scipy .*, files.load"
+    wrong = [value for value in WRONG if not isinstance(value, own)]
+    assert_refusals([(partial(read, value), TypeError, match) for value in wrong])
 
 
 def test_matrices_that_are_none():
