@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import networkx
 
 OTHERS = (
-    "from_scipy (NumPy's arrays too), from_networkx (igraph's to_networkx() too), from_pyg, from_mask, "
-    "from_edge_index, from_block_mask, files.load (of a path)"
+    "convert.from_scipy (NumPy's arrays too), from_networkx (igraph's to_networkx() too), from_pyg, "
+    "from_mask, from_edge_index, from_block_mask, files.load (of a path)"
 )
 # the attributes of a torch_geometric object which have one entry for each node
 NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
@@ -30,7 +30,7 @@ NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the functions of the others."""
-    return TypeError(f"{expected}, got {checks.quoted(value)}; convert has for others {OTHERS}")
+    return TypeError(f"{expected}, got {checks.quoted(value)}; other kinds of graph: {OTHERS}")
 
 
 # the name that stands beside those of the other formats
@@ -121,7 +121,8 @@ def from_networkx(
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {count - 1}, got {shown}, ...")
     nodes = range(count) if order is None else checks.labels("order", order, count, f"{count} nodes")
     if wrong := set(nodes).symmetric_difference(graph.nodes):
-        raise ValueError(f"order must hold every node once, but not {sorted(map(str, wrong))[:3]}")
+        differing = sorted(map(repr, wrong))[:3]
+        raise ValueError(f"order must hold every node once, but it lacks or adds {', '.join(differing)}")
     place = {node: position for position, node in enumerate(nodes)}
     # With weight=None networkx gives triples, too.
     triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=weight)]

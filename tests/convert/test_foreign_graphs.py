@@ -378,7 +378,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("expected", FUNCTIONS)
 def test_another_kind_of_object_is_told_all_functions(expected):
     read, own = FUNCTIONS[expected]
-    match = f"{expected}.*, got .*; convert has for others from_scipy .*, files.load"
+    match = f"{expected}.*, got .*; other kinds of graph: convert.from_scipy .*, files.load"
     wrong = [value for value in WRONG if not isinstance(value, own)]
     assert_refusals([(partial(read, value), TypeError, match) for value in wrong])
 
