@@ -17,7 +17,6 @@ from gnn_attention.distributed.partition import Partition, partition_of, receive
 from gnn_attention.graph import TokenGraph, memoized
 
 MAX_RANKS = 4096  # the table of all pairs of ranks takes 128 MiB
-SHOWN_RANKS = 16  # of the printed plan
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,6 @@ class Plan:
         lines += [f"{self.row_bytes:,} bytes a sender, {self.halo_bytes:,} bytes received by all ranks", ""]
         lines += [f"{'rank':>6}{'receivers':>14}{'edges':>24}{'halo':>14}{'MB in':>14}{'MB out':>14}"]
         for load in self.ranks:
-            if SHOWN_RANKS // 2 <= load.rank < len(self.ranks) - SHOWN_RANKS // 2:
-                lines += ["   ..."] if load.rank == SHOWN_RANKS // 2 else []
-                continue
             counts = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
             lines += [f"{counts}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"]
         balance = f"edges {self.balance:.3f}, receivers {self.token_balance:.3f}"

@@ -52,15 +52,12 @@ class TestCounts:
         assert plan(patterns.causal(8), 2, 1, 4, partition="zigzag").balance == 1.0
 
 
-@pytest.mark.parametrize("world", [16, 17])
-def test_text_of_a_hundred_columns_with_every_rank_or_the_ends(world):
-    found = plan(patterns.window(200_000, 4096), world, 32, 128, kv_heads=8)
+def test_text_of_a_hundred_columns_with_every_rank():
+    found = plan(patterns.window(200_000, 4096), 17, 32, 128, kv_heads=8)
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 100
     rows = [line.split() for line in lines]
-    ranks = [int(row[0]) for row in rows if len(row) == 6 and row[0].isdigit()]
-    assert ranks == list(range(world)) if world <= 16 else [*range(8), *range(world - 8, world)]
-    assert any("..." in line for line in lines) == (world > 16)
+    assert [int(row[0]) for row in rows if len(row) == 6 and row[0].isdigit()] == list(range(17))
     assert "balance (most / mean): edges" in lines[-1]
 
 
