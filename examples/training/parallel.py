@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -127,6 +128,8 @@ class Ranks(Alone):
         model.to(self.device)
         if self.layout.heads > 1:
             distributed.shard_heads(model, self.mesh["heads"])
+            of_mlp = {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()}
+            parallelize_module(model, self.mesh["heads"], of_mlp)
         if self.replicas == 1:
             return model
         if self.layout.copies == "ddp":

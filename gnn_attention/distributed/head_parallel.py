@@ -15,12 +15,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
@@ -69,37 +64,28 @@ class HeadwiseParallel(ParallelStyle):
 
 
 def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """``model`` itself, its attention sharded by heads and its MLPs by hidden channels over a mesh's ranks.
+    """``model`` itself, its attention sharded by heads over a mesh's ranks.
 
-    An MLP is a ``Sequential`` called ``mlp`` of a linear layer, an activation and a linear layer, as in
-    ``model.Block``; other MLPs stay whole on every rank. The first rank's weights are taken. ``state_dict``
-    then has DTensors under the same names, which ``torch.distributed.checkpoint`` saves and loads at any
-    number of ranks. Dropout is that of one process where all ranks seed torch's generator alike. In use:
-    ``shard_heads(model, init_device_mesh("cpu", (2,)))``.
+    The first rank's weights are taken. ``state_dict`` then has DTensors under the same names, which
+    ``torch.distributed.checkpoint`` saves and loads at any number of ranks. Dropout is that of one process
+    where all ranks seed torch's generator alike. In use: ``shard_heads(model, init_device_mesh("cpu",
+    (2,)))``. The rest stays whole on every rank; torch shards the MLPs of a ``LanguageModel`` by
+    ``parallelize_module(model, mesh, {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2":
+    RowwiseParallel()})``.
 
     Raises ValueError, before anything is changed, where heads do not divide, for a mesh of several
     axes, and for a model without attention.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
-    plan: dict[str, ParallelStyle] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, MessagePassingAttention):
-            _checked_size(module.heads, mesh.size())
-            plan[name] = HeadwiseParallel()
-        elif (
-            name.rpartition(".")[2] == "mlp" and (width := _hidden_width(module)) and width % mesh.size() == 0
-        ):
-            plan |= {f"{name}.0": ColwiseParallel(), f"{name}.2": RowwiseParallel()}
-    if not any(isinstance(style, HeadwiseParallel) for style in plan.values()):
+    layers = [module for module in model.modules() if isinstance(module, MessagePassingAttention)]
+    if not layers:
         raise ValueError(f"model has no MessagePassingAttention: expected one in {type(model).__name__}")
-    return parallelize_module(model, mesh, plan[""] if list(plan) == [""] else plan)
-
-
-def _hidden_width(mlp: nn.Module) -> int:
-    # of Sequential(Linear, activation, Linear); 0 for another module
-    first, last = (mlp[0], mlp[-1]) if isinstance(mlp, nn.Sequential) and len(mlp) == 3 else (None, None)
-    return first.out_features if isinstance(first, nn.Linear) and isinstance(last, nn.Linear) else 0
+    for layer in layers:
+        _checked_size(layer.heads, mesh.size())
+    for layer in layers:
+        parallelize_module(layer, mesh, HeadwiseParallel())
+    return model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gnn_attention as ga
 from gnn_attention import distributed, patterns, score_mods
@@ -183,7 +183,10 @@ def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[in
     for block in one.layers:
         nn.init.normal_(block.score_mod.table)
     many.load_state_dict(one.state_dict())
-    shard_heads(many, init_device_mesh("cpu", (world_size,)))
+    mesh = init_device_mesh("cpu", (world_size,))
+    shard_heads(many, mesh)
+    of_mlp = {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()}
+    parallelize_module(many, mesh, of_mlp)
     tokens, graph = torch.randint(40, (2, TOKENS)), patterns.window(TOKENS, 4)
     for model in (one, many):
         torch.manual_seed(2)
