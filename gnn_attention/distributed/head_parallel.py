@@ -44,8 +44,8 @@ class HeadwiseParallel(ParallelStyle):
     by head and dropout give what they give in one process; attention weights are gathered. Key/value heads go
     with the query heads they serve.
 
-    Raises ValueError for heads or key/value heads that do not go into as many parts as there are ranks;
-    TypeError for a module that is no attention layer, or heads without parameters yet.
+    Raises ValueError for heads or key/value heads that do not go into as many parts as there are ranks, and
+    TypeError for a module that is no attention layer.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around the heads.
     """

@@ -31,11 +31,6 @@ class RankGraph(TokenGraph):
     # (call, backend=...) -> (out, lse): attention of these tokens along the whole graph
     run: Any = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.whole is not None and (self.heads, self.batch) != (self.whole.heads, self.whole.batch):
-            self._cannot_change()
-
     @property
     def share(self) -> tuple[TokenGraph, Any, int]:
         """The whole graph, its partition and this rank."""
