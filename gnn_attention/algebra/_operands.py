@@ -26,17 +26,6 @@ def varies(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     return sizes
 
 
-def same_nodes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """:func:`varies` of graphs that must also have the same receivers and senders, in number and position."""
-    sizes = varies(function, *graphs)
-    nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
-    for graph in graphs:
-        if any(getattr(graph, word) != getattr(graphs[0], word) for word in nodes):
-            got = f"got {graphs[0]!r} and {graph!r}; extend or restrict one of them first"
-            raise ValueError(f"{function} needs graphs of the same nodes (number and position), {got}")
-    return sizes
-
-
 def square(function: str, graph: TokenGraph, instead: str) -> dict[str, int | None]:
     """:func:`varies` of a graph of the same tokens as receivers and senders; ``instead`` says what to do."""
     sizes = varies(function, graph)

@@ -12,6 +12,8 @@ from gnn_attention.graph.rules import Rule
 
 __all__ = ["per_head", "per_sample"]
 
+NODES = ("num_dst", "num_src", "dst_offset", "src_offset")
+
 
 @not_compiled
 def per_head(*graphs: TokenGraph) -> TokenGraph:
@@ -52,11 +54,16 @@ def _if_in(
 
 
 def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
-    sizes = _operands.same_nodes(function, *graphs)
+    sizes = _operands.varies(function, *graphs)
+    first = graphs[0]
+    for graph in graphs:
+        if any(getattr(graph, word) != getattr(first, word) for word in NODES):
+            got = f"got {first!r} and {graph!r}; extend or restrict one of them first"
+            raise ValueError(f"{function} needs graphs of the same nodes (number and position), {got}")
     if sizes[axis] is not None:
-        first, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
+        varied, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
         hint = f"select(batch, head) takes one of its {word}s"
-        raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
+        raise ValueError(f"{function} takes a graph for each {word}, got {varied!r}; {hint}")
     # Graphs that share their edges evaluate them once.
     numbers_of: dict[int, tuple[int, ...]] = {}
     for number, graph in enumerate(graphs):
@@ -64,7 +71,7 @@ def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenG
     parts = (
         partial(_if_in, axis, numbers, graphs[numbers[0]].edges.contains) for numbers in numbers_of.values()
     )
-    first, sizes = graphs[0], {**sizes, axis: len(graphs)}
+    sizes = {**sizes, axis: len(graphs)}
     rule, name = partial(any_of, tuple(parts)), _operands.name(function, graphs)
     return at_positions_of(
         first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
