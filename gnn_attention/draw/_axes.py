@@ -64,8 +64,9 @@ def read_sides(graph: TokenGraph, labels: Labels, src_labels: Labels) -> tuple[S
 
 
 def _read_labels(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
-    names = None if labels is None else checks.labels(word, labels, count, tokens)
-    return None if names is None else [token_label(str(name)) for name in names]
+    if labels is None:
+        return None
+    return [token_label(str(name)) for name in checks.labels(word, labels, count, tokens)]
 
 
 def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:

@@ -122,10 +122,8 @@ def arcs(
     checks.check_order("weights", weights)
     weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
     if weights is not None and (len(weights) != graph.num_edges or not bool(weights.isfinite().all())):
-        wanted = f"{graph.num_edges} finite numbers, one for each edge"
-        raise ValueError(
-            f"weights must be {wanted}, got {len(weights)} of which {weights.isfinite().sum()} are"
-        )
+        got = f"{len(weights)} of which {weights.isfinite().sum()} are"
+        raise ValueError(f"weights must be {graph.num_edges} finite numbers, one for each edge, got {got}")
     chosen = {(int(src), int(dst)) for src, dst in lit}
     pairs = [(src, dst) for src, dst in graph.edge_index.T.tolist()]
     if missing := sorted(chosen - set(pairs)):
