@@ -55,8 +55,9 @@ class Neighbourhood:
         return self.dst_at is not None or self.src_at is not None
 
 
-def neighbourhood(graph: TokenGraph, partition: Partition, rank: int, device: torch.device) -> Neighbourhood:
+def neighbourhood(mine: RankGraph, device: torch.device) -> Neighbourhood:
     """The :class:`Neighbourhood` of a rank, with indices on a device. No collective."""
+    graph, partition, rank = mine.whole, mine.partition, mine.rank
     own, arriving = partition.src.tokens(rank), halo(graph, partition, rank)
     senders, order = torch.cat([own, *arriving]).sort()
     wanted = (remote_senders(graph, partition, other)[own] for other in range(partition.world_size))
@@ -84,7 +85,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     _check_agreement(call, graph, backend)
     if call.seed is not None:
         distributed.broadcast(call.seed, group=graph.group, group_src=0)
-    near: Neighbourhood = memoized(neighbourhood, *graph.share, call.q.device)
+    near: Neighbourhood = memoized(neighbourhood, graph, call.q.device)
     # a row for each sender, with keys and values of all samples and heads
     rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (call.k, call.v)], dim=1)
     rows = collectives.exchange(rows, near.send, near.receive, graph.group)
@@ -159,7 +160,7 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     collectives.check_agreement(values, "", graph.group, call.q.device)
     if backend != "auto":
         chosen = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = _unsupported(call, memoized(neighbourhood, *graph.share, call.q.device), chosen)
+        reason = _unsupported(call, memoized(neighbourhood, graph, call.q.device), chosen)
         collectives.check_agreement({}, reason, graph.group, call.q.device)
     agreed.add(key)
 

@@ -31,11 +31,6 @@ class RankGraph(TokenGraph):
     # (call, backend=...) -> (out, lse): attention of these tokens along the whole graph
     run: Any = None
 
-    @property
-    def share(self) -> tuple[TokenGraph, Any, int]:
-        """The whole graph, its partition and this rank."""
-        return self.whole, self.partition, self.rank
-
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
         """The absolute positions of the own receivers (side "dst") or senders ("src")."""
         return {"dst": self.dst_at, "src": self.src_at}[side].to(device)  # type: ignore[no-any-return]
