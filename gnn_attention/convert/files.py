@@ -162,22 +162,17 @@ def _build(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
 
 def _labels_of_tokens(network: nx.Graph) -> dict[Hashable, str]:
     """The label of each node, in the order of the tokens."""
-    labels = dict(zip(network, _choose_labels(network), strict=True))
+    labels = {node: str(node) for node in network}
+    for attribute in ("name", "label"):
+        words = {node: str(word) for node, word in network.nodes.data(attribute, "")}
+        if "" not in words.values() and len({*words.values()}) == len(words):
+            labels = words
     if not labels or not are_integers(labels.values()):
         return labels
     number, times = Counter(map(int, labels.values())).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
     return dict(sorted(labels.items(), key=lambda item: int(item[1])))
-
-
-def _choose_labels(network: nx.Graph) -> list[str]:
-    """The attribute "label", or else "name", of the nodes if each has one of its own, else their ids."""
-    for name in ("label", "name"):
-        words = [str(word) for _, word in network.nodes.data(name, "")]
-        if "" not in words and len({*words}) == len(words):
-            return words
-    return [str(node) for node in network]
 
 
 def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
