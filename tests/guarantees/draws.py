@@ -20,7 +20,6 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES as DTYPES
 from tests.guarantees.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
 
-LENGTHS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
 BIASES = ("none", "none", "none", "one for all", "by head", "by sample and head")
@@ -79,6 +78,7 @@ class Draw:
     """
 
     number: int
+    lengths = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -120,7 +120,7 @@ class Draw:
     def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
         rng, numbers = random.Random(-1 - self.number), self.numbers
         kind = rng.choice(["family", "family", "family", "mixed", "rows", "list", "table"])
-        n = rng.choice(LENGTHS)
+        n = rng.choice(self.lengths)
         if kind == "list":
             graph, listed = shuffled_list(rng, min(n, 128), numbers.batch, numbers.heads)
             known = set(listed)
