@@ -24,6 +24,8 @@ WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
 BIASES = ("none", "none", "none", "one for all", "by head", "by sample and head")
 LAYOUTS = ("as made", "as made", "tokens first", "every second channel", "one sample for all")
+# a graph, its definition, its edges in the order of a bias where they are listed, and what kind it is
+Made = tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]
 FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged")
 
 
@@ -38,12 +40,12 @@ class Numbers:
     dim: int
     value_dim: int
     dtype: str
-    size: float
-    scale: float | None
-    mod: str
-    bias: str
-    sinks: bool
-    layout: str
+    size: float = 1.0
+    scale: float | None = None
+    mod: str = "none"
+    bias: str = "none"
+    sinks: bool = False
+    layout: str = "as made"
 
     @property
     def heads(self) -> int:
@@ -117,7 +119,7 @@ class Draw:
         return [(j, i) for i, j in mask[0, 0].nonzero().tolist()]
 
     @cached_property
-    def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
+    def _made(self) -> Made:
         rng, numbers = random.Random(-1 - self.number), self.numbers
         kind = rng.choice(["family", "family", "family", "mixed", "rows", "list", "table"])
         n = rng.choice(self.lengths)
