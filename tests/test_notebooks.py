@@ -31,13 +31,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.extras import needs
 
 jupytext, nbclient, _ = needs("jupytext"), needs("nbclient"), needs("matplotlib")
 
 import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
+from PIL import Image  # noqa: E402
 
 # a run as a script takes the package and the notebooks of its own checkout, whatever is installed
 ROOT = Path(__file__).parents[1]
