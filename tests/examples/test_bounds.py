@@ -11,13 +11,12 @@ from examples.bounds import influence_bound
 from gnn_attention import model as lm
 from gnn_attention import patterns
 
-hf_models = needs("support.hf_models")
 TOKENS = torch.tensor([[0, 1]])
 
 
 def built(name, **sizes):
     """A small model of transformers in float64."""
-    return hf_models.built(name, "gnn_attention", **sizes).requires_grad_(False)
+    return needs("support.hf_models").built(name, "gnn_attention", **sizes).requires_grad_(False)
 
 
 def scalar_model(**weights):

@@ -62,7 +62,7 @@ def of_a_recorded_model(case):
 
 def of_a_hugging_face_model(case):
     """``use_graph`` with another graph in each thread; layers are recomputed in the backward pass."""
-    huggingface, hf_models = needs("gnn_attention.huggingface"), needs("support.hf_models")
+    hf_models, huggingface = needs("support.hf_models"), needs("gnn_attention.huggingface")
     model = hf_models.build("llama").model.train()
     model.set_attn_implementation("gnn_attention")
     model.gradient_checkpointing_enable({"use_reentrant": False})
