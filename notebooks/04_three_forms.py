@@ -445,7 +445,7 @@ for number, head in ((0, 0), (0, 3), (1, 0), (1, 2)):
 # The source text gives two reasons for the softmax. The second is right: it makes matching a **competition**. A sender's share
 # falls when another one fits better, although nothing about itself has changed.
 
-# %%
+# %% tags=["S1.17"]
 calm = torch.tensor([0.5, 0.0, 1.0, 0.2]).softmax(0)
 raised = torch.tensor([0.5, 0.0, 1.0, 3.0]).softmax(0)
 assert (raised[:3] < calm[:3]).all()
@@ -462,7 +462,7 @@ print(
 # But whoever listens to many evenly hears a mean of many vectors that point in all directions, and these cancel. Random
 # messages of width 64:
 
-# %%
+# %% tags=["S1.17"]
 generator = torch.Generator().manual_seed(0)
 counts = [1, 4, 16, 64, 256, 1024]
 even, sharp, longest = [], [], []

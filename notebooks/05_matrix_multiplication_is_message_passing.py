@@ -334,7 +334,7 @@ assert long_times[by_attend][-1] < long_times[by_matrices][-1]
 # These are different things: in $AV$ the sum has $j = i$ too. As masks it is a formula with a slip; as graphs it is plain to
 # see. The first is the graph without self loops, the second has them.
 
-# %%
+# %% tags=["S3.6"]
 everyone, others = ga.patterns.full(n), ga.patterns.no_self(n)
 assert others == everyone - ga.patterns.self_loops(n)
 
@@ -351,7 +351,7 @@ print(f"largest difference between the two: {(with_self - without).abs().max():.
 # others share its part. **Muted**: the full table is computed, and the diagonal of $A$ is then set to 0. Now the weights of a
 # row no longer add up to 1.
 
-# %%
+# %% tags=["S3.6"]
 muted_weights = A.clone().fill_diagonal_(0.0)
 muted = muted_weights @ V
 assert not torch.allclose(muted, without, atol=0.1)

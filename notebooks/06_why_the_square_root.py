@@ -61,7 +61,7 @@ LOOKS = {16: (BLUE, "o-"), 64: (ORANGE, "s-"), 256: (RED, "^-")}
 # variance 1 again, whatever the width. Measured on 200,000 pairs for each width:
 
 
-# %%
+# %% tags=["S2.9"]
 def dot_products(d, pairs=200_000):
     """Dot products of random pairs, drawn in portions."""
     generator = torch.Generator().manual_seed(0)
@@ -168,7 +168,7 @@ assert max(spread) < 0.25
 # for the size of the derivative: at the logits of a typical receiver, and at its query, where learning goes on to $W_Q$.
 
 
-# %%
+# %% tags=["S2.4"]
 def gradients(d, scale):
     """The typical length of the derivative of the output with respect to a receiver's logits, and to its query."""
     generator = torch.Generator().manual_seed(1)
@@ -246,7 +246,7 @@ assert hills[1024][UNITS.index(32.0)] < hills[1024][UNITS.index(1.0)] / 10
 # is frozen in the best one: **one-hot**. The scale $1/\sqrt d$ is a room temperature. Evenly does not mean over all tokens,
 # though. It means over the in-edges:
 
-# %%
+# %% tags=["S4.7"]
 causal = ga.patterns.causal(6)
 q, k, v = torch.randn(3, 1, 1, 6, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64).unbind(
     0

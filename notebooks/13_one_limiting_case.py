@@ -175,7 +175,7 @@ for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.win
 # $H$ heads it lies in a space of at most $H$ dimensions. A message of both ends knows no such limit. What one token sends to
 # ten listeners, as ten rows:
 
-# %%
+# %% tags=["S4.18"]
 listeners, sender = 10, 4
 
 

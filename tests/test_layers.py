@@ -165,17 +165,3 @@ def test_nothing_below_the_layer_knows_torch_geometric():
                 assert not imported.startswith("torch_geometric") or (
                     name.startswith("convert.") and inside
                 ), name
-
-
-def unions_of_types(path):
-    """Lines with ``isinstance(x, A | B)``, which the compilers of older torch cannot read."""
-    for node in nodes(path):
-        match node:
-            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, ast.BinOp()]):
-                yield node.lineno
-
-
-def test_types_are_checked_in_tuples():
-    """``isinstance(x, (A, B))``: torch.compile of 2.4 breaks its graph at a union."""
-    found = {name: list(unions_of_types(path)) for name, path in modules()}
-    assert {name: lines for name, lines in found.items() if lines} == {}

@@ -13,8 +13,10 @@ time of every cell and new random cell ids into the file.
 from __future__ import annotations
 
 import ast
+import base64
 import importlib
 import inspect
+import io
 import os
 import re
 import subprocess
@@ -35,7 +37,7 @@ jupytext, nbclient, _ = needs("jupytext"), needs("nbclient"), needs("matplotlib"
 
 import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
-from support.pictures import CLOSE, encoded, pixels, small  # noqa: E402
+from PIL import Image  # noqa: E402
 
 # a run as a script takes the package and the notebooks of its own checkout, whatever is installed
 ROOT = Path(__file__).parents[1]
@@ -61,7 +63,37 @@ torch.set_default_dtype(torch.float32); torch.set_grad_enabled(True); torch.seed
 %reset -f
 """
 
+# How far a channel of a colour, of 255, may be from the one that was drawn.
+CLOSE = 16
+
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
+
+
+def encoded(png: bytes) -> str:
+    """The text of a picture in a notebook."""
+    return base64.b64encode(png).decode()
+
+
+def opened(picture: str) -> Image.Image:
+    """The picture of a text."""
+    return Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+
+
+def pixels(picture: str) -> Any:
+    """The colours of a picture, ``[pixels, 3]``."""
+    return np.asarray(opened(picture), int).reshape(-1, 3)
+
+
+def small(picture: str) -> str:
+    """The same picture in 256 colours: under half of the size, and each channel of a pixel within ``CLOSE``.
+
+    ``MAXCOVERAGE`` keeps the error of every pixel small. Median cut, the default, spends the colours on what
+    covers most of the picture, so that a few marks in a colour of their own turn grey.
+    """
+    stream = io.BytesIO()
+    few = opened(picture).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(stream, "PNG", optimize=True)
+    return encoded(stream.getvalue())
 
 
 @contextmanager

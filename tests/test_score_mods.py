@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.extras import needs
+from support.inputs import drawn
 from support.refusals import assert_errors
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -28,14 +29,10 @@ IS_NEW_TORCH = TorchVersion(torch.__version__) >= "2.13"
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
-def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 SLOPES = score_mods.alibi_slopes(HEADS)
 COUNTS = torch.arange(1.0, NUM_SRC + 1)
-PAIRS = seeded(NUM_DST, NUM_SRC).abs() + 0.1
-TABLE = seeded(HEADS, 7, seed=1)
+PAIRS = drawn(NUM_DST, NUM_SRC).abs() + 0.1
+TABLE = drawn(HEADS, 7, seed=1)
 
 
 def learned() -> score_mods.RelativeBias:
@@ -68,7 +65,7 @@ class TestFormulas:
     @each_mod
     def test_on_a_grid(self, mod, formula):
         """Every (b, h, dst, src), both sides of the receiver."""
-        score = 2 * seeded(2, HEADS, NUM_DST, NUM_SRC, seed=2)
+        score = 2 * drawn(2, HEADS, NUM_DST, NUM_SRC, seed=2)
         b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
         result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC)).detach()
         assert result.shape == score.shape
@@ -81,8 +78,8 @@ class TestFormulas:
     def test_in_eager_flex_attention(self, mod, formula, monkeypatch):
         # not traced anew in each call
         monkeypatch.setattr(UNTRACED, True, raising=False)
-        graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(seeded(NUM_DST, NUM_SRC, seed=9) > 0.3)
-        q, k, v = (seeded(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
+        graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(drawn(NUM_DST, NUM_SRC, seed=9) > 0.3)
+        q, k, v = (drawn(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
         with torch.no_grad():
             theirs = flex_attention(q, k, v, score_mod=mod, block_mask=convert.to_block_mask(graph, 4))
             ours = ga.attend(q, k, v, graph, score_mod=mod, backend="reference")
@@ -130,11 +127,11 @@ class TestRelativeBias:
         module = score_mods.RelativeBias(2, 1).double()
         assert module.table.shape == (2, 3)
         assert not module.table.any()
-        q, k, v = (seeded(1, 2, 5, 4, seed=seed) for seed in range(3))
+        q, k, v = (drawn(1, 2, 5, 4, seed=seed) for seed in range(3))
         plain = ga.attend(q, k, v, patterns.causal(5))
         out = ga.attend(q, k, v, patterns.causal(5), score_mod=module)
         assert_exact(out, plain)
-        (out * seeded(1, 2, 5, 4, seed=3)).sum().backward()
+        (out * drawn(1, 2, 5, 4, seed=3)).sum().backward()
         assert bool((module.table.grad[:, 0] == 0).all())  # causal: no sender stands after its receiver
         assert bool((module.table.grad[:, 1:] != 0).all())
         nn.init.ones_(module.table)
@@ -160,7 +157,7 @@ def test_wrong_arguments_are_named():
     assert_errors(ERRORS, {**vars(score_mods), "torch": torch})
 
 
-A, B = seeded(2, HEADS, NUM_DST, 3, seed=5), seeded(2, HEADS, NUM_SRC, 3, seed=6)
+A, B = drawn(2, HEADS, NUM_DST, 3, seed=5), drawn(2, HEADS, NUM_SRC, 3, seed=6)
 
 
 def gym(name: str, *numbers: object) -> Callable[..., Tensor]:
@@ -178,7 +175,7 @@ OF_SINGLE_NUMBERS = {
     "in a chain": score_mods.chain(lambda s, b, h, i, j: s + torch.dot(A[b, h, i], B[b, h, j])),
     "mla": gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
     "graphormer": gym(
-        "graphormer.generate_graphormer_edge_bias", seeded(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
+        "graphormer.generate_graphormer_edge_bias", drawn(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
     ),
     "alibi": gym("alibi.generate_alibi_bias", HEADS),
     "activation": gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
@@ -203,7 +200,7 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
     expected = changed.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
     if theirs is not None:
         assert_exact(expected, theirs)
-    direction = seeded(2, HEADS, NUM_DST, 8, seed=3)
+    direction = drawn(2, HEADS, NUM_DST, 8, seed=3)
     gradients = torch.autograd.grad((expected * direction).sum(), given)
     for backend in ("reference", "dense", "tiles", "rows", "auto"):
         out = ga.attend(*given, graph, score_mod=mod, backend=backend)
@@ -231,7 +228,7 @@ FULL = patterns.cross(NUM_DST, NUM_SRC)
 
 
 def given_tensors():
-    return [seeded(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
+    return [drawn(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
 
 
 def test_tables_that_are_filled_later():
@@ -325,7 +322,7 @@ def test_score_mods_of_single_numbers_are_compiled(kind):
         torch.export.export(module, tuple(given), strict=True)
 
 
-ROW, GRID = seeded(NUM_SRC), seeded(NUM_SRC, NUM_SRC)
+ROW, GRID = drawn(NUM_SRC), drawn(NUM_SRC, NUM_SRC)
 OF_TENSORS = {
     "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
     "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
@@ -376,7 +373,7 @@ def test_random_numbers_of_the_first_call_are_those_of_the_second():
 
 
 def test_the_error_of_a_score_mod_is_its_own():
-    q = seeded(1, HEADS, 5, 8)
+    q = drawn(1, HEADS, 5, 8)
     only = "score_mod must be made of tensor operators"
     for mod in (lambda s, b, h, i, j: s if i > j else -s, lambda s, b, h, i, j: s + [0.0, 1.0][j]):
         with pytest.raises(TypeError, match=only):

@@ -1,14 +1,14 @@
 """Which backend "auto" takes: by a graph's structure and the machine's costs, and the reason in words."""
 
 import re
-from functools import cache
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import gnn_attention as ga
-from gnn_attention import patterns, score_mods
+from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, cost_model, dense, dispatch, reference, rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Costs
@@ -127,81 +127,46 @@ def test_explain_prints_a_line_for_each_backend():
     assert re.fullmatch(r"about \d+\.\d{3} ms, \d+\.\d MB more memory", costs["tiles"])
 
 
-# What takes a call on CUDA, by the list of rules: in bfloat16 with 8 heads on 4 unless the column names
-# another dtype. "bias" is a number for each edge; "-" stands where a graph has no single list of edges.
+# What takes a plain call on CUDA in bfloat16, with 8 heads on 4; tests/test_limits.py has options and dtypes.
 N = 4096
-TABLE = """
-graph             plain   lse     score_mod  bias   dropout  float64  float32  float32 grouped
-full              dense   dense   flex       rows   rows     rows     dense    flex
-causal            dense   dense   flex       rows   rows     rows     dense    flex
-window            varlen  varlen  flex       rows   rows     rows     flex     flex
-documents         varlen  varlen  flex       rows   rows     rows     flex     flex
-window and sinks  flex    flex    flex       rows   rows     rows     flex     flex
-bigbird           flex    flex    flex       rows   rows     rows     flex     flex
-natten            rows    rows    rows       rows   rows     rows     rows     rows
-random list       rows    rows    rows       rows   rows     rows     rows     rows
-chosen            rows    rows    rows       rows   rows     rows     rows     rows
-by head           flex    flex    flex       -      rows     rows     flex     flex
-decoding row      rows    rows    dense      dense  dense    rows     rows     rows
-last row of full  dense   dense   dense      dense  dense    dense    dense    dense
-few pairs         dense   dense   dense      dense  dense    dense    dense    dense
-"""
-HEADER, *LINES = [re.split(r"  +", line.strip()) for line in TABLE.strip().splitlines()]
-CELLS = [(line[0], *cell) for line in LINES for cell in zip(HEADER[1:], line[1:], strict=True)]
-COLUMNS = {
-    "plain": {},
-    "lse": {"with_lse": True},
-    "score_mod": {"score_mod": score_mods.softcap(1.0)},
-    "bias": {"bias": True},
-    "dropout": {"dropout": 0.5},
-    "float64": {"dtype": torch.float64},
-    "float32": {"dtype": torch.float32, "kv_heads": 8},
-    "float32 grouped": {"dtype": torch.float32},
-}
 
 
 def wider_by_head(b, h, dst, src):
     return (src <= dst) & (dst - src < 256 + h)
 
 
-@cache
-def graph_of(name):
-    return {
-        "full": lambda: patterns.full(N),
-        "causal": lambda: patterns.causal(N),
-        "window": lambda: patterns.window(N, 256),
-        "documents": lambda: patterns.documents([N // 4] * 4),
-        "window and sinks": lambda: patterns.window(N, 256) | patterns.sinks(N, 4),
-        "bigbird": lambda: patterns.bigbird(N, 64),
-        "natten": lambda: patterns.natten((64, 64), 5),
-        "random list": lambda: scattered(N, 16),
-        "chosen": lambda: ga.TokenGraph.from_indices(torch.arange(N).view(-1, 1) // 2, N),
-        "by head": lambda: ga.TokenGraph.from_rule(wider_by_head, N, heads=8),
-        "decoding row": lambda: patterns.window(N, 1024).rows(N - 1, N),
-        "last row of full": lambda: patterns.full(N).rows(N - 1, N),
-        "few pairs": lambda: patterns.window(64, 9),
-    }[name]()
+ON_CUDA = {
+    "full": (lambda: patterns.full(N), "dense"),
+    "causal": (lambda: patterns.causal(N), "dense"),
+    "window": (lambda: patterns.window(N, 256), "varlen"),
+    "documents": (lambda: patterns.documents([N // 4] * 4), "varlen"),
+    "window and sinks": (lambda: patterns.window(N, 256) | patterns.sinks(N, 4), "flex"),
+    "bigbird": (lambda: patterns.bigbird(N, 64), "flex"),
+    "natten": (lambda: patterns.natten((64, 64), 5), "rows"),
+    "random list": (lambda: scattered(N, 16), "rows"),
+    "chosen": (lambda: ga.TokenGraph.from_indices(torch.arange(N).view(-1, 1) // 2, N), "rows"),
+    "by head": (lambda: ga.TokenGraph.from_rule(wider_by_head, N, heads=8), "flex"),
+    "decoding row": (lambda: patterns.window(N, 1024).rows(N - 1, N), "rows"),
+    "last row of full": (lambda: patterns.full(N).rows(N - 1, N), "dense"),
+    "few pairs": (lambda: patterns.window(64, 9), "dense"),
+}
 
 
-def choice_on_cuda(graph, dtype=torch.bfloat16, kv_heads=4, **options):
+def choice_on_cuda(graph, **options):
     """What ``auto`` takes for tensors without numbers, on a GPU that need not be there."""
     with FakeTensorMode():
-        shapes = (8, graph.num_dst), (kv_heads, graph.num_src)
-        q, k = (torch.empty(graph.batch or 1, *shape, 64, device="cuda", dtype=dtype) for shape in shapes)
-        if "bias" in options:
-            options["bias"] = torch.empty(graph.num_edges, device="cuda")
+        shapes = (8, graph.num_dst, 64), (4, graph.num_src, 64)
+        q, k = (torch.empty(1, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
         return dispatch.choose(AttentionCall.checked(q, k, k, graph, **options)).name
 
 
-@pytest.mark.parametrize(("name", "column", "backend"), [cell for cell in CELLS if cell[2] != "-"])
-def test_what_auto_takes_on_cuda(name, column, backend):
-    assert choice_on_cuda(graph_of(name), **COLUMNS[column]) == backend
-
-
-@pytest.mark.parametrize(("name", "backend"), [(line[0], line[1]) for line in LINES])
-def test_explain_says_the_same_for_cuda(name, backend):
-    """It lists the backends in their order up to the one that is taken, with a reason for each."""
-    explanation = ga.explain(graph_of(name), 8, 64, device="cuda")
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_what_auto_takes_on_cuda(name):
+    """``explain`` lists the backends in their order up to the one that is taken, with a reason for each."""
+    make, backend = ON_CUDA[name]
+    graph = make()
+    assert choice_on_cuda(graph) == backend
+    explanation = ga.explain(graph, 8, 64, device="cuda")
     assert explanation.choice == backend
     order = [rule for rule, _ in explanation.rules]
     assert order == [rule.backend for rule in dispatch.ON_CUDA][: len(order)]
@@ -254,13 +219,14 @@ def test_the_choice_does_not_look_at_rows_that_were_chosen(monkeypatch):
 
 
 def test_a_step_with_gradients_is_no_step_of_decoding():
-    """The other rules take it: dense, since its pairs are few."""
+    """Nor is one with a score_mod. The other rules take it: dense, since its pairs are few."""
     with FakeTensorMode():
         q, k = (torch.empty(1, 8, tokens, 64, device="cuda", requires_grad=True) for tokens in (1, N))
-        call = AttentionCall.checked(q, k, k, graph_of("decoding row"))
+        call = AttentionCall.checked(q, k, k, ON_CUDA["decoding row"][0]())
         assert dispatch.choose(call).name == "dense"
         with torch.no_grad():
             assert dispatch.choose(call).name == "rows"
+            assert dispatch.choose(replace(call, score_mod=own_mod)).name == "dense"
 
 
 def test_the_device_is_a_cpu_or_a_gpu_that_need_not_be_there():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.extras import needs
-from support.refusals import assert_errors, assert_refusals
+from support.refusals import assert_errors
 
 from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph, attend, draw, patterns, trace
 
@@ -309,7 +309,16 @@ layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 6
 hops(3) -> TypeError: a TokenGraph or a list of them, layer 1 first; got 3
 hops(causal(0)) -> ValueError: needs a graph with at least one token
 over_time([]) -> ValueError: over_time\(\) draws 1 to 64 graphs
+weights("x") -> TypeError: must be a tensor, an array of numbers, an
+weights((causal(4).edge_index, TABLES)) -> TypeError: with graph=
+weights((causal(4).edge_index, TABLES[0]), graph=causal(4)) -> ValueError: \[10, heads\]
+weights(TABLES, graph=causal(5)) -> ValueError: must fit TokenGraph
+weights(TABLES[None].repeat(2, 1, 1, 1)) -> ValueError: a sample: weights\[b\]
+weights(TABLES / 0) -> ValueError: below \+inf, got \+inf in a table
+weights(TABLES, heads=[]) -> ValueError: draws 1 to 64 heads, got 0
+weights(TABLES, ax=mask(causal(4)).axes[0]) -> ValueError: one head into axes
 """
+TABLES = torch.rand(3, 4, 4)
 
 
 def test_wrong_arguments():
@@ -418,22 +427,3 @@ class TestWeights:
             table = figure.axes[head].images[0].get_array()
             assert table[edges[1], edges[0]].tolist() == weights[:, head].double().tolist()
             assert table.mask.sum() == 25 - graph.num_edges
-
-    def test_refusals(self):
-        table, graph = torch.rand(3, 4, 4), patterns.causal(4)
-        assert_refusals(
-            [
-                (lambda: draw.weights("x"), TypeError, "must be a tensor, an array of numbers, an"),
-                (lambda: draw.weights((graph.edge_index, table)), TypeError, "with graph="),
-                (
-                    lambda: draw.weights((graph.edge_index, table[0]), graph=graph),
-                    ValueError,
-                    r"\[10, heads\]",
-                ),
-                (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
-                (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, r"a sample: weights\[b\]"),
-                (lambda: draw.weights(table / 0), ValueError, r"below \+inf, got \+inf in a table"),
-                (lambda: draw.weights(table, heads=[]), ValueError, "draws 1 to 64 heads, got 0"),
-                (lambda: draw.weights(table, ax=draw.mask(graph).axes[0]), ValueError, "one head into axes"),
-            ]
-        )

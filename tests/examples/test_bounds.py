@@ -1,7 +1,5 @@
 """The bound on influence: equal to derivatives where nothing is lost, and never below one."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -14,6 +12,11 @@ from gnn_attention import model as lm
 from gnn_attention import patterns
 
 TOKENS = torch.tensor([[0, 1]])
+
+
+def built(name, **sizes):
+    """A small model of transformers in float64."""
+    return needs("support.hf_models").built(name, "gnn_attention", **sizes).requires_grad_(False)
 
 
 def scalar_model(**weights):
@@ -62,44 +65,14 @@ def test_bound_holds_where_walks_lead_and_is_zero_elsewhere(graph):
     assert bool((norms > 0).eq(bound > 0).all())
 
 
-def llama(kind="Llama", **sizes):
-    needs("transformers")
-    import transformers
-
-    import gnn_attention.huggingface  # noqa: F401
-
-    torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
-    widths = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "head_dim": 4}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **widths, attn_implementation="gnn_attention")
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval().double().requires_grad_(False)
-
-
-def gpt2():
-    needs("transformers")
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes = {
-        "n_embd": 16,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_inner": 24,
-        "vocab_size": 30,
-        "initializer_range": 0.3,
-    }
-    config = GPT2Config(**sizes, attn_implementation="gnn_attention", bos_token_id=0, eos_token_id=0)
-    return GPT2LMHeadModel(config).eval().double().requires_grad_(False)
-
-
 @pytest.mark.parametrize(
-    ("make", "stack"),
-    [(partial(llama, initializer_range=0.3), "model.layers"), (gpt2, "transformer.h")],
+    ("name", "stack", "sizes"),
+    [("llama", "model.layers", {"num_hidden_layers": 3}), ("gpt2", "transformer.h", {"n_layer": 3})],
     ids=["llama", "gpt2"],
 )
-def test_bound_of_transformers_over_a_graph(make, stack):
+def test_bound_of_transformers_over_a_graph(name, stack, sizes):
     """Grouped heads and rotary positions; LayerNorm and biases. Derivatives of the last block's result."""
-    model, ids = make(), torch.arange(9).view(1, 9)
+    model, ids = built(name, **sizes), torch.arange(9).view(1, 9)
     first, last = model.get_submodule(stack)[0], model.get_submodule(stack)[-1]
     states = []
     with ga.use_graph(model, patterns.window(9, 3)):
@@ -122,11 +95,11 @@ def test_what_has_no_such_blocks_is_refused():
     """Norms of queries, other modules, several sequences."""
     ids = torch.arange(6).view(1, 6)
     with pytest.raises(NotImplementedError, match="influence_bound"):
-        influence_bound(llama("Qwen3"), ids)
+        influence_bound(built("qwen3"), ids)
     layer = lm.Block(lm.Config(4, 4, 1, 1, 4, 4)).attention
     with pytest.raises(NotImplementedError, match="other blocks"):
         influence_bound(layer, torch.zeros(3, 4), patterns.causal(3))
     with pytest.raises(ValueError, match="one sequence"):
-        influence_bound(llama(), ids.repeat(2, 1))
+        influence_bound(built("llama"), ids.repeat(2, 1))
     with pytest.raises(ValueError, match="without padding on its left"):
-        influence_bound(llama(), ids, attention_mask=(ids > 1).long())
+        influence_bound(built("llama"), ids, attention_mask=(ids > 1).long())

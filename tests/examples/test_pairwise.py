@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn
+from support.inputs import drawn, heads
 from torch import nn
 
 import gnn_attention as ga
@@ -15,16 +15,6 @@ from gnn_attention.rotary import Rotary
 
 # 2 and 4 are isolated
 LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
-
-
-def heads(**options):
-    """Float64 heads with grouped keys, unequal widths and drawn biases."""
-    torch.manual_seed(0)
-    made = StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, bias=True, **options).double()
-    for name, parameter in made.named_parameters():
-        if name.startswith("b_"):
-            nn.init.normal_(parameter)
-    return made
 
 
 @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])

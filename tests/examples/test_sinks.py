@@ -9,12 +9,7 @@ import gnn_attention as ga
 from examples.sinks import sinks
 from gnn_attention import patterns
 
-needs("transformers")
-
-from transformers import LlamaConfig, LlamaModel  # noqa: E402
-
-SIZES = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+hf_models = needs("support.hf_models")
 IDS = torch.arange(18).view(2, 9)
 
 
@@ -22,11 +17,7 @@ IDS = torch.arange(18).view(2, 9)
 @torch.no_grad()
 def test_sinks_are_means_of_eager_weights(graph):
     """Over both samples and all receivers that may attend to a token; eager's softmax is float32."""
-    torch.manual_seed(0)
-    llama = LlamaModel(LlamaConfig(**SIZES, **HEADS, attn_implementation="eager")).eval().double()
-    for name, weight in llama.named_parameters():
-        if "q_proj" in name or "k_proj" in name:
-            weight.mul_(20)
+    llama = hf_models.built("llama").model
     bias = torch.zeros(1, 1, 9, 9, dtype=torch.float64).masked_fill(~graph.mask(), -torch.inf)
     weights = torch.stack(llama(IDS, attention_mask=bias, output_attentions=True).attentions).double()
     llama.set_attn_implementation("gnn_attention")

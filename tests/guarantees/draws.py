@@ -20,11 +20,12 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES as DTYPES
 from tests.guarantees.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
 
-LENGTHS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
 BIASES = ("none", "none", "none", "one for all", "by head", "by sample and head")
 LAYOUTS = ("as made", "as made", "tokens first", "every second channel", "one sample for all")
+# a graph, its definition, its edges in the order of a bias where they are listed, and what kind it is
+Made = tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]
 FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged")
 
 
@@ -39,12 +40,12 @@ class Numbers:
     dim: int
     value_dim: int
     dtype: str
-    size: float
-    scale: float | None
-    mod: str
-    bias: str
-    sinks: bool
-    layout: str
+    size: float = 1.0
+    scale: float | None = None
+    mod: str = "none"
+    bias: str = "none"
+    sinks: bool = False
+    layout: str = "as made"
 
     @property
     def heads(self) -> int:
@@ -79,6 +80,7 @@ class Draw:
     """
 
     number: int
+    lengths = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -117,10 +119,10 @@ class Draw:
         return [(j, i) for i, j in mask[0, 0].nonzero().tolist()]
 
     @cached_property
-    def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
+    def _made(self) -> Made:
         rng, numbers = random.Random(-1 - self.number), self.numbers
         kind = rng.choice(["family", "family", "family", "mixed", "rows", "list", "table"])
-        n = rng.choice(LENGTHS)
+        n = rng.choice(self.lengths)
         if kind == "list":
             graph, listed = shuffled_list(rng, min(n, 128), numbers.batch, numbers.heads)
             known = set(listed)

@@ -17,7 +17,6 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import (
     ALLOWED_GRADIENT,
     ALLOWED_OUTPUT,
@@ -26,8 +25,8 @@ from gnn_attention.verify.measure import (
     largest,
 )
 from gnn_attention.verify.truth import Problem
-from tests.guarantees.draws import Draw, Numbers
-from tests.guarantees.families import Definition, any_family
+from tests.guarantees.draws import Draw, Made, Numbers
+from tests.guarantees.families import any_family
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import problem_of, usual_backends
 
@@ -69,15 +68,13 @@ class ScaledDraw(Draw):
             value_dim=rng.choice(WIDTHS),
             dtype=dtype,
             size=size,
-            scale=None,
             mod="none" if plain else rng.choice(["none", "alibi", "softcap"]),
             bias="none" if plain else rng.choice(["none", "by head"]),
             sinks=rng.random() < 0.2,
-            layout="as made",
         )
 
     @cached_property
-    def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
+    def _made(self) -> Made:
         rng = random.Random(f"graph {self.number}")
         return *any_family(rng, rng.choice(LENGTHS), self.numbers.batch, self.numbers.heads), None, "family"
 

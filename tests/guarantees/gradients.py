@@ -19,11 +19,10 @@ from torch.func import functional_call
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.truth import Problem, by_name, leaves_of
-from tests.guarantees.draws import Draw, Numbers
-from tests.guarantees.families import FAMILIES, Definition, shuffled_list
+from tests.guarantees.draws import Draw, Made, Numbers
+from tests.guarantees.families import FAMILIES, shuffled_list
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import MESSAGE_PASSING, call, problem_of, takes, usual_backends
 
@@ -60,7 +59,7 @@ class SmallDraw(Draw):
         )
 
     @cached_property
-    def _made(self) -> tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]:
+    def _made(self) -> Made:
         """The list has as many receivers as senders or fewer; some rows are isolated."""
         rng, kind = random.Random(f"graph {self.number}"), KINDS[self.number % len(KINDS)]
         sizes = rng.randint(3, 5), self.numbers.batch, self.numbers.heads

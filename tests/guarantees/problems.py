@@ -14,7 +14,6 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.score_mods import ScoreMod
-from gnn_attention.verify.measure import Truth
 from gnn_attention.verify.truth import Problem, by_name
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 
@@ -135,11 +134,6 @@ def layer_problem(draw: Draw) -> Problem:
     direction = inputs.pop("direction").to(dtype)
     rounded = {name: (x * numbers.size).to(dtype) for name, x in inputs.items()}
     return Problem(rounded, draw.mask, direction, heads.scale, heads=heads, graph=draw.graph)
-
-
-def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
-    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
-    return Problem({"x_src": x_src, "x_dst": x_dst}, mask, direction, heads.scale, heads=heads).truth
 
 
 def call(

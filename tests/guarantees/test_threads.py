@@ -62,12 +62,9 @@ def of_a_recorded_model(case):
 
 def of_a_hugging_face_model(case):
     """``use_graph`` with another graph in each thread; layers are recomputed in the backward pass."""
-    transformers = needs("transformers")
-    huggingface = pytest.importorskip("gnn_attention.huggingface")
-    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, attn_implementation="gnn_attention")
-    model = transformers.LlamaModel(config).train()
+    hf_models, huggingface = needs("support.hf_models"), needs("gnn_attention.huggingface")
+    model = hf_models.build("llama").model.train()
+    model.set_attn_implementation("gnn_attention")
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def call(thread):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn
+from support.inputs import drawn, heads
 from torch_geometric import EdgeIndex
 
 import gnn_attention as ga
@@ -21,16 +21,6 @@ from gnn_attention import (
 from gnn_attention.rotary import Rotary
 
 WAYS = ["message_passing", "dense", "reference", "auto"]
-
-
-def heads(**options):
-    """Float64 heads with drawn biases."""
-    torch.manual_seed(0)
-    made = StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, bias=True, **options).double()
-    for name, parameter in made.named_parameters():
-        if name.startswith("b_"):
-            torch.nn.init.normal_(parameter)
-    return made
 
 
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])

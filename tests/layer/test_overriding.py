@@ -3,26 +3,26 @@
 import importlib
 import linecache
 import sys
+from functools import partial
 
 import pytest
 import torch
+from support import inputs
 from support.bounds import assert_exact
 from support.inputs import drawn
 from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn.aggr import MaxAggregation
 
 import gnn_attention as ga
-from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
+from gnn_attention import MessagePassingAttention, algebra, patterns
 from gnn_attention.cache import KeyValueCache
 
 WAYS = ["message_passing", "auto", "rows", "tiles", "dense"]
 GRAPH = patterns.window(9, 3)
 
 
-def heads():
-    """Float64 heads without biases: the update is linear in messages, in weights and in itself."""
-    torch.manual_seed(0)
-    return StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5).double()
+# without biases, the update is linear in messages, in weights and in itself
+heads = partial(inputs.heads, bias=False)
 
 
 class TwiceTheWeights(MessagePassingAttention):

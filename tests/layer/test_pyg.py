@@ -1,8 +1,11 @@
 """torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from support import inputs
 from support.bounds import assert_exact
 from support.inputs import drawn, random_edges
 from torch_geometric import EdgeIndex, transforms
@@ -19,15 +22,7 @@ WAYS = ["message_passing", "reference", "auto"]
 REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
 
 
-def heads(width=12, source_width=None, seed=0, **options):
-    """Float64 heads with drawn biases."""
-    torch.manual_seed(seed)
-    options |= {"head_dim": 4, "value_dim": 5, "bias": True, "source_width": source_width}
-    made = StandardHeads(width, 3, **options).double()
-    for name, parameter in made.named_parameters():
-        if name.startswith("b_"):
-            torch.nn.init.normal_(parameter)
-    return made
+heads = partial(inputs.heads, num_heads=3, num_kv_heads=3, head_dim=4)
 
 
 def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
@@ -361,9 +356,9 @@ def test_a_hook_on_the_messages_is_called(way):
 
 CHANNELS = [
     (heads(), 12, 12),
-    (heads(12, 8), (8, 12), 12),
+    (heads(source_width=8), (8, 12), 12),
     (StandardHeads.from_arrays(torch.zeros(3, 6, 4), torch.zeros(3, 8, 4), torch.zeros(3, 8, 5)), (8, 6), 15),
-    (ga.MergedHeads.of(heads(12, 8)), (8, 12), 12),
+    (ga.MergedHeads.of(heads(source_width=8)), (8, 12), 12),
     (ga.LatentHeads(width=16, num_heads=4, content_dim=4, rotary_dim=2, latent_dim=6), 16, 16),
 ]
 

@@ -31,9 +31,9 @@ def needs(module):
     try:
         return importlib.import_module(module)
     except ImportError as missing:
-        package = module.split(".")[0]
-        if "CI" in os.environ or missing.name not in (module, package):
+        if "CI" in os.environ or missing.name not in (module, *EXTRAS):
             raise
+        package = missing.name.split(".")[0]
         reason = f'{package} is not installed: pip install -e ".[{EXTRAS[package]}]" brings it'
         pytest.skip(reason, allow_module_level=True)
 

@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 import gnn_attention as ga
+import gnn_attention.huggingface  # makes "gnn_attention" an implementation of attention
 from gnn_attention import patterns
 
 VOCABULARY, TOKENS, BATCH = 64, 12, 3

@@ -1,4 +1,4 @@
-"""Inputs that tests share: numbers, q, k and v as projections give them, and edges drawn at random."""
+"""Inputs that tests share: numbers, q, k and v as projections give them, heads, and random edges."""
 
 import torch
 
@@ -18,6 +18,17 @@ def qkv(
     shapes = (num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim)
     drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
     return [x.transpose(1, 2).requires_grad_() for x in drawn]
+
+
+def heads(width=12, num_heads=4, seed=0, **options):
+    """Float64 heads of unequal widths in two groups, unless ``options`` differ, with drawn biases."""
+    torch.manual_seed(seed)
+    options = {"head_dim": 6, "num_kv_heads": 2, "value_dim": 5, "bias": True} | options
+    made = ga.StandardHeads(width, num_heads, **options).double()
+    for name, parameter in made.named_parameters():
+        if name.startswith("b_"):
+            torch.nn.init.normal_(parameter)
+    return made
 
 
 def random_edges(num_dst, num_src, count, seed=0):

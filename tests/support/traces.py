@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from support.inputs import drawn
+from support.inputs import heads as heads
 from torch import Tensor, nn
 
 import gnn_attention as ga
-from gnn_attention import MessagePassingAttention, StandardHeads, patterns
+from gnn_attention import MessagePassingAttention, patterns
 from gnn_attention import model as lm
 from gnn_attention.interpret import trace
 
@@ -37,16 +38,6 @@ PAIRS = {
     "per sample": [(0, 2), (0, 6)],
 }
 KINDS = {"cut": trace.cut, "mute": trace.mute}
-
-
-def heads() -> StandardHeads:
-    """Four heads in two groups, float64, with drawn biases."""
-    torch.manual_seed(0)
-    made = StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5, bias=True).double()
-    for name, parameter in made.named_parameters():
-        if name.startswith("b_"):
-            nn.init.normal_(parameter)
-    return made
 
 
 def redrawn(module: Any, seed: int = 0) -> Any:

@@ -233,19 +233,11 @@ class TestCuts:
 
         In float32: the bound is a few hundred roundings of the largest logit.
         """
-        transformers = needs("transformers")
-        needs("gnn_attention.huggingface")
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-        config = transformers.LlamaConfig(
-            vocab_size=KINDS, num_key_value_heads=2, attn_implementation="gnn_attention", **sizes
-        )
+        hf_models = needs("support.hf_models")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = transformers.LlamaForCausalLM(config).eval()
+            model = hf_models.build("llama", vocab_size=KINDS, num_hidden_layers=3)
+        model.set_attn_implementation("gnn_attention")
         with torch.no_grad():
-            for parameter in model.parameters():
-                # logits of freshly drawn weights hardly depend on attention
-                parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
             run = stack.Forward(stack.of(model), self.tokens)
             before = patterns.window(LENGTH, 2) - patterns.window(LENGTH, 1)
             rest = patterns.causal(LENGTH) - before
