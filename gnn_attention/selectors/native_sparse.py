@@ -101,11 +101,8 @@ class NativeSparseAttention(nn.Module):
             return importance.masked_fill(always, torch.inf).masked_fill(blocks > own, -torch.inf)
 
         width = q.shape[0] * q.shape[1] * max(1, k.shape[2])
-        causal = patterns.causal(n)
-        index = _choice.top_rows(scores, causal, width, self.top)
-        index = _choice.tokens_of(index, self.selected, causal)
-        index = index if groups == 1 else index.repeat_interleave(q.shape[1] // groups, 1)
-        return _choice.subgraph(index, causal, f"{self.top} selected blocks of {self.selected}")
+        name = f"{self.top} selected blocks of {self.selected}"
+        return _choice.choose(scores, patterns.causal(n), width, self.top, name, q.shape[1], self.selected)
 
     def _overlap(self, compressed: int, blocks: int) -> Float[Tensor, "compressed blocks"]:
         """How many strides of tokens a pooled block shares with a block to select: equation 9."""

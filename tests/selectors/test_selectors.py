@@ -9,8 +9,9 @@ from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
 from gnn_attention import patterns
+from gnn_attention.patterns import _choice
 from gnn_attention.rotary import Rotary
-from gnn_attention.selectors import Indexer, PooledBlocks, TopK, _choice, indexer, recall
+from gnn_attention.selectors import Indexer, PooledBlocks, TopK, indexer, recall
 from tests.support.bounds import assert_exact
 
 T, WIDTH = 40, 12
