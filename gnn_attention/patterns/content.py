@@ -77,8 +77,7 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and ``src <= dst`` unless
     ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2,
     "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where queries and keys are the
-    same vectors. Its computation approximates this graph, Hugging Face's too: a chunk of the sorted tokens
-    attends to itself and the chunk before.
+    same vectors.
 
     >>> shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])).edge_index.tolist()
     [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 3, 3]]

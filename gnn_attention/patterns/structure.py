@@ -49,8 +49,7 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
     ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges: ``algebra.closure(graph, k)``, with
     its errors. ``with_self_loops(g) ** k`` is the same with self loops, and is GenCast's mask over its mesh
-    (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a power of the adjacency with self
-    loops).
+    (Price et al. 2023, arXiv 2312.15796).
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     >>> k_hop(chain, 2).edge_index.tolist()
@@ -130,9 +129,8 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     Hops from src to dst in ``structure``, -1 if there is no path. int64 ``[E]`` in the order of
     ``graph.edge_index``; 0 for self loops. ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with
     ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias of the full graph (Ying et al. 2021,
-    arXiv 2106.05234, section 3.1.2); -1 takes the last column. Others mark what cannot be reached by 510 (its
-    code) or by one more than the largest distance (attention-gym). ValueError unless ``structure`` is over
-    the same tokens and square.
+    arXiv 2106.05234, section 3.1.2); -1 takes the last column. ValueError unless ``structure`` is over the
+    same tokens and square.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring

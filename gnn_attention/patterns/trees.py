@@ -70,9 +70,8 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     none. So every path from a root down is one causal sequence, and what paths have in common stands there
     once: several answers to several prompts, few-shot prompts, tree search. Causal if parents stand before
     their children. ``shared_prefix`` is its smallest case, ``documents`` its roots alone, ``tree`` its
-    segments of one token. Attention-gym's ``shared_prefix`` mask is the case of depth one, its prompts their
-    own parents; DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in ``tree``;
-    ValueError unless there is a parent for each segment.
+    segments of one token. DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in
+    ``tree``; ValueError unless there is a parent for each segment.
 
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
