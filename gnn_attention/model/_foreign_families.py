@@ -189,9 +189,10 @@ def _latent(found: Found) -> LatentHeads:
     }
     state |= {} if query_dim is None else {"q_norm.weight": attention.q_a_layernorm.weight}
     eps = attention.kv_a_layernorm.variance_epsilon
+    options: dict[str, Any] = {"bias": b_O is not None, "rotary": rotary, "eps": eps}
     # no random numbers are drawn
     with torch.device("meta"):
-        heads = LatentHeads(*sizes, bias=b_O is not None, rotary=rotary, eps=eps)
+        heads = LatentHeads(*sizes, **options)
     layout = torch.contiguous_format
     copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items() if x is not None}
     heads.load_state_dict(copies, assign=True)
