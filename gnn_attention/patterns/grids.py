@@ -208,11 +208,7 @@ def places(sizes: Sequence[int]) -> list[int]:
 
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
-    if not isinstance(shape, Iterable):
-        got = checks.quoted(shape)
-        raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
-    checks.check_order("shape", shape)
-    sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
+    sizes = tuple(checks.sizes("shape", shape, 1))
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")
     return sizes

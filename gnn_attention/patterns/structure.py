@@ -24,6 +24,8 @@ from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
 
+# of the search for shortest paths, 16 MB
+NUMBERS_AT_ONCE = 2**22
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
 
@@ -146,21 +148,14 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     step = max(1, NUMBERS_AT_ONCE // max(1, n, edges.shape[1]))
     for start in range(0, n, step):
         roots = torch.arange(start, min(start + step, n), device="cpu")
-        here = (src >= start) & (src < start + step)
-        hops[here] = _distances(edges, n, roots)[src[here] - start, dst[here]]
-    return hops
-
-
-NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
-
-
-def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
-    """Hops ``[roots, n]`` from each root along the edges, -1 without a path: all roots step together."""
-    hops = torch.full((len(roots), n), -1, device="cpu")
-    frontier, distance = torch.arange(n, device="cpu") == roots[:, None], 0
-    while frontier.any():
-        hops[frontier] = distance
-        arrived = torch.zeros(len(roots), n, device="cpu")
-        arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
-        frontier, distance = (arrived > 0) & (hops < 0), distance + 1
+        # All roots step together, along the edges.
+        away, distance = torch.full((len(roots), n), -1, device="cpu"), 0
+        frontier = torch.arange(n, device="cpu") == roots[:, None]
+        while frontier.any():
+            away[frontier] = distance
+            arrived = torch.zeros(len(roots), n, device="cpu")
+            arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
+            frontier, distance = (arrived > 0) & (away < 0), distance + 1
+        of_roots = (src >= start) & (src < start + step)
+        hops[of_roots] = away[src[of_roots] - start, dst[of_roots]]
     return hops

@@ -90,7 +90,12 @@ class NativeSparseAttention(nn.Module):
         """The graph of the selected branch, by the weights of the compressed one."""
         q, k, n = info.call.q, info.call.k, info.call.graph.num_dst
         blocks, groups = torch.arange(-(-n // self.selected), device=q.device), k.shape[1]
-        shares = self._overlap(k.shape[2], len(blocks)).to(info.lse)
+        # How many strides of tokens a pooled block shares with a block to select: equation 9.
+        pooled = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
+        ends = torch.minimum(pooled + self.block, (blocks + 1) * self.selected)
+        shares = (ends - torch.maximum(pooled, blocks * self.selected)).clamp(min=0).to(
+            info.lse
+        ) / self.stride
 
         def scores(rows: tuple[int, int]) -> Tensor:
             weights = info.weight_matrix(rows=rows)
@@ -103,13 +108,6 @@ class NativeSparseAttention(nn.Module):
         width = q.shape[0] * q.shape[1] * max(1, k.shape[2])
         name = f"{self.top} selected blocks of {self.selected}"
         return _choice.choose(scores, patterns.causal(n), width, self.top, name, q.shape[1], self.selected)
-
-    def _overlap(self, compressed: int, blocks: int) -> Float[Tensor, "compressed blocks"]:
-        """How many strides of tokens a pooled block shares with a block to select: equation 9."""
-        one = torch.arange(compressed).unsqueeze(-1) * self.stride
-        other = torch.arange(blocks) * self.selected
-        ends = torch.minimum(one + self.block, other + self.selected)
-        return (ends - torch.maximum(one, other)).clamp(min=0) / self.stride
 
     def _pooled(self, x: Tensor, branch: int) -> Tensor:
         if x.shape[2] < self.block:
