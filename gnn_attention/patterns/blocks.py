@@ -3,9 +3,8 @@
 A block is ``block`` tokens in a row, ``blk(i) = i // block``; the last one may be short. Data come as in
 ``content``: ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; of equal numbers the first wins.
 
-Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) is three of these graphs, whose results a gate
-adds: ``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initial=1, local=2)`` with the
-compressed branch's attention summed over the heads of a group as importance, and ``window(n, 512)``.
+Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) adds the results of three graphs by a gate:
+``compressed_blocks``, ``block_top_k`` and ``window``; see ``selectors.NativeSparseAttention``.
 """
 
 from collections.abc import Sequence
