@@ -62,7 +62,7 @@ class Indexer(nn.Module):
 
     def receive(self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"]) -> Received:
         """Queries and weights of the receivers with states ``x``."""
-        queries = self.queries(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self._turned(queries, positions), self.weights(x).mT * self.scale
 
     def send(

@@ -81,7 +81,7 @@ class NativeSparseAttention(nn.Module):
         turned, near, far = (self._turned(y) for y in (q, k, own[1][0]))
         selected = attend(turned, far, own[1][1], self.select(info), backend=self.backend)
         recent = attend(turned, near, v, patterns.window(n, self.window), backend=self.backend)
-        gates = self.gates(x).sigmoid().view(*x.shape[:2], 3, -1, 1).permute(2, 0, 3, 1, 4)
+        gates = self.gates(x).sigmoid().unflatten(-1, (3, -1, 1)).permute(2, 0, 3, 1, 4)
         update: Tensor = self.heads.collect((gates * torch.stack([compressed, selected, recent])).sum(0))
         return update
 

@@ -87,6 +87,12 @@ def test_a_decoding_step_chooses_what_the_whole_pass_chose(name):
         SELECTORS[name].select(q[..., 30:33, :], k)
 
 
+@pytest.mark.parametrize("name", SELECTORS)
+def test_of_no_tokens_none_are_chosen(name):
+    states = drawn(2, 0, WIDTH) if name == "indexer" else drawn(2, 4, 0, 8)
+    assert SELECTORS[name].select(states, states).num_edges == 0
+
+
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize("pool", ["mean", "extremes"])
 def test_pooled_blocks_are_chosen_by_their_formula(pool):
