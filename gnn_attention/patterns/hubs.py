@@ -89,11 +89,9 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
     ``num_random`` only adds edges. The last block may be short. Never causal.
 
-    Others draw otherwise: google-research/bigbird and Hugging Face take R(i) from the first
-    ``2 num_random + 5`` blocks where there are more (from the first 1024 tokens at lengths 1024, 3072 and
-    4096), and Hugging Face in evaluation replaces all of R(i) by copies of block 0: ``num_random=0`` with
-    ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big Bird
-    (arXiv 2007.14062): the internal construction, ITC.
+    Others draw otherwise: Hugging Face in evaluation replaces all of R(i) by copies of block 0:
+    ``num_random=0`` with ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et
+    al. 2020, Big Bird (arXiv 2007.14062): the internal construction, ITC.
 
     >>> bigbird(6, 1, num_random=1).in_degree().tolist()
     [6, 5, 6, 6, 5, 6]
