@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.symbols import any_of, compute, dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
@@ -140,12 +142,10 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
-    n, memory = graph.num_dst, (dst < m) | (src < m)
     # A graph of no tokens may be unable to answer.
-    rule = (
-        partial(rules.or_, memory, partial(rules.corner, graph.edges.contains, (m, m, n, n))) if n else memory
-    )
-    return TokenGraph.from_rule(rules.past(rule, causal), m + n, heads=graph.heads, batch=graph.batch)
+    inner = graph.edges.contains if graph.num_dst else rules.everyone
+    rule = rules.past(partial(_memory, m, inner), causal)
+    return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
 
 @builder(block=1)
@@ -246,3 +246,7 @@ def _drawn(
             table[head, place, : len(picks)] = picks
     tables = (table[0] if heads is None else table).unbind(-1)
     return any_of(look_up(drawn, row) == column for drawn in tables)
+
+
+def _memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))
