@@ -93,9 +93,8 @@ class NativeSparseAttention(nn.Module):
         # How many strides of tokens a pooled block shares with a block to select: equation 9.
         pooled = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
         ends = torch.minimum(pooled + self.block, (blocks + 1) * self.selected)
-        shares = (ends - torch.maximum(pooled, blocks * self.selected)).clamp(min=0).to(
-            info.lse
-        ) / self.stride
+        overlap = (ends - torch.maximum(pooled, blocks * self.selected)).clamp(min=0)
+        shares = overlap.to(info.lse) / self.stride
 
         def scores(rows: tuple[int, int]) -> Tensor:
             weights = info.weight_matrix(rows=rows)
