@@ -167,25 +167,22 @@ def _run(chosen: Backend, call: AttentionCall) -> Result:
     """Run a backend, on each sample and head alone where the graph differs by them and it takes one graph."""
     if call.graph.edges.has_parallel_edges and chosen.capabilities.parallel_edges == "merged":
         call = call.merged()
-    if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
-        result = chosen.run(call)
-        # A backend of the caller's own may return anything.
-        if BACKENDS.get(chosen.name) is not chosen:
-            _check_result(chosen, result, call)
+    varies = call.graph.batch is not None or call.graph.heads is not None
+    if varies and not chosen.capabilities.varying_graphs:
+        return joined([[_run(chosen, part) for part in row] for row in call.parts()])
+    result = chosen.run(call)
+    if BACKENDS.get(chosen.name) is chosen:
         return result
-    return joined([[_run(chosen, part) for part in row] for row in call.parts()])
-
-
-def _check_result(backend: Backend, result: object, call: AttentionCall) -> None:
-    """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
+    # A backend of the caller's own may return anything.
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
-    name, shape = backend.name, [*call.q.shape[:3], call.v.shape[3]]
+    name, shape = chosen.name, [*call.q.shape[:3], call.v.shape[3]]
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
         got = checks.quoted(result)
         raise TypeError(f"backend {name!r} must return (out, lse or None), its run gave {got}")
     if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
         raise ValueError(f"backend {name!r} must return out {shape} and lse {shape[:3]}, its run gave {got}")
+    return out, lse
 
 
 @dataclass(frozen=True, eq=False)

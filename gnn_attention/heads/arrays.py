@@ -86,30 +86,22 @@ def parameter(name: str, array: Any, *shapes: tuple[int, ...], layout: str = "ro
     if array is None:
         return None
     matrix = _in_rows(name, array, layout)
-    check_shape(name, matrix, *shapes)
+    if tuple(matrix.shape) not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name} must be {expected} in row layout, got {list(matrix.shape)}")
     is_flat = matrix.dim() < len(shapes[0])
     return nn.Parameter((matrix.reshape(shapes[0]) if is_flat else matrix).contiguous())
 
 
 def _in_rows(name: str, array: Any, layout: str) -> Tensor:
-    matrix = float_copy(name, array)
-    return matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
-
-
-def check_shape(name: str, array: Tensor, *shapes: tuple[int, ...]) -> None:
-    if tuple(array.shape) not in shapes:
-        expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"{name} must be {expected} in row layout, got {list(array.shape)}")
-
-
-def float_copy(name: str, array: Any) -> Tensor:
+    """A copy as a tensor of floats, in row layout."""
     try:
-        tensor = torch.as_tensor(array).detach().clone()
+        matrix = torch.as_tensor(array).detach().clone()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name} must be an array or nested lists of numbers, got {quoted(array)}") from None
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
-    return tensor
+    if not matrix.is_floating_point():
+        raise TypeError(f"{name} must hold floating point numbers, got {matrix.dtype}")
+    return matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
 
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:

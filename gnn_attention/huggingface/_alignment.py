@@ -104,18 +104,15 @@ def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
 
 @not_compiled
 def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
-    if instead:
-        return replace(_filled_slots(place) & _at_slots(place, graph), name=f"{graph.name}, without padding")
-    return replace(place.own & _at_slots(place, graph), name=f"{graph.name}, within the model's mask")
-
-
-def _filled_slots(place: Place) -> TokenGraph:
-    """All pairs whose sender is a token: neither padding, nor a slot of a static cache still to be filled."""
-    own = place.own
+    own, at_slots = place.own, _at_slots(place, graph)
+    if not instead:
+        return replace(own & at_slots, name=f"{graph.name}, within the model's mask")
+    # All senders that are tokens: neither padding, nor slots of a static cache still to be filled.
     rule = symbols.src < own.dst_offset + own.num_dst - own.src_offset
     rule = rule if place.padding is None else rule & sends_token(place.padding)
     samples = None if place.padding is None or len(place.padding) == 1 else place.batch
-    return replace(own, edges=RuleEdges(rule), heads=None, batch=samples)
+    tokens = replace(own, edges=RuleEdges(rule), heads=None, batch=samples)
+    return replace(tokens & at_slots, name=f"{graph.name}, without padding")
 
 
 def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:

@@ -38,8 +38,11 @@ class Override:
         self.num_calls, self.is_open = 0, True
 
     def covers(self, module: nn.Module) -> bool:
+        """Whether the block is of this module's attention, which is no cross-attention."""
         name = self.names.get(module)
-        return name is not None and not crosses(name, module)
+        words = f"{name}.{type(module).__name__}".lower()
+        crosses = getattr(module, "is_cross_attention", False) or any(word in words for word in CROSS)
+        return name is not None and not crosses
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
         """The place of a call of a module with the edges that it has in this block."""
@@ -207,11 +210,6 @@ def check_routed(model: nn.Module) -> None:
 
 def _implementation(module: nn.Module) -> str | None:
     return getattr(getattr(module, "config", None), "_attn_implementation", None)
-
-
-def crosses(name: str, module: nn.Module) -> bool:
-    words = f"{name}.{type(module).__name__}".lower()
-    return getattr(module, "is_cross_attention", False) or any(word in words for word in CROSS)
 
 
 def named(module: nn.Module) -> str:

@@ -166,12 +166,9 @@ class TwoPathLayer(MessagePassing):
         if not isinstance(g, TokenGraph) and is_edge_list(g):
             for_messages = self.takes_messages()
             # The edges are an input of a program, whose later calls have other sizes and numbers.
-            if torch.compiler.is_compiling() and (for_messages or self.backend == "auto"):
+            is_input = torch.compiler.is_compiling() and (for_messages or self.backend == "auto")
+            if is_input or (for_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED):
                 return TracedEdges.of(g, num_dst, num_src)
-            if type(g) is Tensor and g.dtype in edge_list.SIGNED:
-                if for_messages:
-                    return TracedEdges.of(g, num_dst, num_src)
-                return TokenGraph.from_edges(g, num_dst, num_src, parallel="keep")
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(
                 "message_and_aggregate is no step of this layer and would not run for a sparse graph: "
@@ -202,32 +199,26 @@ class TwoPathLayer(MessagePassing):
 def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
     """``(x_src, x_dst)``, with states of 0 of this width in place of PyG's None."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
-    if isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None and isinstance(x[0], Tensor):
-        x_src, _ = state_pair(x[0])
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor) and pair[0].dim() > 1:
+        x_src = pair[0]
         if not sizes and type(g) is Tensor and g.layout == torch.strided:
             raise ValueError(
                 "x=(x_src, None) does not say how many receivers: give size=(senders, receivers)"
             )
         graph = g if sizes or isinstance(g, TokenGraph) else convert.from_pyg(g, None, x_src.shape[-2])
         num_dst = sizes[-1] if sizes else graph.num_dst
-        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
-    x_src, x_dst = state_pair(x)
-    if sizes not in (None, (x_src.shape[-2], x_dst.shape[-2])):
-        expected = f"({x_src.shape[-2]}, {x_dst.shape[-2]})"
-        raise ValueError(f"size must be (senders, receivers) = {expected}, as x has them, got {size}")
-    return x_src, x_dst
-
-
-def state_pair(x: Any) -> tuple[Tensor, Tensor]:
-    """``(x_src, x_dst)`` of states, or of a pair of them; TypeError or ValueError for anything else."""
-    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
-    x_src, x_dst = pair if len(pair) == 2 else (pair, pair)
-    if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor):
+        pair = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
+    if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
         got = ", ".join(type(states).__name__ for states in pair)
         raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}")
+    x_src, x_dst = pair
     if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
         shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
         raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
+    if sizes not in (None, (x_src.shape[-2], x_dst.shape[-2])):
+        expected = f"({x_src.shape[-2]}, {x_dst.shape[-2]})"
+        raise ValueError(f"size must be (senders, receivers) = {expected}, as x has them, got {size}")
     return x_src, x_dst
 
 

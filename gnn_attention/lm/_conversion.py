@@ -1,7 +1,6 @@
 """Weights of an installed package, converted once into a folder that transformers reads quickly."""
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +46,12 @@ def converted(name: str, model: Model, cache_dir: Any) -> Path:
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():
         return folder
-    file = _checked(model)
+    file = model.path()
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != model.sha256:
+        what = f"{file} has the sha256 {digest}, expected {model.sha256}"
+        raise ValueError(f"{what}: pip install --force-reinstall {model.pip}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=PART, dir=cache, ignore_cleanup_errors=True) as made:
@@ -55,7 +59,12 @@ def converted(name: str, model: Model, cache_dir: Any) -> Path:
                 for part in model.read(file):
                     if part is not None:
                         part.save_pretrained(Path(made) / name)
-            _move(Path(made) / name, folder)
+            try:
+                (Path(made) / name).replace(folder)
+            except OSError:
+                # Another process may have been first.
+                if not folder.is_dir():
+                    raise
     except OSError as error:
         what = f"the weights of {name!r} cannot be converted into {cache}: {error}"
         raise OSError(f"{what}; give cache_dir= a folder with 600 MB of room") from error
@@ -69,26 +78,6 @@ def _user_cache() -> Path:
         advice = "pip install 'gnn_attention[lm]', or give cache_dir="
         raise ImportError(f"the user's cache folder is found by platformdirs: {advice}") from None
     return Path(user_cache_path("gnn_attention"))
-
-
-def _checked(model: Model) -> Path:
-    file = model.path()
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != model.sha256:
-        what = f"{file} has the sha256 {found}, expected {model.sha256}"
-        raise ValueError(f"{what}: pip install --force-reinstall {model.pip}")
-    return file
-
-
-def _move(made: Path, folder: Path) -> None:
-    try:
-        made.replace(folder)
-    except OSError:
-        # another process may have been first
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(made)
 
 
 @contextmanager

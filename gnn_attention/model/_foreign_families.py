@@ -165,48 +165,38 @@ def _softcap(found: Found) -> ScoreMod | None:
 
 
 def _latent(found: Found) -> LatentHeads:
-    attention, config = found.attention, found.attention.config
-    rotary, stretch = _rotary(found, bool(config.rope_interleave))
-    factor = attention.scaling * math.sqrt(attention.qk_head_dim)
-    has_query_latent = attention.q_lora_rank is not None
-    tensors = _latent_keys(attention) | _latent_queries(attention, has_query_latent)
-    tensors["W_UQ"] = _times(tensors["W_UQ"], factor)
-    tensors["W_QR"] = _times(tensors["W_QR"], factor * stretch)
+    attention = found.attention
+    rotary, stretch = _rotary(found, bool(attention.config.rope_interleave))
     names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
-    sizes, eps = attrgetter(*names.split())(attention), attention.kv_a_layernorm.variance_epsilon
-    options: dict[str, Any] = {"bias": tensors["b_O"] is not None, "rotary": rotary, "eps": eps}
+    sizes = attrgetter(*names.split())(attention)
+    _, num_heads, content_dim, rotary_dim, latent_dim, value_dim, query_dim = sizes
+    W_DQ, b_DQ = (None, None) if query_dim is None else _projection(attention, "q_a_proj")
+    up, _ = _projection(attention, "q_proj" if query_dim is None else "q_b_proj")
+    W_UQ, W_QR = torch.split(_by_head(up, num_heads), [content_dim, rotary_dim], dim=-1)
+    down, b_down = _projection(attention, "kv_a_proj_with_mqa")
+    W_DKV, W_KR = torch.split(down.T, [latent_dim, rotary_dim], dim=-1)
+    b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, [latent_dim, rotary_dim])
+    up, _ = _projection(attention, "kv_b_proj")
+    W_UK, W_UV = torch.split(_by_head(up, num_heads), [content_dim, value_dim], dim=-1)
+    W_O, b_O = _projection(attention, "o_proj")
+    factor = attention.scaling * math.sqrt(attention.qk_head_dim)
+    state = {"W_UQ": _times(W_UQ, factor), "W_QR": _times(W_QR, factor * stretch)}
+    state |= {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "b_DKV": b_DKV, "b_KR": b_KR}
+    state |= {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
+    state |= {
+        "W_O": W_O.T.reshape(num_heads, value_dim, -1),
+        "kv_norm.weight": attention.kv_a_layernorm.weight,
+    }
+    state |= {} if query_dim is None else {"q_norm.weight": attention.q_a_layernorm.weight}
+    eps = attention.kv_a_layernorm.variance_epsilon
+    options: dict[str, Any] = {"bias": b_O is not None, "rotary": rotary, "eps": eps}
     # no random numbers are drawn
     with torch.device("meta"):
         heads = LatentHeads(*sizes, **options)
-    state = {name: x for name, x in tensors.items() if x is not None}
     layout = torch.contiguous_format
-    copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items()}
+    copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items() if x is not None}
     heads.load_state_dict(copies, assign=True)
     return heads
-
-
-def _latent_queries(attention: Any, has_query_latent: bool) -> dict[str, Any]:
-    W_DQ, b_DQ = _projection(attention, "q_a_proj") if has_query_latent else (None, None)
-    up, _ = _projection(attention, "q_b_proj" if has_query_latent else "q_proj")
-    sizes = [attention.qk_nope_head_dim, attention.qk_rope_head_dim]
-    content, turned = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
-    found = {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "W_UQ": content, "W_QR": turned}
-    return found | ({"q_norm.weight": attention.q_a_layernorm.weight} if has_query_latent else {})
-
-
-def _latent_keys(attention: Any) -> dict[str, Any]:
-    down, b_down = _projection(attention, "kv_a_proj_with_mqa")
-    up, _ = _projection(attention, "kv_b_proj")
-    W_O, b_O = _projection(attention, "o_proj")
-    sizes = [attention.kv_lora_rank, attention.qk_rope_head_dim]
-    W_DKV, W_KR = torch.split(down.T, sizes, dim=-1)
-    b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, sizes)
-    sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
-    W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
-    W_O = W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1)
-    found = {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "W_O": W_O}
-    norm = attention.kv_a_layernorm.weight
-    return found | {"b_DKV": b_DKV, "b_KR": b_KR, "b_O": b_O, "kv_norm.weight": norm}
 
 
 def _by_head(weight: Tensor, num_heads: int) -> Tensor:

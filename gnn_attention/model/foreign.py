@@ -5,8 +5,6 @@ scale (T5's relative position bias, Gemma 2's softcap); :func:`layer_of` is both
 mask it equals the model's own attention, output projection included. Nothing here imports transformers.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -105,7 +103,12 @@ def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family
     if layer is None and len(chosen) > 1:
         raise ValueError(f"give layer: the model has {len(chosen)} layers with attention")
     name, attention, family = chosen[checks.index("layer", layer or 0, len(chosen))]
-    return family, Found(attention, _rotary_embedding(model, name), chosen[0][1])
+    # That of the innermost module around the attention which has one.
+    embedding = None
+    while name and embedding is None:
+        name = name.rpartition(".")[0]
+        embedding = getattr(model.get_submodule(name), "rotary_emb", None)
+    return family, Found(attention, embedding, chosen[0][1])
 
 
 def _part_of(name: str) -> str:
@@ -113,13 +116,3 @@ def _part_of(name: str) -> str:
     if pieces[-1] in CROSS:
         return "cross"
     return next((piece for piece in pieces if piece in ("encoder", "decoder")), "self")
-
-
-def _rotary_embedding(model: nn.Module, name: str) -> Any:
-    """That of the innermost module around the attention module of this name which has one."""
-    while name:
-        name = name.rpartition(".")[0]
-        embedding = getattr(model.get_submodule(name), "rotary_emb", None)
-        if embedding is not None:
-            return embedding
-    return None

@@ -97,11 +97,6 @@ class Block(nn.Module):
         state = state + self.communicate(state, graph)
         return state + self.compute(state)
 
-    def listen(self, state: States, graph: TokenGraph) -> Weights:
-        """The weight of every edge in every head, in the order of ``graph.edge_index``."""
-        found: Any = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
-        return cast("Tensor", found[1][1])
-
 
 class LanguageModel(nn.Module):
     """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
@@ -202,7 +197,11 @@ class LanguageModel(nn.Module):
         tokens, graph = self._checked(tokens, graph)
         # before each communication
         before = zip(self.blocks, self.states(tokens, graph)[:-1:2], strict=True)
-        return [block.listen(state, graph) for block, state in before]
+        results = (
+            block.attention(block.attention_norm(state), graph, return_attention_weights=True)
+            for block, state in before
+        )
+        return [weights for _, (_, weights) in results]
 
     def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:

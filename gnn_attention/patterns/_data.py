@@ -1,6 +1,6 @@
 """Data that a graph is made from.
 
-Its axes, its largest entries, and tables by sample and head that a rule looks up. Data come as ``[...]``,
+Its axes, and tables by sample and head that a rule looks up. Data come as ``[...]``,
 ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) and are worked on as
 ``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` takes for the axes that were there.
 """
@@ -23,7 +23,14 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     TypeError for anything but numbers, ValueError for another number of axes or NaN.
     """
     if not isinstance(data, Tensor):
-        data = _from_lists(name, data)
+        try:
+            listed = torch.as_tensor(data, device="cpu")
+            # torch reads Python's floats as float32.
+            dtype = torch.float64 if listed.is_floating_point() else listed.dtype
+            data = torch.as_tensor(data, dtype=dtype, device="cpu")
+        except (RuntimeError, TypeError, ValueError):
+            wanted = "a tensor or lists of numbers of one length"
+            raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
     if data.dtype == torch.bool or data.is_complex():
         raise TypeError(f"{name} must be a tensor of numbers, got {data.dtype}")
     form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
@@ -45,17 +52,6 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     if numbers.is_floating_point() and numbers.numel():
         raise TypeError(f"{name} must be integers, got {numbers.dtype}")
     return numbers.long(), sizes
-
-
-def _from_lists(name: str, data: Any) -> Tensor:
-    try:
-        table = torch.as_tensor(data, device="cpu")
-        # torch reads Python's floats as float32.
-        dtype = torch.float64 if table.is_floating_point() else table.dtype
-        return torch.as_tensor(data, dtype=dtype, device="cpu")
-    except (RuntimeError, TypeError, ValueError):
-        wanted = "a tensor or lists of numbers of one length"
-        raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
 
 
 def table(numbers: Sequence[int]) -> Int[Tensor, " tokens"]:
@@ -81,13 +77,6 @@ def queries_and_keys(q: Any, k: Any, *same: int) -> tuple[Tensor, Tensor, Sizes]
             hint = "repeat_interleave keys that several heads share"
             raise ValueError(f"q and k must agree in axis {axis}, {got}; {hint}")
     return queries, keys, sizes
-
-
-def largest(values: Tensor, k: int) -> Tensor:
-    """Bool, True at the ``k`` largest of each row that are above -inf; among equals the first win."""
-    order = values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    chosen = torch.zeros_like(values, dtype=torch.bool).scatter(-1, order, True)
-    return chosen & (values > -torch.inf)
 
 
 def own_axes(table: Tensor, sizes: Sizes) -> Tensor:

@@ -111,8 +111,7 @@ def encoder_decoder(source: int, target: int) -> TokenGraph:
     """``source`` tokens attend to each other, ``target`` tokens after them to the source and their own past.
 
     ``src < source or src <= dst``, ``source^2 + target source + target (target + 1) / 2`` edges. As a set of
-    edges it is the prefix language model's; in Vaswani et al. 2017 (arXiv 1706.03762) the three kinds of
-    edges have weights of their own, and the target normalises over source and over target apart.
+    edges it is the prefix language model's (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> encoder_decoder(2, 3).in_degree().tolist()
     [2, 2, 3, 4, 5]

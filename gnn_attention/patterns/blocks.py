@@ -3,9 +3,8 @@
 A block is ``block`` tokens in a row, ``blk(i) = i // block``; the last one may be short. Data come as in
 ``content``: ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; of equal numbers the first wins.
 
-Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) is three of these graphs, whose results a gate
-adds: ``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initial=1, local=2)`` with the
-compressed branch's attention summed over the heads of a group as importance, and ``window(n, 512)``.
+Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) adds the results of three graphs by a gate:
+``compressed_blocks``, ``block_top_k`` and ``window``; see ``selectors.NativeSparseAttention``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from torch.nn.functional import pad
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.symbols import dst, look_up, src
-from gnn_attention.patterns import _data
+from gnn_attention.patterns import _choice, _data
 from gnn_attention.patterns._builder import builder
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
@@ -49,7 +48,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     own, column = torch.arange(n, device="cpu").unsqueeze(-1) // block, torch.arange(blocks, device="cpu")
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
-    chosen = _data.largest(forced.masked_fill(column > own, -torch.inf), k)
+    chosen = _choice.are_largest(forced.masked_fill(column > own, -torch.inf), k)
     rule = rules.past(partial(rules.chosen, _data.own_axes(chosen, sizes), 1, block))
     return TokenGraph.from_rule(rule, n, **sizes)
 
@@ -83,7 +82,13 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     [1, 2, 2, 2, 2]
     """
     queries, keys, sizes = _data.queries_and_keys(q, k, -2)
-    return block_top_k(_data.own_axes(_page_bounds(queries, keys, page), sizes), page, top, local=0)
+    bounds = signed(queries) @ block_extremes(keys, page).mT
+    # Of its own page a token knows the keys so far.
+    high, low = (in_blocks(x, page, -torch.inf).cummax(dim=-2).values.flatten(-3, -2) for x in (keys, -keys))
+    so_far = torch.cat([high, -low], dim=-1)[..., : keys.shape[-2], :]
+    own = (signed(queries) * so_far).sum(dim=-1, keepdim=True)
+    own_page = (torch.arange(keys.shape[-2], device="cpu") // page).unsqueeze(-1).expand(own.shape)
+    return block_top_k(_data.own_axes(bounds.scatter(-1, own_page, own), sizes), page, top, local=0)
 
 
 @builder(block=1, stride=1)
@@ -119,7 +124,7 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     """
     queries, keys, sizes = _data.queries_and_keys(q, k)
     products = block_means(queries, tile) @ block_means(keys, tile).mT
-    chosen = _data.own_axes(_data.largest(products, top), sizes)
+    chosen = _data.own_axes(_choice.are_largest(products, top), sizes)
     rule = partial(rules.chosen, chosen, tile, tile)
     return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
 
@@ -181,16 +186,6 @@ def block_extremes(k: Tensor, block: int) -> Tensor:
 def signed(q: Tensor) -> Tensor:
     """The positive part of a query, then the negative one."""
     return torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
-
-
-def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
-    """Bounds of the logits of each page, ``[..., n, pages]``; of the own page, only of its keys so far."""
-    bounds = signed(q) @ block_extremes(k, page).mT
-    until = [in_blocks(x, page, -torch.inf).cummax(dim=-2).values.flatten(-3, -2) for x in (k, -k)]
-    so_far = torch.cat([until[0], -until[1]], dim=-1)[..., : k.shape[-2], :]
-    own = (signed(q) * so_far).sum(dim=-1, keepdim=True)
-    place = (torch.arange(k.shape[-2], device="cpu") // page).unsqueeze(-1).expand(own.shape)
-    return bounds.scatter(-1, place, own)
 
 
 def _block_table(name: str, data: Tensor | Sequence[Any], n: int, block: int) -> tuple[Tensor, _data.Sizes]:

@@ -8,7 +8,6 @@ goes in as its numbers. Among equal numbers the earlier position wins; what is -
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.symbols import any_of, compute, dst, look_up, src
-from gnn_attention.patterns import _data
+from gnn_attention.patterns import _choice, _data
 from gnn_attention.patterns._builder import builder
 
 __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "vertical_slash"]
@@ -40,10 +39,8 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     if causal:
         future = torch.ones(num_dst, num_src, dtype=torch.bool, device="cpu").triu(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(future, -torch.inf)
-    chosen = _data.own_axes(_data.largest(values, k), sizes)
-    if not sizes:
-        return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src)
-    return TokenGraph.from_rule(partial(rules.chosen, chosen, 1, 1), num_dst, num_src, **sizes)
+    senders = _choice.largest(values, k).sort(dim=-1).values
+    return TokenGraph.from_indices(_data.own_axes(senders, sizes), num_src)
 
 
 @builder()
@@ -59,9 +56,17 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     values, sizes = _data.all_axes("points", points, "n dim")
-    n = values.shape[-2]
-    found = _neighbours(values.double(), min(k, n), causal, loops)
-    return TokenGraph.from_indices(_data.own_axes(found, sizes), n)
+    points, n = values.double(), values.shape[-2]
+
+    def closeness(rows: tuple[int, int]) -> Tensor:
+        mode = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(points[..., slice(*rows), :], points, compute_mode=mode)
+        dst, src = torch.arange(*rows, device="cpu").unsqueeze(-1), torch.arange(n, device="cpu")
+        hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
+        return -distance.masked_fill(hidden, torch.inf)
+
+    senders = _choice.top_rows(closeness, n, points[..., 0].numel(), k, first_of_equals=True)
+    return TokenGraph.from_indices(_data.own_axes(senders.sort(dim=-1).values, sizes), n)
 
 
 @builder()
@@ -72,8 +77,7 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and ``src <= dst`` unless
     ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2,
     "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where queries and keys are the
-    same vectors. Its computation approximates this graph, Hugging Face's too: a chunk of the sorted tokens
-    attends to itself and the chunk before.
+    same vectors.
 
     >>> shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])).edge_index.tolist()
     [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 3, 3]]
@@ -150,7 +154,7 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     if dim != keys.shape[-1] or samples != 1 or heads not in (1, keys.shape[1]):
         wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
         raise ValueError(f"centroids must be {wanted}, got {list(centroids.shape)}")
-    members = [_data.largest(centres @ x.mT, w) for x in (queries, keys)]
+    members = [_choice.are_largest(centres @ x.mT, w) for x in (queries, keys)]
     of_dst, of_src = ([_data.own_axes(table, sizes) for table in side.unbind(2)] for side in members)
     pairs = zip(of_dst, of_src, strict=True)
     together = any_of(look_up(attending, dst) & look_up(attended, src) for attending, attended in pairs)
@@ -177,26 +181,6 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
         raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
     on_lines = look_up(chosen[0], src) | look_up(chosen[1], compute(torch.clamp, dst - src, 0))
     return TokenGraph.from_rule((src <= dst) & on_lines, n, heads=max(heads, default=None))
-
-
-DISTANCES_AT_ONCE = 2**20  # 8 MB
-
-
-def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
-    """The senders of each receiver in order, ``[batch, heads, n, k]``, -1 where there are fewer."""
-    n = points.shape[-2]
-    step = max(1, DISTANCES_AT_ONCE // max(1, points[..., 0].numel()))
-    found = [torch.zeros(*points.shape[:2], 0, k, dtype=torch.int64, device="cpu")]
-    for start in range(0, n, step):
-        dst = torch.arange(start, min(start + step, n), device="cpu").unsqueeze(-1)
-        rows, mode = points[..., start : start + step, :], "donot_use_mm_for_euclid_dist"
-        closeness = -torch.cdist(rows, points, compute_mode=mode)
-        src = torch.arange(n, device="cpu")
-        hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
-        chosen = _data.largest(closeness.masked_fill(hidden, -torch.inf), k)
-        order = torch.where(chosen, src, n).sort(dim=-1).values[..., :k]
-        found.append(torch.where(order < n, order, -1))
-    return torch.cat(found, dim=2)
 
 
 def _first_of_each(labels: Tensor) -> Tensor:

@@ -40,11 +40,9 @@ def expander(n: int, d: int, seed: int = 0, causal: bool = True) -> TokenGraph:
     The union of d random cycles through all tokens, each edge in both directions. For every ``e > 0`` the
     second eigenvalue is at most ``2 sqrt(2 d - 1) + e`` with a probability that tends to 1 as n grows
     (Friedman 2004, arXiv cs/0405020; an edge drawn twice counts twice). No self loops: join ``window(n, 1)``.
-    The expander of Exphormer (Shirzad et al. 2023, arXiv 2303.06147; its code draws again where the
-    eigenvalue is larger, and takes the complete graph up to 10 nodes; the graph of its attention is the union
-    of a given graph, this one and virtual nodes) is ``causal=False``. The causal graph, its edges
-    ``src < dst`` alone, is this library's and not the paper's: no theorem on expanders holds for it, and
-    token 0 has no in-edges.
+    The expander of Exphormer (Shirzad et al. 2023, arXiv 2303.06147) is ``causal=False``. The causal graph,
+    its edges ``src < dst`` alone, is this library's and not the paper's: no theorem on expanders holds for
+    it, and token 0 has no in-edges.
 
     >>> expander(200, 3, causal=False).in_degree().unique().tolist()
     [4, 5, 6]
@@ -92,8 +90,7 @@ def torus(*sizes: int) -> TokenGraph:
     Each token attends to its two neighbours along each axis, the last being next to the first. Tokens are
     numbered row by row (the last axis runs fastest). In-degree 2 for each axis of 3 or more, 1 for an axis of
     2, 0 for an axis of 1; symmetric, no self loops. Every token has received from every token after
-    ``sum of size // 2`` layers. ``torus(n)`` is a ring. As networkx's periodic ``grid_graph``, but for the
-    self loops that it gives an axis of 1.
+    ``sum of size // 2`` layers. ``torus(n)`` is a ring.
 
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]

@@ -40,9 +40,7 @@ def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal:
 
     NATTEN's definition; attention-gym's ``generate_natten`` agrees for odd kernels (its even ones attend to
     ``kernel + 1``). Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
-    (2209.15001), causal (2403.04690). Not the strided form, Generalized Neighborhood Attention (2504.16922);
-    its blocked case, ``stride = kernel``, is :func:`swin`. Raises ValueError where ``kernel * dilation``
-    exceeds the grid.
+    (2209.15001), causal (2403.04690). Raises ValueError where ``kernel * dilation`` exceeds the grid.
 
     >>> natten((5,), 3).in_degree().tolist()
     [3, 3, 3, 3, 3]
@@ -62,10 +60,9 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
     The partition into windows is moved by ``shift`` along each axis. ``(x - shift) // window`` is the same
     for sender and receiver along every axis. The shifted partition has smaller windows at the border: this is
     what the cyclic shift *with* its mask computes, since tokens that only the roll brings together do not
-    attend to each other. A grid that ``window`` does not divide keeps its smaller last windows (Hugging Face
-    pads it instead, and attends to the padding). Layers alternate ``swin(shape, m)`` and
-    ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin Transformer (arXiv 2103.14030). Raises ValueError unless
-    ``0 <= shift < window``.
+    attend to each other. A grid that ``window`` does not divide keeps its smaller last windows. Layers
+    alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Liu et al. 2021, Swin Transformer (arXiv
+    2103.14030). Raises ValueError unless ``0 <= shift < window``.
 
     >>> swin((6,), 3, 1).in_degree().tolist()
     [1, 3, 3, 3, 2, 2]
@@ -152,11 +149,10 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
 
     It is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
     ``clamp(t - window // 2, 0, size // tile - window)`` on. ``tiled=True``: the tokens stand tile by tile, as
-    the kernels want them, so that every block of the mask is empty or full. Tokens of a text behind the
-    video, joined to all both ways, are ``algebra.extend(graph, text, "both", "full")``. ``window`` counts
-    tiles, as in FastVideo; attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video
-    Generation with Sliding Tile Attention (arXiv 2502.04507). ValueError where a tile does not divide the
-    grid, or for a large window.
+    the kernels want them, so that every block of the mask is empty or full. ``window`` counts tiles, as in
+    FastVideo; attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video Generation with
+    Sliding Tile Attention (arXiv 2502.04507). ValueError where a tile does not divide the grid, or for a
+    large window.
 
     >>> sliding_tile((6,), 2, 2).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -181,10 +177,8 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
     """A token of a video attends to those less than ``w`` away in the sequence: ``|dst - src| < w``.
 
     Sparse VideoGen's spatial head, on ``frames * frame_size`` tokens. A prompt before the video, joined to
-    all both ways, is ``memory_tokens(graph, prompt, causal=False)``; a first frame that all attend to is
-    ``graph | sinks(n, frame_size, causal=False)``. attention-gym's ``width`` counts frames and rounds: w is
-    its ``width * token_per_frame``, rounded down to a multiple of ``round_width``. Sparse VideoGen (2025,
-    arXiv 2502.01776).
+    all both ways, is ``memory_tokens(graph, prompt, causal=False)``. attention-gym's ``width`` counts frames
+    and rounds: w is its ``width * token_per_frame``. Sparse VideoGen (2025, arXiv 2502.01776).
 
     >>> svg_spatial(2, 2, 2).in_degree().tolist()
     [2, 3, 3, 2]
@@ -214,11 +208,7 @@ def places(sizes: Sequence[int]) -> list[int]:
 
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
-    if not isinstance(shape, Iterable):
-        got = checks.quoted(shape)
-        raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
-    checks.check_order("shape", shape)
-    sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
+    sizes = tuple(checks.sizes("shape", shape, 1))
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")
     return sizes

@@ -56,8 +56,7 @@ def butterfly(n: int, block: int = 1) -> TokenGraph:
     power of two; for any other n, what is left of the next power. Symmetric, not causal (``& causal(n)`` lets
     messages reach only the blocks whose digits include the sender's). Everything is reached in
     ``log2(n / block)`` layers. The *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022, arXiv
-    2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`; the low-rank matrix that
-    the paper adds is no set of edges.
+    2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`.
 
     >>> butterfly(8).in_degree().tolist()
     [4, 4, 4, 4, 4, 4, 4, 4]
@@ -154,7 +153,6 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     Every pair stands in exactly one level, so the levels together are ``causal(n)`` (``full(n)``).
     H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out on averages of ``2^l`` tokens,
     both senders and receivers, hence its linear cost; this graph holds the pairs of tokens, not the averages.
-    The package ``h-transformer-1d`` pairs each block with its sibling alone.
 
     >>> h_matrix_level(8, 1, 1).in_degree().tolist()
     [0, 0, 1, 2, 1, 2, 1, 2]

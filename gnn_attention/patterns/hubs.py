@@ -57,9 +57,8 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     ``src <= dst`` unless ``causal=False``. The union of ``window(n, w)`` and ``global_tokens(n, tokens)``.
     The paper's encoder is ``causal=False``; others count w differently: with the paper's and Hugging Face's
     ``attention_window`` W each token attends to W / 2 tokens on each side, which is ``w = W // 2 + 1`` here;
-    attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. In the paper global tokens have weights of
-    their own, which no graph says. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1.
-    IndexError for a position outside ``0 .. n - 1``.
+    attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Beltagy et al. 2020, Longformer (arXiv
+    2004.05150), section 3.1. IndexError for a position outside ``0 .. n - 1``.
 
     >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
     [5, 3, 4, 4, 3]
@@ -72,10 +71,8 @@ def etc(n: int, w: int, num_global: int) -> TokenGraph:
     """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all.
 
     Long ones attend to a window. Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
-    ``src < g or dst < g or |dst - src| < w``. Never causal. The code's ``local_radius`` r is ``w = r + 1``;
-    its released models have one global token for each sentence and take away the edges to it from other
-    sentences ("hard g2l"). Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code,
-    google-research/etcmodel.
+    ``src < g or dst < g or |dst - src| < w``. Never causal. The code's ``local_radius`` r is ``w = r + 1``.
+    Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code, google-research/etcmodel.
 
     >>> etc(4, 1, 2).in_degree().tolist()
     [6, 6, 3, 3, 3, 3]
@@ -94,11 +91,9 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
     ``num_random`` only adds edges. The last block may be short. Never causal.
 
-    Others draw otherwise: google-research/bigbird and Hugging Face take R(i) from the first
-    ``2 num_random + 5`` blocks where there are more (from the first 1024 tokens at lengths 1024, 3072 and
-    4096), and Hugging Face in evaluation replaces all of R(i) by copies of block 0: ``num_random=0`` with
-    ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big Bird
-    (arXiv 2007.14062): the internal construction, ITC.
+    Others draw otherwise: Hugging Face in evaluation replaces all of R(i) by copies of block 0:
+    ``num_random=0`` with ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et
+    al. 2020, Big Bird (arXiv 2007.14062): the internal construction, ITC.
 
     >>> bigbird(6, 1, num_random=1).in_degree().tolist()
     [6, 5, 6, 6, 5, 6]
@@ -147,9 +142,8 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
-    inner = (
-        graph.edges.contains if graph.num_dst else rules.everyone
-    )  # a graph of no tokens may be unable to answer
+    # A graph of no tokens may be unable to answer.
+    inner = graph.edges.contains if graph.num_dst else rules.everyone
     rule = rules.past(partial(_memory, m, inner), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
@@ -195,8 +189,7 @@ def star(n: int) -> TokenGraph:
     itself, its two neighbours on the ring (n and 1 are neighbours), its embedding and the relay; the relay
     attends to itself and all satellites; embeddings have no in-edges and so stay what they are. ``6 n + 1``
     edges for n >= 3. The paper updates the satellites first: ``star(n).rows(1, n + 1)``, then
-    ``star(n).rows(0, 1)``. fastNLP's code leaves the ring open and sets a zero node at both ends. Guo et al.
-    2019, Star-Transformer (arXiv 1902.09113).
+    ``star(n).rows(0, 1)``. Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
 
     >>> star(3).in_degree().tolist()
     [4, 5, 5, 5, 0, 0, 0]

@@ -37,9 +37,8 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     """Each token attends to ``w`` tokens at steps of ``dilation``, itself first.
 
     ``src = dst - dilation * k``, ``0 <= k < w``. In-degree ``min(dst // dilation + 1, w)``; ``causal=False``
-    takes both signs of k. attention-gym's version bounds the distance instead of the number:
-    ``band(n, w, w, dilation)``. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1, "Dilated
-    Sliding Window".
+    takes both signs of k. Beltagy et al. 2020, Longformer (arXiv 2004.05150), section 3.1, "Dilated Sliding
+    Window".
 
     >>> dilated(5, 2, 2).in_degree().tolist()
     [1, 1, 2, 2, 2]
@@ -78,9 +77,8 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     ``-after <= c(dst) - c(src) <= before``. ``c(i) = i // chunk``, and ``src <= dst`` unless
     ``causal=False``; without it ``after`` adds nothing. Causal in-degree with ``after=0``:
     ``dst % chunk + 1 + min(dst // chunk, before) chunk``. ``chunked(n, chunk)`` is Llama 4's chunked
-    attention (Hugging Face's ``chunked_overlay``, packed documents of one length); ``chunked(n, chunk, 1)``
-    is Reformer's local attention in a decoder (Kitaev et al. 2020, arXiv 2001.04451). In Hugging Face's
-    encoder the chunks stand in a ring: there the first chunk attends to the last one too.
+    attention (Hugging Face's ``chunked_overlay``); ``chunked(n, chunk, 1)`` is Reformer's local attention in
+    a decoder (Kitaev et al. 2020, arXiv 2001.04451).
 
     >>> chunked(6, 2, before=1).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -95,8 +93,7 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
 
     ``start(dst) - memory <= src <= dst``. ``start(i)`` is the first token of i's segment of ``segment``
     tokens; in-degree ``min(dst, dst % segment + memory) + 1``. Transformer-XL (Dai et al. 2019, arXiv
-    1901.02860), whose memory holds states of the layer below without gradient: a property of the states, not
-    of the edges. Image Transformer's local attention in one dimension, query blocks of ``segment`` and
+    1901.02860). Image Transformer's local attention in one dimension, query blocks of ``segment`` and
     ``memory`` further positions (Parmar et al. 2018, arXiv 1802.05751), is the same graph.
 
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
@@ -111,10 +108,8 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
 
     ``src <= dst and (src < s or dst - src < w)``. In-degree ``min(dst + 1, s + w)``: the keys that a cache of
     fixed size still holds, and ``window(n, w) | sinks(n, s)``. StreamingLLM (Xiao et al. 2023, arXiv
-    2309.17453, section 3.2; in its code ``start_size = s``, ``recent_size = w``, room being made for the new
-    token first) and the Λ-shaped mask of LM-Infinite (Han et al. 2023, arXiv 2308.16137; in its code
-    ``global_branch = s``, ``local_branch = w``). Both also change positions, which a graph does not:
-    StreamingLLM counts them inside the cache, LM-Infinite bounds the distance to the first tokens.
+    2309.17453, section 3.2; in its code ``start_size = s``, ``recent_size = w``) and the Λ-shaped mask of
+    LM-Infinite (Han et al. 2023, arXiv 2308.16137; in its code ``global_branch = s``, ``local_branch = w``).
 
     >>> sink_window(6, 2, 1).in_degree().tolist()
     [1, 2, 3, 3, 3, 3]
@@ -176,9 +171,8 @@ def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
 
     ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless ``causal=False``. Causal
     in-degree ``min(dst + 1, stride) + dst // stride``; two layers reach everything. Heads that take the two
-    sets in turn are ``algebra.per_head(band(n, stride, 0), strides(n, stride), ...)``. The authors' code
-    gives the first set one token less; the union is the same. Child et al. 2019, Sparse Transformer (arXiv
-    1904.10509), two-dimensional factorised attention.
+    sets in turn are ``algebra.per_head(band(n, stride, 0), strides(n, stride), ...)``. Child et al. 2019,
+    Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention.
 
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
@@ -193,9 +187,8 @@ def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph
 
     ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst`` unless
     ``causal=False``. Causal in-degree ``dst % stride + 1 + (dst // stride) c``; two layers reach everything.
-    In the authors' code head h attends to the h-th ``c`` tokens from each chunk's end. Child et al. 2019,
-    Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention. Raises ValueError unless
-    ``1 <= c <= stride``.
+    Child et al. 2019, Sparse Transformer (arXiv 1904.10509), two-dimensional factorised attention. Raises
+    ValueError unless ``1 <= c <= stride``.
 
     >>> sparse_fixed(6, 3, 1).in_degree().tolist()
     [1, 2, 3, 2, 3, 4]

@@ -24,6 +24,8 @@ from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
 
+# of the search for shortest paths, 16 MB
+NUMBERS_AT_ONCE = 2**22
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
 
@@ -49,8 +51,7 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
     ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges: ``algebra.closure(graph, k)``, with
     its errors. ``with_self_loops(g) ** k`` is the same with self loops, and is GenCast's mask over its mesh
-    (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a power of the adjacency with self
-    loops).
+    (Price et al. 2023, arXiv 2312.15796).
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     >>> k_hop(chain, 2).edge_index.tolist()
@@ -130,9 +131,8 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     Hops from src to dst in ``structure``, -1 if there is no path. int64 ``[E]`` in the order of
     ``graph.edge_index``; 0 for self loops. ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with
     ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias of the full graph (Ying et al. 2021,
-    arXiv 2106.05234, section 3.1.2); -1 takes the last column. Others mark what cannot be reached by 510 (its
-    code) or by one more than the largest distance (attention-gym). ValueError unless ``structure`` is over
-    the same tokens and square.
+    arXiv 2106.05234, section 3.1.2); -1 takes the last column. ValueError unless ``structure`` is over the
+    same tokens and square.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring
@@ -148,21 +148,14 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     step = max(1, NUMBERS_AT_ONCE // max(1, n, edges.shape[1]))
     for start in range(0, n, step):
         roots = torch.arange(start, min(start + step, n), device="cpu")
-        here = (src >= start) & (src < start + step)
-        hops[here] = _distances(edges, n, roots)[src[here] - start, dst[here]]
-    return hops
-
-
-NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
-
-
-def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
-    """Hops ``[roots, n]`` from each root along the edges, -1 without a path: all roots step together."""
-    hops = torch.full((len(roots), n), -1, device="cpu")
-    frontier, distance = torch.arange(n, device="cpu") == roots[:, None], 0
-    while frontier.any():
-        hops[frontier] = distance
-        arrived = torch.zeros(len(roots), n, device="cpu")
-        arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
-        frontier, distance = (arrived > 0) & (hops < 0), distance + 1
+        # All roots step together, along the edges.
+        away, distance = torch.full((len(roots), n), -1, device="cpu"), 0
+        frontier = torch.arange(n, device="cpu") == roots[:, None]
+        while frontier.any():
+            away[frontier] = distance
+            arrived = torch.zeros(len(roots), n, device="cpu")
+            arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
+            frontier, distance = (arrived > 0) & (away < 0), distance + 1
+        of_roots = (src >= start) & (src < start + step)
+        hops[of_roots] = away[src[of_roots] - start, dst[of_roots]]
     return hops

@@ -16,8 +16,6 @@ from gnn_attention.patterns._builder import builder
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
 
-ROOTED = "positions (-1 for a root)"
-
 
 @builder()
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
@@ -35,10 +33,10 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 ■ ■ · ■   3 <- 0 1 3
     """
-    parents = checks.integers("parents", parents, ROOTED)
-    above = _above(*_visits(parents))
+    enter, leave = _visits(parents)
+    above = _above(enter, leave)
     rule = above if causal else partial(rules.or_, above, partial(rules.transposed, above))
-    return TokenGraph.from_rule(rule, len(parents))
+    return TokenGraph.from_rule(rule, len(enter))
 
 
 @builder()
@@ -55,9 +53,8 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
     """
-    parents = checks.integers("parents", parents, ROOTED)
-    n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
+    n, trunk = prompt + len(enter), torch.arange(prompt, device="cpu")
     rule = _above(torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
     return TokenGraph.from_rule(rule, n)
 
@@ -70,18 +67,17 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     none. So every path from a root down is one causal sequence, and what paths have in common stands there
     once: several answers to several prompts, few-shot prompts, tree search. Causal if parents stand before
     their children. ``shared_prefix`` is its smallest case, ``documents`` its roots alone, ``tree`` its
-    segments of one token. Attention-gym's ``shared_prefix`` mask is the case of depth one, its prompts their
-    own parents; DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in ``tree``;
-    ValueError unless there is a parent for each segment.
+    segments of one token. DeFT (Yao et al. 2025, arXiv 2404.00242) computes it at decoding. Errors as in
+    ``tree``; ValueError unless there is a parent for each segment.
 
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
     """
-    sizes, parents = checks.sizes("lengths", lengths), checks.integers("parents", parents, ROOTED)
-    if len(sizes) != len(parents):
+    sizes, visits = checks.sizes("lengths", lengths), _visits(parents)
+    if len(sizes) != len(visits[0]):
         wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
-        raise ValueError(f"parents must name {wanted}, got {len(parents)}")
-    enter, leave = (times.repeat_interleave(_data.table(sizes)) for times in _visits(parents))
+        raise ValueError(f"parents must name {wanted}, got {len(visits[0])}")
+    enter, leave = (times.repeat_interleave(_data.table(sizes)) for times in visits)
     return TokenGraph.from_rule(_above(enter, leave), len(enter))
 
 
@@ -97,11 +93,10 @@ def family(parents: Sequence[int]) -> TokenGraph:
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]
     """
-    parents = checks.integers("parents", parents, ROOTED)
     _visits(parents)  # refuses what is no forest
-    table = _data.table(parents)
+    table = _data.table(list(parents))
     of_dst, of_src = look_up(table, dst), look_up(table, src)
-    return TokenGraph.from_rule((of_src == of_dst) | (of_dst == src) | (of_src == dst), len(parents))
+    return TokenGraph.from_rule((of_src == of_dst) | (of_dst == src) | (of_src == dst), len(table))
 
 
 @builder()
@@ -139,8 +134,9 @@ def _above(enter: Tensor, leave: Tensor) -> Any:
     return above | ((first_of_src == first_of_dst) & (src <= dst))
 
 
-def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
+def _visits(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Depth-first times: token a is t or an ancestor iff ``enter[a] <= enter[t] < leave[a]``."""
+    parents = checks.integers("parents", parents, "positions (-1 for a root)")
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if not -1 <= parent < len(parents):

@@ -1,6 +1,6 @@
-"""The largest scores of each receiver, some receivers at a time, as a graph."""
+"""The graph that is chosen from, and the graph of the chosen senders."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.indices import Rows
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
-
-# 4 MiB of float32
-SCORES_AT_ONCE = 2**20
+from gnn_attention.patterns._choice import top_rows
 
 
 def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
@@ -32,12 +30,6 @@ def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
     if checks.instance("graph", graph, TokenGraph).frame[:2] != (num_dst, num_src):
         raise ValueError(f"{graph!r} does not fit q with {num_dst} receivers and k with {num_src} senders")
     return graph
-
-
-def row_blocks(num_dst: int, numbers_of_one: int) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` of successive receivers, each of which takes so many numbers."""
-    step = max(1, SCORES_AT_ONCE // max(1, numbers_of_one))
-    yield from ((start, min(start + step, num_dst)) for start in range(0, num_dst, step))
 
 
 def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."]:
@@ -58,23 +50,23 @@ def allowed(
     return edges_among(graph, dst, torch.arange(graph.num_src, device=device))
 
 
-def top_rows(
-    scores_of: Callable[[tuple[int, int]], Tensor], graph: TokenGraph, width: int, count: int
-) -> Int[Tensor, "batch heads dst most"]:
-    """The places of the ``count`` largest of ``scores_of(rows) [batch, heads, rows, pairs]``, -1 for -inf.
+def choose(
+    scores_of: Callable[[tuple[int, int]], Tensor],
+    of: TokenGraph,
+    width: int,
+    count: int,
+    name: str,
+    num_heads: int = 1,
+    block: int | None = None,
+) -> TokenGraph:
+    """The graph of each receiver's ``count`` largest scores among the edges of another, at its positions.
 
-    ``width`` is how many numbers those of one receiver take.
+    ``scores_of(rows)`` are for senders, or for blocks of ``block`` of them; those of fewer than
+    ``num_heads`` heads are of groups of these. ``width`` is how many numbers those of one receiver take.
     """
-    places = []
-    for rows in row_blocks(graph.num_dst, width):
-        scores = scores_of(rows)
-        largest = scores.topk(min(count, scores.shape[-1]), dim=-1)
-        places.append(torch.where(largest.values > -torch.inf, largest.indices, -1).int())
-    return torch.cat(places, dim=2)
-
-
-def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
-    """The graph of the senders that were chosen from another, each once, at the positions of that."""
+    index = top_rows(scores_of, of.num_dst, width, count)
+    index = index if block is None else tokens_of(index, block, of)
+    index = index if index.shape[1] == 1 else index.repeat_interleave(num_heads // index.shape[1], 1)
     at: dict[str, Any] = {"name": name, "dst_offset": of.dst_offset, "src_offset": of.src_offset}
     if torch.compiler.is_compiling():
         varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]

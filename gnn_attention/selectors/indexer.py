@@ -15,6 +15,7 @@ from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph
+from gnn_attention.patterns._choice import row_blocks
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import _choice
 
@@ -61,7 +62,7 @@ class Indexer(nn.Module):
 
     def receive(self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"]) -> Received:
         """Queries and weights of the receivers with states ``x``."""
-        queries = self.queries(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self._turned(queries, positions), self.weights(x).mT * self.scale
 
     def send(
@@ -96,7 +97,7 @@ class Indexer(nn.Module):
             return found.masked_fill_(~_choice.allowed(graph, rows, keys.device), -torch.inf)
 
         width = queries.shape[0] * self.num_heads * graph.num_src
-        return _choice.subgraph(_choice.top_rows(scores, graph, width, self.k), graph, f"indexed {self.k}")
+        return _choice.choose(scores, graph, width, self.k, f"indexed {self.k}")
 
     def edge_scores(
         self,
@@ -144,7 +145,7 @@ class Indexer(nn.Module):
         else:
             start, stop = rows or (0, graph.num_dst)
             width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
-            for first, last in _choice.row_blocks(stop - start, width):
+            for first, last in row_blocks(stop - start, width):
                 chunk = partial(_in_rows, info, (start + first, start + last))
                 total = total + recomputed(chunk, *received, keys)
         return total / max(1, int(count) * (1 if graph.batch else len(keys)))
@@ -170,7 +171,7 @@ def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int
     # one product for all heads, which reads the keys once; of halves torch multiplies batches slowly
     left = queries.flatten(1, 2)
     products = left @ keys.mT if len(left) > 1 else (left[0] @ keys[0].t()).unsqueeze(0)
-    products = products.to(weights.dtype).relu_().view(*queries.shape[:3], -1)
+    products = products.to(weights.dtype).relu_().view(*queries.shape[:3], keys.shape[1])
     return (weights.mT.unsqueeze(2) @ products.transpose(1, 2)).squeeze(2)
 
 

@@ -81,7 +81,7 @@ class NativeSparseAttention(nn.Module):
         turned, near, far = (self._turned(y) for y in (q, k, own[1][0]))
         selected = attend(turned, far, own[1][1], self.select(info), backend=self.backend)
         recent = attend(turned, near, v, patterns.window(n, self.window), backend=self.backend)
-        gates = self.gates(x).sigmoid().view(*x.shape[:2], 3, -1, 1).permute(2, 0, 3, 1, 4)
+        gates = self.gates(x).sigmoid().unflatten(-1, (3, -1, 1)).permute(2, 0, 3, 1, 4)
         update: Tensor = self.heads.collect((gates * torch.stack([compressed, selected, recent])).sum(0))
         return update
 
@@ -90,7 +90,11 @@ class NativeSparseAttention(nn.Module):
         """The graph of the selected branch, by the weights of the compressed one."""
         q, k, n = info.call.q, info.call.k, info.call.graph.num_dst
         blocks, groups = torch.arange(-(-n // self.selected), device=q.device), k.shape[1]
-        shares = self._overlap(k.shape[2], len(blocks)).to(info.lse)
+        # How many strides of tokens a pooled block shares with a block to select: equation 9.
+        pooled = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
+        ends = torch.minimum(pooled + self.block, (blocks + 1) * self.selected)
+        overlap = (ends - torch.maximum(pooled, blocks * self.selected)).clamp(min=0)
+        shares = overlap.to(info.lse) / self.stride
 
         def scores(rows: tuple[int, int]) -> Tensor:
             weights = info.weight_matrix(rows=rows)
@@ -101,18 +105,8 @@ class NativeSparseAttention(nn.Module):
             return importance.masked_fill(always, torch.inf).masked_fill(blocks > own, -torch.inf)
 
         width = q.shape[0] * q.shape[1] * max(1, k.shape[2])
-        causal = patterns.causal(n)
-        index = _choice.top_rows(scores, causal, width, self.top)
-        index = _choice.tokens_of(index, self.selected, causal)
-        index = index if groups == 1 else index.repeat_interleave(q.shape[1] // groups, 1)
-        return _choice.subgraph(index, causal, f"{self.top} selected blocks of {self.selected}")
-
-    def _overlap(self, compressed: int, blocks: int) -> Float[Tensor, "compressed blocks"]:
-        """How many strides of tokens a pooled block shares with a block to select: equation 9."""
-        one = torch.arange(compressed).unsqueeze(-1) * self.stride
-        other = torch.arange(blocks) * self.selected
-        ends = torch.minimum(one + self.block, other + self.selected)
-        return (ends - torch.maximum(one, other)).clamp(min=0) / self.stride
+        name = f"{self.top} selected blocks of {self.selected}"
+        return _choice.choose(scores, patterns.causal(n), width, self.top, name, q.shape[1], self.selected)
 
     def _pooled(self, x: Tensor, branch: int) -> Tensor:
         if x.shape[2] < self.block:

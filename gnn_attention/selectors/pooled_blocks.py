@@ -59,6 +59,5 @@ class PooledBlocks(nn.Module):
             own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)
             return found.masked_fill(own, torch.inf).masked_fill(~there, -torch.inf)
 
-        index = _choice.top_rows(scores, graph, k.shape[2] * q.shape[1], self.top)
-        chosen = _choice.tokens_of(index, self.block, graph)
-        return _choice.subgraph(chosen, graph, f"top {self.top} blocks of {self.block}")
+        width, name = k.shape[2] * q.shape[1], f"top {self.top} blocks of {self.block}"
+        return _choice.choose(scores, graph, width, self.top, name, q.shape[1], self.block)

@@ -56,6 +56,4 @@ class TopK(nn.Module):
             return apart.softmax(-1).sum(2).masked_fill(~reached, -torch.inf)
 
         width = q.shape[0] * q.shape[1] * graph.num_src
-        index = _choice.top_rows(scores, graph, width, self.k)
-        index = index if groups == 1 else index.repeat_interleave(q.shape[1] // groups, 1)
-        return _choice.subgraph(index, graph, f"top {self.k}")
+        return _choice.choose(scores, graph, width, self.k, f"top {self.k}", q.shape[1])

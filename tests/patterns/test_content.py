@@ -7,7 +7,7 @@ import torch
 from support.extras import needs
 
 from gnn_attention import patterns
-from gnn_attention.patterns import blocks, content
+from gnn_attention.patterns import _choice, blocks, content
 
 
 def numbers(*shape, seed=0):
@@ -48,7 +48,7 @@ class TestKin:
 
     def test_nearest_some_rows_at_a_time(self, monkeypatch):
         whole = content.nearest(numbers(2, 17, 3), 4)
-        monkeypatch.setattr(content, "DISTANCES_AT_ONCE", 100)
+        monkeypatch.setattr(_choice, "SCORES_AT_ONCE", 100)
         assert content.nearest(numbers(2, 17, 3), 4) == whole
 
     def test_a_hash_looks_at_directions_alone(self):

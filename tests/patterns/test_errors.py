@@ -34,7 +34,7 @@ media_cross(4, [2, 1], 2) -> ValueError: strictly increasing positions, got \[2,
 torus(3, 0) -> ValueError: each of sizes must be at least 1, got 0
 watts_strogatz(4, 5, 0.1) -> ValueError: k must be at most n = 4, the number of tokens, got 5
 erdos_renyi(4, -0.1) -> ValueError: p must be a probability in \[0, 1\], got -0.1
-natten(16, 3) -> TypeError: shape must be a sequence of sizes, got 16; a line of tokens is \(16,\)
+natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single one give \[16\]
 natten((), 3) -> ValueError: shape must have at least one axis
 natten((4, 4), (3, 3, 3)) -> ValueError: kernel must be one value or 2, .*\(4, 4\), got \(3, 3, 3\)
 natten((5, 4), 5) -> ValueError: kernel must fit into the grid, got kernel = 5 along axis 1, which has 4

@@ -9,8 +9,9 @@ from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
 from gnn_attention import patterns
+from gnn_attention.patterns import _choice
 from gnn_attention.rotary import Rotary
-from gnn_attention.selectors import Indexer, PooledBlocks, TopK, _choice, indexer, recall
+from gnn_attention.selectors import Indexer, PooledBlocks, TopK, indexer, recall
 from tests.support.bounds import assert_exact
 
 T, WIDTH = 40, 12
@@ -84,6 +85,12 @@ def test_a_decoding_step_chooses_what_the_whole_pass_chose(name):
     assert step == whole.rows(30, 33)
     with pytest.raises(ValueError, match="q has 3 tokens and k 40, which are not aligned by guess"):
         SELECTORS[name].select(q[..., 30:33, :], k)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_of_no_tokens_none_are_chosen(name):
+    states = drawn(2, 0, WIDTH) if name == "indexer" else drawn(2, 4, 0, 8)
+    assert SELECTORS[name].select(states, states).num_edges == 0
 
 
 @pytest.mark.usefixtures("_chunks")
