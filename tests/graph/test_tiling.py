@@ -45,10 +45,7 @@ class TestKinds:
     @pytest.mark.parametrize("condition", [lambda i: i * i % 4 < 2, lambda i: i * i % 4 == 3])
     def test_a_condition_on_receivers_that_differs_by_sender(self, condition):
         """Always or never true, as no arithmetic of ranges knows, in one half; a third in the other."""
-
-        def rule(b, h, dst, src):
-            return ((src < 512) & (dst % 3 == 0)) | ((src >= 512) & condition(dst))
-
+        rule = lambda b, h, i, j: ((j < 512) & (i % 3 == 0)) | ((j >= 512) & condition(i))  # noqa: E731
         check(TokenGraph.from_rule(rule, 1024), 64)
 
     def test_a_million_tokens_are_a_few_thousand_runs(self):
