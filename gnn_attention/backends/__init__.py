@@ -1,7 +1,7 @@
 """The table of backends: name -> how to run it and what it supports. None falls back to another."""
 
 from gnn_attention.backends import dense, flex, message_passing, reference, rows, tiles, varlen
-from gnn_attention.backends import traced_indices as traced_indices
+from gnn_attention.backends import traced as traced
 from gnn_attention.backends.backend import Backend, Capabilities, RefusalError
 from gnn_attention.backends.call import AttentionCall
 

@@ -112,6 +112,3 @@ def test_random_graphs(num_dst, num_src, density, seed):
     rule = TokenGraph.from_rule(lambda b, h, dst, src: mask[dst, src], num_dst, num_src)
     for graph, kind in itertools.product((ga.convert.from_mask(mask), rule), ("tiles", "mixed")):
         check(kind, graph)
-
-
-WINDOW, STEPS = patterns.window(131072, 256), [Strided(256, 64, 2044, 64), Strided(0, 64, 2044, 320)]

@@ -42,6 +42,12 @@ class TestKinds:
         for place, form in enumerate((graph, ~graph, graph.T)):
             check(form, (3, 50, 64, 100, 2000, 1)[(place + graph.num_edges) % 6])
 
+    @pytest.mark.parametrize("condition", [lambda i: i * i % 4 < 2, lambda i: i * i % 4 == 3])
+    def test_a_condition_on_receivers_that_differs_by_sender(self, condition):
+        """Always or never true, as no arithmetic of ranges knows, in one half; a third in the other."""
+        rule = lambda b, h, i, j: ((j < 512) & (i % 3 == 0)) | ((j >= 512) & condition(i))  # noqa: E731
+        check(TokenGraph.from_rule(rule, 1024), 64)
+
     def test_a_million_tokens_are_a_few_thousand_runs(self):
         """Closed forms of causal and window attention in blocks of 128."""
         n, block = 2**20, 128

@@ -15,7 +15,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import CombinedEdges
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import DIFFERENCE, DST, SRC, Boxes, Piece, bands, ragged, root
+from gnn_attention.graph.regions.quadtree import Boxes, Piece, bands, ragged, root
 from gnn_attention.graph.regions.split_edge_lists import SplitEdges, split_by_box, split_edge_lists
 from gnn_attention.graph.rules import Shape
 
@@ -49,21 +49,9 @@ def _in_degree(edges: EdgeSet, shape: Shape) -> Int[Tensor, "batch heads dst"]:
 
 
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
-    """How many edges each of the boxes holds.
-
-    Of boxes that are equal because their edges depend on one thing alone one is counted.
-    """
-    boxes, one = piece.boxes, torch.arange(len(piece.boxes), device="cpu")
-    same = one
-    if piece.kind in (DST, SRC, DIFFERENCE) and len(one):
-        place = {DST: boxes.dst, SRC: boxes.src, DIFFERENCE: boxes.dst - boxes.src}[piece.kind]
-        key = boxes.batch
-        for number in (boxes.head, place - place.min(), boxes.height, boxes.width):
-            key = key * (number.max() + 1) + number
-        unique, same = torch.unique(key, return_inverse=True)
-        one = torch.empty_like(unique).scatter_(0, same, one)
-    boxes = replace(boxes.at(one), owner=torch.arange(len(one), device="cpu"))
-    return edges_of_each(edges, boxes, len(one))[same]
+    """How many edges each of the boxes holds."""
+    number = torch.arange(len(piece.boxes), device="cpu")
+    return edges_of_each(edges, replace(piece.boxes, owner=number), len(number))
 
 
 def edges_of_each(edges: EdgeSet, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
