@@ -56,8 +56,8 @@ class Capabilities:
     shapes, dtypes and options is supported too, so that the answer is cached with the graph.
     ``visits_non_edges``: the kernel assumes finite tokens, so ``attend`` looks at them where the backend is
     chosen by its name or by "auto". ``parallel_edges`` are "kept", each an edge; or "merged", where an edge
-    that stands m times is one whose score has ``log m`` added; or "refused". ``instead`` names what to use
-    for other calls.
+    that stands m times is one whose score has ``log m`` added, by a score_mod; or "refused". ``instead``
+    names what to use for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -116,7 +116,9 @@ def unsupported_reason(
             return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
     if call.graph.has_parallel_edges and supported.parallel_edges != "kept":
         options = [name for name in ("bias", "dropout") if used[name]]
-        if supported.parallel_edges == "refused" or options or torch.compiler.is_compiling():
+        # log m is added by a score_mod
+        mergeable = supported.parallel_edges == "merged" and supported.score_mod in (True, q.device.type)
+        if not mergeable or options or torch.compiler.is_compiling():
             why = f" with {options[0]}" if options else ""
             return f"it takes no parallel edges{why}; use backend='rows', or graph.coalesce()"
         call = call.merged()

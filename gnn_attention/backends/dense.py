@@ -89,16 +89,15 @@ def _run_formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
     """A bias ``[batch, heads, edges]`` as a table ``[batch, heads, dst, src]``, 0 elsewhere.
 
-    That of parallel edges is the logarithm of the sum of ``e^bias``.
+    The bias of parallel edges is the logarithm of the sum of ``e^bias``, -inf at a pair that is no edge.
     """
     src, dst = graph.edges_on(bias.device)
-    table, cell = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src), dst * graph.num_src + src
+    cell, num_cells = dst * graph.num_src + src, graph.num_dst * graph.num_src
     if graph.has_parallel_edges:
-        weight = table.index_add(2, cell, bias.exp())
-        filled = weight.log().masked_fill(weight == 0, 0.0)
+        table = edge_softmax.softmax(bias, cell, num_cells, check=False)[1]
     else:
-        filled = table.index_copy(2, cell, bias)
-    return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
+        table = bias.new_zeros(*bias.shape[:2], num_cells).index_copy(2, cell, bias)
+    return table.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
 def _run_plain(call: AttentionCall) -> Tensor:
@@ -127,9 +126,10 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     sdpa, scale, grouped = functional.scaled_dot_product_attention, call.scale, q.size(1) != k.size(1)
     kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
-    if needs_every_derivative((q, k, v)):
+    is_plain = are_plain((q, k, v))
+    if not is_plain and needs_every_derivative((q, k, v)):
         return _unfused(kernel, q, k, v)
-    if not are_plain((q, k, v)) or not any_needs_gradients((q, k, v)):
+    if not is_plain or not any_needs_gradients((q, k, v)):
         return kernel(q, k, v)
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
     if q.device.type == "cpu" and choice == SDPBackend.FLASH_ATTENTION.value:

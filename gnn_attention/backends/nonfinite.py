@@ -27,8 +27,8 @@ def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Resu
     if unseen or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return out, lse
     # Without gradients a value that the kernel visited shows in the output, which is short in decoding.
-    learns = any_needs_gradients((call.q, call.k, call.v))
-    shown = out if out.numel() < call.v.numel() and not learns else call.v
+    is_short = out.numel() < call.v.numel() and not any_needs_gradients((call.q, call.k, call.v))
+    shown = out if is_short else call.v
     return (out, lse) if _are_finite(call.q, call.k, shown) else _along_edges(call)
 
 

@@ -81,7 +81,6 @@ MIXED = Backend(
         score_mod=False,
         bias=False,
         dropout=False,
-        parallel_edges="refused",
         instead="backend='tiles' or 'rows'",
     ),
 )

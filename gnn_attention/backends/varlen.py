@@ -56,7 +56,6 @@ BACKEND = Backend(
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(
-        parallel_edges="refused",
         devices=("cuda",),
         dtypes=flash_varlen.DTYPES,
         score_mod=False,

@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized, text
-from gnn_attention.graph.edges import RuleEdges
+from gnn_attention.graph.edges import ListedEdges, Parallel, RuleEdges
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import of_tokens
@@ -90,14 +90,14 @@ class ResidentSenders:
 
     @cached_property
     def view(self) -> TokenGraph:
-        """The edges of the last chunk: ``graph.rows(start, stop)`` on the resident rows."""
+        """``graph.rows(start, stop)`` on the resident rows: few pairs are looked up, lists renumbered."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
-        # few pairs are looked up, many edges are renumbered
-        if graph.edges.listed() is not None and not self.few:
+        if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.few):
             src, dst = graph.rows(self.start, self.stop).edge_index
             listed = torch.stack([torch.searchsorted(self.positions, src), dst])
-            view = TokenGraph.from_distinct_edges(listed, count, rows, name)
+            parallel: Parallel = "keep" if graph.has_parallel_edges else "error"
+            view = TokenGraph(ListedEdges(listed, count, rows, parallel), count, rows, name=name)
         else:
             senders = self.positions if self.gap else first
             edges = RuleEdges(partial(of_tokens, graph.edges.contains, self.start, senders))

@@ -94,6 +94,10 @@ def load(
     """
     path = Path(path)
     parse = _choose_by_ending(path, READERS)
+    if undirected is not None:
+        checks.instance("undirected", undirected, bool)
+    if weight is not None:
+        checks.instance("weight", weight, str)
     if num_tokens is not None:
         num_tokens = checks.size("num_tokens", num_tokens)
     try:

@@ -59,9 +59,9 @@ class GraphOperators(Frozen):
             checks.position(word, index)
             if count is not None and not 0 <= index < count:
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
-        name = f"{text.bracketed(self.name)}.select({batch}, {head})"
         if self.heads is None and self.batch is None:
             return self
+        name = f"{text.bracketed(self.name)}.select({batch}, {head})"
         edges = self.edges.select(batch if self.batch else 0, head if self.heads else 0)
         return replace(self, edges=edges, heads=None, batch=None, name=name)
 

@@ -5,7 +5,7 @@ import torch
 from support.inputs import drawn
 
 import gnn_attention as ga
-from gnn_attention import TokenGraph, patterns
+from gnn_attention import TokenGraph, backends, cache, patterns
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
 
 N = 40
@@ -26,7 +26,9 @@ def by_loops(q, k, v, bias):
     return out, weights
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": drawn(EDGES.shape[1], seed=3)}], ids=["plain", "bias"])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": 900 + drawn(EDGES.shape[1], seed=3)}], ids=["plain", "bias"]
+)
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "message_passing", "reference"])
 def test_every_copy_of_an_edge_counts(backend, options):
     """Outputs, gradients and the weight of each copy; a backend that merges copies refuses a bias by name."""
@@ -56,6 +58,28 @@ def test_a_layer_takes_a_multiset_as_torch_geometric_does():
         out, (edges, found) = layer(x, EDGES, return_attention_weights=True)
         torch.testing.assert_close((out, found), (due, weights), **EXACT)
         assert torch.equal(edges, EDGES)
+
+
+@pytest.mark.parametrize("size", [1, 5, N])
+def test_a_cache_keeps_every_copy(size):
+    past = EDGES[:, EDGES[0] <= EDGES[1]]
+    graph, (q, k, v) = TokenGraph.from_edges(past, N, parallel="keep"), (drawn(1, 2, N, 8) for _ in range(3))
+    kept, outs = cache.KeyValueCache(graph), []
+    for start in range(0, N, size):
+        now = slice(start, start + size)
+        kept.append(k[:, :, now], v[:, :, now])
+        outs.append(kept.attend(q[:, :, now]))
+    torch.testing.assert_close(
+        torch.cat(outs, dim=2), ga.attend(q, k, v, graph, backend="reference"), **EXACT
+    )
+
+
+def test_a_backend_without_score_mods_refuses_copies():
+    own = backends.Backend(
+        "own", lambda call: (call.q, None), capabilities=backends.Capabilities(score_mod=False)
+    )
+    with pytest.raises(NotImplementedError, match="takes no parallel edges; use backend='rows'"):
+        ga.attend(*(drawn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=own)
 
 
 def test_masks_operators_and_equality_see_a_set():

@@ -45,6 +45,7 @@ class ListedEdges(EdgeSet):
     def distinct(self) -> ListedEdges:
         """The first of each edge."""
         if not self.has_parallel_edges:
+            # Rows and the transpose need not be searched for copies again.
             self.parallel = "error"
             return self
         first = edge_list.first_of_each(edge_list.keys_of(self.edge_index, self.num_src))

@@ -53,15 +53,15 @@ class Value:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = "Tensor.where" if func == torch.Tensor.where else func.__name__
-        return operator(name)(*args, **(kwargs or {}))
+        return _operator(name)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return partial(operator("Tensor.where" if name == "where" else name), self)
+        return partial(_operator("Tensor.where" if name == "where" else name), self)
 
 
-def operator(name: str) -> Callable[..., Any]:
+def _operator(name: str) -> Callable[..., Any]:
     if name not in OPERATORS:
         raise UnsupportedError(f"{name} has no arithmetic of ranges")
     return OPERATORS[name]
