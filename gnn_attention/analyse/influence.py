@@ -16,7 +16,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.analyse._everyone import check_all_pairs
-from gnn_attention.analyse._walks import Layers, edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse._walks import Layers, Senders, edges_of, senders_of, spread, stack, token
 from gnn_attention.graph import TokenGraph
 
 AT_ONCE = 256  # tokens that are followed together
@@ -100,7 +100,8 @@ def by_hop(
     if not isinstance(influence, Tensor) or tuple(influence.shape) != (len(chosen), tokens):
         expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
         raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
-    hops = torch.stack([_hops_to(graph, int(dst)) for dst in chosen]).to(influence.device)
+    senders = senders_of(graph)
+    hops = torch.stack([_hops_to(dst, senders, tokens) for dst in chosen.tolist()]).to(influence.device)
     total = influence.new_zeros(len(chosen), int(hops.max()) + 1)
     return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
 
@@ -153,10 +154,10 @@ def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
     return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
 
 
-def _hops_to(graph: TokenGraph, receiver: int) -> Tensor:
-    hops = torch.full((graph.num_dst,), -1, device="cpu")
+def _hops_to(receiver: int, senders: Senders, tokens: int) -> Tensor:
+    hops = torch.full((tokens,), -1, device="cpu")
     hops[receiver] = 0
-    for layer, (new, _) in enumerate(spread([senders_of(graph)], receiver, graph.num_dst), 1):
+    for layer, new in enumerate(spread([senders], receiver, tokens), 1):
         hops[new] = layer
     return hops
 

@@ -20,7 +20,7 @@ from gnn_attention.analyse._everyone import (
     reached_in_the_end,
     unpacked,
 )
-from gnn_attention.analyse._walks import Layers, receivers_of, senders_for, spread, stack, token
+from gnn_attention.analyse._walks import Layers, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
 TOO_MANY = 2.0**53  # below it float64 holds every integer
@@ -46,9 +46,9 @@ def receptive_field(
     reached = torch.tensor([receiver], device="cpu")
     if residual:
         steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
-        return torch.cat([reached, *(new for new, _ in steps)]).sort().values
+        return torch.cat([reached, *steps]).sort().values
     for step in range(layers):
-        reached = backwards[step % len(walks)].of_any(reached)
+        reached = torch.unique(backwards[step % len(walks)](reached))
     return reached
 
 
@@ -67,7 +67,7 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     if src == dst:
         return 0
     steps = enumerate(spread([senders_for(graph.T) for graph in stacked], src, count), 1)
-    return next((layer for layer, (new, _) in steps if dst in new), None)
+    return next((layer for layer, new in steps if dst in new), None)
 
 
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
@@ -84,19 +84,25 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     count = stacked[0].num_dst
     src, dst = token("src", src, count), token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    origin = torch.full((count,), -1, device="cpu")
-    since = torch.zeros(count, dtype=torch.int64, device="cpu")
-    walks = spread([receivers_of(graph) for graph in stacked], src, count)
-    for layer, (new, sender) in enumerate(islice(walks, limit), 1):
-        if origin[dst] >= 0 or src == dst:
+    # The layer in which each token first has it.
+    since = torch.full((count,), -1, device="cpu")
+    since[src] = 0
+    steps = islice(spread([senders_for(graph.T) for graph in stacked], src, count), limit)
+    for layer, new in enumerate(steps, 1):
+        since[new] = layer
+        if since[dst] >= 0:
             break
-        origin[new], since[new] = sender, layer
-    if src != dst and origin[dst] < 0:
+    if since[dst] < 0:
         return None
-    path = [dst]
-    while (before := int(origin[dst])) >= 0:
-        path += [before] * int(since[dst] - since[before])
-        dst = before
+    depth, path = int(since[dst]), [dst]
+    backwards = [senders_for(graph, depth) for graph in stacked]
+    for layer in range(depth, 0, -1):
+        if since[path[-1]] == layer:
+            senders = backwards[(layer - 1) % len(stacked)](torch.tensor(path[-1:], device="cpu"))
+            have_it = (since[senders] >= 0) & (since[senders] < layer)
+            path.append(int(senders[have_it].min()))
+        else:
+            path.append(path[-1])
     return path[::-1]
 
 
