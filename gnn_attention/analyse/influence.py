@@ -135,17 +135,15 @@ def jacobian_norms(
     rows = []
     for dst in _tokens("receivers", receivers, len(x)).tolist():
         if projections is None:
-            size = [g.abs() for g in _backward(out[dst], x, torch.eye(out.shape[1]))]
-            rows.append(torch.stack(size).sum((0, 2)))
+            cotangents = torch.eye(out.shape[1])
         else:
-            signs = torch.randn(checks.size("projections", projections, 1), out.shape[1], generator=generator)
-            squares = [g.square().sum(-1) for g in _backward(out[dst], x, signs)]
-            rows.append(torch.stack(squares).mean(0).sqrt())
+            shape = checks.size("projections", projections, 1), out.shape[1]
+            cotangents = torch.randn(shape, generator=generator)
+        found = [torch.autograd.grad(out[dst], x, row, retain_graph=True)[0] for row in cotangents.to(out)]
+        gradients = torch.stack(found)
+        norm = gradients.square().sum(-1).mean(0).sqrt() if projections else gradients.abs().sum((0, 2))
+        rows.append(norm)
     return torch.stack(rows) if rows else x.new_zeros(0, len(x))
-
-
-def _backward(out: Tensor, x: Tensor, rows: Tensor) -> list[Tensor]:
-    return [torch.autograd.grad(out, x, row, retain_graph=True)[0] for row in rows.to(out)]
 
 
 def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
