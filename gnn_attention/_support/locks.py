@@ -29,7 +29,9 @@ def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
         ]:
             if not all(ends_by_itself for _, ends_by_itself in others):
                 advice = "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
-                raise NotImplementedError(f"another thread is in an operate block over this module: {advice}")
+                raise NotImplementedError(
+                    f"another thread is in an intervene block over this module: {advice}"
+                )
             _released.wait()
         for module in modules:
             _blocks.setdefault(module, []).append((mine, brief))

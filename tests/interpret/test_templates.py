@@ -102,9 +102,9 @@ class TestDetect:
         model = Listeners(CAUSAL, ones)
         even, less = (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 2 + 1 / 4) / 3
         assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
-        with trace.operate(model, trace.cut([(1, 2)])):
+        with trace.intervene(model, trace.cut([(1, 2)])):
             assert_exact(detect(model, tokens, previous_token)[0].tolist(), [less] * 3)
-        with trace.operate(model, trace.mute([(1, 2)], heads=1)):
+        with trace.intervene(model, trace.mute([(1, 2)], heads=1)):
             assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
         none = CAUSAL - CAUSAL
         for graph in (patterns.window(4, 1), none):

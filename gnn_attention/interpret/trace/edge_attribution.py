@@ -169,7 +169,9 @@ class _Layer:
         if call.bias is not None:
             raise ValueError("attribute: a bias beside edges, give it as a score_mod")
         if trace._changed:
-            raise ValueError("attribute: the messages of some edges are changed: leave the block of operate")
+            raise ValueError(
+                "attribute: the messages of some edges are changed: leave the block of intervene"
+            )
         sizes = own.num_dst, own.num_src
         if edges is None and not own.varying_axes:
             edges = own
