@@ -29,9 +29,9 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, symbols
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, everyone
+from gnn_attention.graph.rules import everyone
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
@@ -71,8 +71,9 @@ class Intervention:
             part = graph if self.edges is None else self.edges & graph
         if self.heads is None or set(self.heads) == set(range(num_heads)):
             return part
-        edges = RuleEdges(partial(_in_heads, part.edges.contains, self.heads))
-        return replace(part, edges=edges, heads=num_heads, name=f"{part.name} in some heads")
+        in_heads = RuleEdges(symbols.any_of(symbols.head == number for number in self.heads))
+        in_heads = replace(graph, edges=in_heads, heads=num_heads, batch=None)
+        return replace(part & in_heads, name=f"{part.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
         """:meth:`selection` and the rest of ``graph``, cached for the last graph."""
@@ -110,13 +111,6 @@ class Intervention:
         if isinstance(self.edges, TokenGraph):
             sizes = (self.edges.num_dst, self.edges.num_src)
         return self.selection(TokenGraph.from_rule(everyone, *sizes), num_heads)
-
-
-def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    chosen = h < 0
-    for head in heads:
-        chosen = chosen | (h == head)
-    return chosen & inner(b, h, dst, src)
 
 
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
