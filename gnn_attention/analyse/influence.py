@@ -15,8 +15,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.analyse._everyone import check_all_pairs
 from gnn_attention.analyse._walks import Layers, Senders, edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse.reach import check_all_pairs
 from gnn_attention.graph import TokenGraph
 
 AT_ONCE = 256  # tokens that are followed together

@@ -11,8 +11,7 @@ torch.Size([1, 1, 1, 128])
 Tensors of size tokens x tokens or edges x heads x width are made on request only.
 """
 
-from gnn_attention.interpret.trace.edge_attribution import attribute, prune
-from gnn_attention.interpret.trace.edge_effects import Attribution, Effect, PrunedGraphs
+from gnn_attention.interpret.trace.edge_attribution import Attribution, Effect, PrunedGraphs, attribute, prune
 from gnn_attention.interpret.trace.interventions import Intervention, cut, intervene, mute, operate, patch
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
