@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.trace.interventions import Changing
+from gnn_attention.interpret.trace.intervention import Changing
 
 
 @pytest.mark.parametrize("backend", [*traces.BACKENDS, "message_passing"])

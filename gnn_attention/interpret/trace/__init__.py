@@ -12,7 +12,7 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 """
 
 from gnn_attention.interpret.trace.edge_attribution import Attribution, Effect, PrunedGraphs, attribute, prune
-from gnn_attention.interpret.trace.interventions import Intervention, cut, intervene, mute, operate, patch
+from gnn_attention.interpret.trace.intervention import Intervention, cut, intervene, mute, operate, patch
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term

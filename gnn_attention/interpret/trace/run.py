@@ -18,19 +18,8 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.interpret.trace import transformer
-from gnn_attention.interpret.trace.interventions import (
-    Changing,
-    Intervention,
-    Numbers,
-    attention_layers,
-    backend_replaced,
-    check_no_hooks,
-    checked_layers,
-    cut,
-    intervene,
-    with_values,
-)
+from gnn_attention.interpret.trace import intervention, transformer
+from gnn_attention.interpret.trace.intervention import Intervention, Numbers, cut, intervene
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -107,8 +96,8 @@ def record(
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    modules = attention_layers(module)
-    numbers = checked_layers(chosen, modules)
+    modules = intervention.attention_layers(module)
+    numbers = intervention.checked_layers(chosen, modules)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
     with turn(modules, brief=True), intervene(module, *steps), ExitStack() as stack:
         for number in numbers:
@@ -129,8 +118,8 @@ def _recorded_layer(
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
         (call, z, lse), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        steps = inner.steps if isinstance(inner, Changing) else ()
-        changed = with_values(steps, call)[1:]
+        steps = inner.steps if isinstance(inner, intervention.Changing) else ()
+        changed = intervention.with_values(steps, call)[1:]
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
         traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, lse, changed)))
@@ -143,9 +132,9 @@ def _recorded_layer(
         calls.append((call, out, lse))
         return out, lse
 
-    before = layer.register_forward_pre_hook(lambda x, _: check_no_hooks(x, "record it"))
+    before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(of_this_thread(append_trace))
-    with before, after, backend_replaced(layer, Backend("recorder", run)):
+    with before, after, intervention.backend_replaced(layer, Backend("recorder", run)):
         yield
 
 

@@ -71,8 +71,8 @@ class Intervention:
             part = graph if self.edges is None else self.edges & graph
         if self.heads is None or set(self.heads) == set(range(num_heads)):
             return part
-        in_heads = RuleEdges(symbols.any_of(symbols.head == number for number in self.heads))
-        in_heads = replace(graph, edges=in_heads, heads=num_heads, batch=None)
+        chosen = RuleEdges(symbols.any_of(symbols.head == number for number in self.heads))
+        in_heads = replace(graph, edges=chosen, heads=num_heads, batch=None)
         return replace(part & in_heads, name=f"{part.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
