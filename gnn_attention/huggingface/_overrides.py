@@ -75,7 +75,7 @@ class Override:
         return self.numbers.setdefault(module, len(self.numbers)) if layer is None else int(layer)
 
 
-class InterventionOverride(Override):
+class InterventionBlock(Override):
     """A block of ``trace.intervene`` with one intervention, of which ``interpret.trace`` knows more.
 
     ``check_fit(place, heads)`` may refuse it; else it returns which of the listed pairs lie in the call.
@@ -108,9 +108,6 @@ class InterventionOverride(Override):
 
     def holds_in(self, module: nn.Module) -> bool:
         return self.intervention.layers is None or self.layer_of(module) in self.intervention.layers
-
-    def changes_messages_in(self, module: nn.Module) -> bool:
-        return self.intervention.change is not None and self.holds_in(module)
 
     def split(self, module: nn.Module, heads: int, place: Place) -> tuple[Place, Place]:
         """The place with the chosen edges, and with the others."""

@@ -128,5 +128,5 @@ def test_a_second_thread_is_refused_an_intervene_block():
     with trace.intervene(model, trace.mute()):
         (error,) = at_once([lambda: trace.record(model, tokens(0, 3))])
         assert isinstance(error, NotImplementedError)
-        assert "another thread is in an intervene block" in str(error)
+        assert "another thread intervenes in this module" in str(error)
     assert len(trace.record(model, tokens(0, 3)).layers) == 2
