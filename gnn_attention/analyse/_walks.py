@@ -8,9 +8,8 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule
 
 Layers = TokenGraph | Sequence[TokenGraph]
 # All senders of some tokens; one that sends to several of them may be repeated.
@@ -86,12 +85,8 @@ def _listed_senders(first: Tensor, senders: Tensor, tokens: Tensor) -> Tensor:
 
 def _senders_by_rule(graph: TokenGraph, tokens: Tensor) -> Tensor:
     """The rule is evaluated for all tokens together."""
-    rule = partial(_of_these, graph.edges.contains, tokens.sort().values)
+    rule = partial(rules.of_tokens, graph.edges.contains, tokens.sort().values, 0)
     return TokenGraph(RuleEdges(rule), len(tokens), graph.num_src).T.in_degree().nonzero().flatten()
-
-
-def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return inner(b, h, receivers.to(dst.device)[dst], src)
 
 
 def spread(layers: Sequence[Senders], start: int, tokens: int) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.analyse._walks import Layers, Senders, edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse._walks import Layers, edges_of, senders_of, spread, stack, token
 from gnn_attention.analyse.reach import check_all_pairs
 from gnn_attention.graph import TokenGraph
 
@@ -100,8 +100,12 @@ def by_hop(
     if not isinstance(influence, Tensor) or tuple(influence.shape) != (len(chosen), tokens):
         expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
         raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
-    senders = senders_of(graph)
-    hops = torch.stack([_hops_to(dst, senders, tokens) for dst in chosen.tolist()]).to(influence.device)
+    senders, hops = senders_of(graph), torch.full(influence.shape, -1, device="cpu")
+    for row, dst in zip(hops, chosen.tolist(), strict=True):
+        row[dst] = 0
+        for count, new in enumerate(spread([senders], dst, tokens), 1):
+            row[new] = count
+    hops = hops.to(influence.device)
     total = influence.new_zeros(len(chosen), int(hops.max()) + 1)
     return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
 
@@ -150,14 +154,6 @@ def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
     checks.check_order(name, given)
     chosen = range(count) if given is None else [token(f"each of {name}", int(one), count) for one in given]
     return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
-
-
-def _hops_to(receiver: int, senders: Senders, tokens: int) -> Tensor:
-    hops = torch.full((tokens,), -1, device="cpu")
-    hops[receiver] = 0
-    for layer, new in enumerate(spread([senders], receiver, tokens), 1):
-        hops[new] = layer
-    return hops
 
 
 def _followed(mixings: list[Tensor], tokens: Tensor, by_rows: bool, count: int) -> Tensor:

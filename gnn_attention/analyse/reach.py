@@ -143,7 +143,11 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     """
     stacked = stack(graphs)
     wanted = _target_bits("never_hears", stacked, target)
-    missing = _unpack(wanted & ~_reached_in_the_end(stacked), stacked[0].num_src)
+    reached = _cycle([_layer(graph) for graph in stacked])
+    while not torch.equal(reached, twice := _compose(reached, reached)):
+        reached = twice
+    words, count = (wanted & ~reached).numpy(), stacked[0].num_src
+    missing = torch.from_numpy(np.unpackbits(words, axis=1, count=count, bitorder="little"))
     name = f"never_hears({', '.join(text.bracketed(graph.name) for graph in stacked)})"
     return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
@@ -213,13 +217,6 @@ def _layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]
     return count
 
 
-def _reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]:
-    reached = _cycle([_layer(graph) for graph in graphs])
-    while not torch.equal(reached, twice := _compose(reached, reached)):
-        reached = twice
-    return reached
-
-
 def _compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
     """What every token receives by way of those that it attends to: the boolean product of packed matrices.
 
@@ -239,11 +236,6 @@ def _compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"])
 
 def _pack(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
     return torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little"))
-
-
-def _unpack(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:
-    bits = np.unpackbits(words.numpy(), axis=1, count=num_src, bitorder="little")
-    return torch.from_numpy(bits).bool()
 
 
 def _layer(graph: TokenGraph) -> Tensor:

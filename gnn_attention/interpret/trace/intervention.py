@@ -268,11 +268,14 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
                 stack.enter_context(transformer.intervene(module, one))
         else:
             layers = attention_layers(module)
-            chosen = [(one, checked_layers(one, layers)) for one in interventions]
+            chosen = [(one, number) for one in interventions for number in checked_layers(one, layers)]
             stack.enter_context(turn(layers, brief=False))
-            for one, numbers in chosen:
-                for number in numbers:
-                    stack.enter_context(_layer_with_intervention(layers[number], number, one))
+            for one, number in chosen:
+                layer, hook = layers[number], partial(_checked_inputs, one)
+                stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+                if one.change is not None:
+                    backend = Changing.over(layer.backend, (one, number))
+                    stack.enter_context(backend_replaced(layer, backend))
         yield module
 
 
@@ -301,18 +304,6 @@ def backend_replaced(layer: MessagePassingAttention, backend: str | Backend) -> 
         yield
     finally:
         layer.backend = before
-
-
-@contextmanager
-def _layer_with_intervention(
-    layer: MessagePassingAttention, number: int, one: Intervention
-) -> Iterator[None]:
-    backend = layer.backend
-    if one.change is not None:
-        backend = Changing.over(backend, (one, number))
-    hook = partial(_checked_inputs, one)
-    with layer.register_forward_pre_hook(hook, with_kwargs=True), backend_replaced(layer, backend):
-        yield
 
 
 def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
