@@ -209,7 +209,13 @@ def attribute(
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.enable_grad():
         run = _record_with_gradients(model, ids)
-        layers = _layers_of(run, edges)
+        traces = sorted(run.layers, key=lambda trace: trace.number)
+        numbers = [trace.number for trace in traces]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"attribute: attention of a layer was called twice in one pass: layers {numbers}"
+            )
+        layers = [_Layer.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
             got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -277,14 +283,6 @@ def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
                 follow = of_this_thread(lambda _, ids, states: states.requires_grad_().clone())
                 hooks.enter_context(part.register_forward_hook(follow))
         return record(model, ids, **options)
-
-
-def _layers_of(run: Run, edges: TokenGraph | None) -> list[_Layer]:
-    traces = sorted(run.layers, key=lambda trace: trace.number)
-    numbers = [trace.number for trace in traces]
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"attribute: attention of a layer was called twice in one pass: layers {numbers}")
-    return [_Layer.of(trace, edges) for trace in traces]
 
 
 @dataclass(eq=False)
