@@ -212,9 +212,7 @@ def attribute(
         traces = sorted(run.layers, key=lambda trace: trace.number)
         numbers = [trace.number for trace in traces]
         if len(set(numbers)) < len(numbers):
-            raise ValueError(
-                f"attribute: attention of a layer was called twice in one pass: layers {numbers}"
-            )
+            raise ValueError(f"attribute: a layer's attention was called twice in one pass: layers {numbers}")
         layers = [_Layer.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
@@ -303,9 +301,7 @@ class _Layer:
         if call.bias is not None:
             raise ValueError("attribute: a bias beside edges, give it as a score_mod")
         if trace._changed:
-            raise ValueError(
-                "attribute: the messages of some edges are changed: leave the block of intervene"
-            )
+            raise ValueError("attribute: messages of some edges are changed: leave the block of intervene")
         sizes = own.num_dst, own.num_src
         if edges is None and not own.varying_axes:
             edges = own
