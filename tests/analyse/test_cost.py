@@ -162,16 +162,6 @@ class TestCaches:
         found = cost.of_form("standard", **GROUPED, graph=graph)
         assert cache.nbytes == 2 * 11 * found.cache_per_token["key, value"]
 
-    def test_the_most_senders_of_a_cache(self):
-        """Token by token, a cache has at most as many senders as the cost says, and once exactly so many."""
-        others = patterns.causal(11), patterns.dilated(11, 3, 2), patterns.documents([5, 2, 4])
-        for graph in (self.GRAPH, *others):
-            cache, heads, most = KeyValueCache(graph), StandardHeads(8, 2), 0
-            for token in torch.randn(1, 11, 8).split(1, dim=1):
-                cache.update(heads, token)
-                most = max(most, len(cache.positions))
-            assert cost.of_graph(graph).cached == most
-
 
 def most_senders(graph: TokenGraph) -> int:
     """Chunk after chunk, each as short as its receivers allow: the senders of it or of a later one."""
