@@ -28,9 +28,7 @@ def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
             blocks[0] for blocks in map(_blocks.get, modules) if blocks and blocks[0][0] != mine
         ]:
             if not all(ends_by_itself for _, ends_by_itself in others):
-                advice = (
-                    "wait until its block is left, or give each thread a module of its own (copy.deepcopy)"
-                )
+                advice = "wait until it has left, or give each thread a module of its own (copy.deepcopy)"
                 raise NotImplementedError(f"another thread intervenes in this module: {advice}")
             _released.wait()
         for module in modules:
