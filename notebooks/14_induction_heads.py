@@ -217,12 +217,12 @@ assert composition.argmax() == 4 * 3 + 3
 # %% [markdown]
 # In units of what two unrelated heads have (1), the two induction heads read both previous-token heads, 2 and 3, with 1.4 to
 # 2.1, while the other heads of layer 1 stay at 1.3 or below. The table is not as clean as the program by hand: head 0 of layer
-# 0 is read too, though it does not listen to the token before. What a measure of matrices suggests, an operation has to
+# 0 is read too, though it does not listen to the token before. What a measure of matrices suggests, an intervention has to
 # confirm.
 #
 # ## 3. Break it
 #
-# Finding a head that looks right is not yet a proof that it does the work. The proof is an operation: **cut** the edges of the
+# Finding a head that looks right is not yet a proof that it does the work. The proof is an intervention: **cut** the edges of the
 # template in the layer of the induction heads, and nothing else. A cut edge is not there, and the receiver's other in-edges
 # share its weight. How well does the model then predict the second copy?
 #
@@ -231,9 +231,9 @@ assert composition.argmax() == 4 * 3 + 3
 
 
 # %%
-def predictions(*operations):
+def predictions(*interventions):
     """At each position the surprise (minus log probability of what came) and the share of right predictions."""
-    with trace.operate(model, *operations):
+    with trace.intervene(model, *interventions):
         chances = model(tokens)[:, :-1].log_softmax(-1)
     came = tokens[:, 1:]
     surprise = -chances.gather(-1, came[..., None])[..., 0]
@@ -402,7 +402,9 @@ answer = None  # your turn: two numbers (cut, mute)
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-wanted = [second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute)]
+wanted = [
+    second_copy(predictions(intervention(job, layers=1)))[0] for intervention in (trace.cut, trace.mute)
+]
 assert all(abs(a - b) < 0.01 for a, b in zip(answer, wanted, strict=True)), (
     "second_copy(predictions(trace.mute(job, layers=1)))"
 )

@@ -217,10 +217,10 @@ print(
 
 # %%
 with torch.no_grad():
-    operated = trace.record(model, x, causal, surgery=trace.mute([(NOT, OUTPUT)], layers=0))
-    change = run.output - operated.output
+    muted = trace.record(model, x, causal, interventions=trace.mute([(NOT, OUTPUT)], layers=0))
+    change = run.output - muted.output
     cell = relayed[OUTPUT, NOT]
-    w2_after = operated.layers[1].dense(operated.layers[1].weights())[0]
+    w2_after = muted.layers[1].dense(muted.layers[1].weights())[0]
 
 print(
     "states that change:",
@@ -267,8 +267,8 @@ chosen = range(8, 48, 8)  # where q stands, in the first copy
 def listened(q, muted=None):
     """The weight of q -> t in layer 1, the mean over the texts, if one edge into q says nothing in layer 0."""
     t = q - 1 + length
-    operations = () if muted is None else trace.mute([(muted, q)], layers=0)
-    run = trace.record(trained, tokens, surgery=operations)
+    interventions = () if muted is None else trace.mute([(muted, q)], layers=0)
+    run = trace.record(trained, tokens, interventions=interventions)
     return run.layers[1].weights([(q, t)], heads=head).mean().item()
 
 

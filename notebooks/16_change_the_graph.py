@@ -15,7 +15,7 @@
 #
 # A trained model has learned what to say *along the graph it was trained on*. Its parameters do not hold that graph: attention
 # takes it as an argument. So we may ask a trained model to listen along another one, edge by edge if we like, and see which
-# edges an answer hangs on. This is surgery on the connections. (*Activation patching* is surgery on what they carry: a message from
+# edges an answer hangs on. It is an intervention on connections. (*Activation patching* is one on what they carry: a message from
 # another run in place of this one's, `ga.trace.patch`.)
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); the model is the one that ships with the package.
@@ -159,18 +159,18 @@ edge = [(src, n - 1)]
 print(f"{src} -> {n - 1}: {pieces[src]!r} is heard by {pieces[-1]!r}, most by head {head}")
 
 
-def operated(operation, **where):
-    """The logits after an operation on the edge."""
+def changed_by(intervention, **where):
+    """The logits after an intervention on the edge."""
     with torch.no_grad():
-        return ga.trace.record(model, tokens, surgery=operation(edge, layers=1, **where)).output
+        return ga.trace.record(model, tokens, interventions=intervention(edge, layers=1, **where)).output
 
 
 versions = {
     "as it was": run.output,
-    f"cut in head {head}": operated(ga.trace.cut, heads=head),
-    f"mute in head {head}": operated(ga.trace.mute, heads=head),
-    "cut in all heads": operated(ga.trace.cut),
-    "mute in all heads": operated(ga.trace.mute),
+    f"cut in head {head}": changed_by(ga.trace.cut, heads=head),
+    f"mute in head {head}": changed_by(ga.trace.mute, heads=head),
+    "cut in all heads": changed_by(ga.trace.cut),
+    "mute in all heads": changed_by(ga.trace.mute),
 }
 for name, logits in versions.items():
     print(
@@ -232,7 +232,7 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 with torch.no_grad():
     ways = {
-        way: ga.trace.record(model, tokens, surgery=way(None, layers=1, heads=head)).output
+        way: ga.trace.record(model, tokens, interventions=way(None, layers=1, heads=head)).output
         for way in (ga.trace.cut, ga.trace.mute)
     }
 both = [logits[0, -1].softmax(-1)[wanted].item() for logits in ways.values()]

@@ -80,7 +80,7 @@ def test_numbers_of_the_picture():
     cut = ga.trace.cut([(3, tokens.shape[1] - 1)], layers=1)
     with torch.no_grad():
         shares = [model(tokens)[0, -1].softmax(-1)]
-        with ga.trace.operate(model, cut):
+        with ga.trace.intervene(model, cut):
             shares.append(model(tokens)[0, -1].softmax(-1))
     word = int(shares[0].argmax())
     assert vocabulary.decode([word]) == " name"

@@ -28,8 +28,8 @@ def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
             blocks[0] for blocks in map(_blocks.get, modules) if blocks and blocks[0][0] != mine
         ]:
             if not all(ends_by_itself for _, ends_by_itself in others):
-                advice = "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
-                raise NotImplementedError(f"another thread is in an operate block over this module: {advice}")
+                advice = "wait until it has left, or give each thread a module of its own (copy.deepcopy)"
+                raise NotImplementedError(f"another thread intervenes in this module: {advice}")
             _released.wait()
         for module in modules:
             _blocks.setdefault(module, []).append((mine, brief))

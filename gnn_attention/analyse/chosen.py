@@ -66,9 +66,8 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
         raise ValueError(f"graph must have edges, and the tokens of {among!r}, got {graph!r}")
     src, dst = torch.cat(lists := _lists(graph), 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
-    number = len(lists)
     of_all = among.T.in_degree().view(-1, among.num_src)
-    possible = of_all.sum(0) * (number // len(of_all)) if len(of_all) < number else of_all.sum(0)
+    possible = of_all.sum(0) * max(1, len(lists) // len(of_all))
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
 
 

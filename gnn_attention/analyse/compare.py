@@ -7,7 +7,7 @@ from functools import partial
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import is_square
-from gnn_attention.analyse.structure import graph_like, same_token
+from gnn_attention.analyse.structure import SAME_TOKEN, graph_like
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 
@@ -107,56 +107,48 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
     sides = (("first", first), ("second", second))
     if empty := [f"the {word} has no edges" for word, graph in sides if not graph.num_edges]:
         return empty
-    kinds = [*_about_loops(less, more), *(remark for holds, remark in _kinds(first, second) if holds)]
-    if kinds:
-        return kinds
-    receivers = [text for text in (_more_senders("first", less), _more_senders("second", more)) if text]
-    return _about_causality(first, second) + receivers + _about_distances(less | more)
+    return list(_kinds(first, second, less, more)) or list(_details(first, second, less, more))
 
 
-def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
-    yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
+def _kinds(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> Iterator[str]:
+    """The usual mistakes that explain the whole difference."""
+    loops, past = graph_like(first, SAME_TOKEN), graph_like(first, rules.causal)
+    if not ((less | more) - loops).num_edges:
+        for word, graph in (("second", less), ("first", more)):
+            if graph.num_edges:
+                yield f"they differ in self loops alone: the {word} lacks {graph.num_edges}"
+    if second == ~first:
+        yield "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        moved = graph_like(first, partial(_shift, first.edges.contains, first.num_src, step))
-        yield second == moved, f"the second is the first with every sender one token {word}: off by one"
+        if second == graph_like(first, partial(_shift, first.edges.contains, first.num_src, step)):
+            yield f"the second is the first with every sender one token {word}: off by one"
     if is_square(first):
-        yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
-        past = graph_like(first, rules.causal)
-        yield second == first & past, "the second is the first with the edges src <= dst alone"
-        yield first == second & past, "the first is the second with the edges src <= dst alone"
+        if second == first.T:
+            yield "the second is the first transposed: senders and receivers are exchanged"
+        if second == first & past:
+            yield "the second is the first with the edges src <= dst alone"
+        if first == second & past:
+            yield "the first is the second with the edges src <= dst alone"
 
 
-def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
-    if any((graph - graph_like(graph, same_token)).num_edges for graph in (less, more)):
-        return []
-    words = "they differ in self loops alone: the {} lacks {}"
-    sides = (("second", less), ("first", more))
-    return [words.format(word, graph.num_edges) for word, graph in sides if graph.num_edges]
-
-
-def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
-    causal = [not (graph - graph_like(graph, rules.causal)).num_edges for graph in (first, second)]
-    if causal[0] == causal[1] or not is_square(first):
-        return []
-    one, other = ("first", "second") if causal[0] else ("second", "first")
-    return [f"the {one} is causal, the {other} has edges from later tokens (src > dst)"]
-
-
-def _more_senders(word: str, further: TokenGraph) -> str:
-    """Empty unless all receivers from the first one on that has further senders have equally many."""
-    extra = further.in_degree()
-    concerned = extra.nonzero().flatten()
-    if not len(concerned) or bool((extra[concerned[0] :] != extra[-1]).any()):
-        return ""
-    count, where = int(extra[-1]), f"from receiver {int(concerned[0])} on" if concerned[0] else "everywhere"
-    return f"the {word} has {count} more sender{'s' if count > 1 else ''} per receiver {where}"
-
-
-def _about_distances(differing: TokenGraph) -> list[str]:
-    if differing.num_edges > MOST_LISTED:
-        return []
-    src, dst = differing.edge_index
-    distance = dst + differing.dst_offset - src - differing.src_offset
-    low, high = int(distance.min()), int(distance.max())
-    one = f"all differing edges have dst - src = {low}"
-    return [one if low == high else f"their dst - src is in {low} .. {high}"]
+def _details(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> Iterator[str]:
+    """Which of two square graphs is causal, how many more senders receivers have, and how far away."""
+    past = graph_like(first, rules.causal)
+    first_is_causal, second_is_causal = (not (graph - past).num_edges for graph in (first, second))
+    if first_is_causal != second_is_causal and is_square(first):
+        one, other = ("first", "second") if first_is_causal else ("second", "first")
+        yield f"the {one} is causal, the {other} has edges from later tokens (src > dst)"
+    for word, further in (("first", less), ("second", more)):
+        extra = further.in_degree()
+        start = int((extra > 0).int().argmax())
+        count = int(extra[-1])
+        if count and bool((extra[start:] == count).all()):
+            where = f"from receiver {start} on" if start else "everywhere"
+            yield f"the {word} has {count} more sender{'s' if count > 1 else ''} per receiver {where}"
+    differing = less | more
+    if differing.num_edges <= MOST_LISTED:
+        src, dst = differing.edge_index
+        distance = dst + differing.dst_offset - src - differing.src_offset
+        low, high = int(distance.min()), int(distance.max())
+        one_distance = f"all differing edges have dst - src = {low}"
+        yield one_distance if low == high else f"their dst - src is in {low} .. {high}"

@@ -84,13 +84,12 @@ class FormCost:
     cache: Mapping[str, int]
 
 
+FORMS = ("standard", "factored", "merged")
+
+
 class _Rates(NamedTuple):
     # multiply-accumulates of a receiver, a sender, and an edge of a head
-    receive: int
-    send: int
-    logit: int
-    weighting: int
-    collect: int
+    macs: Macs
     parameters: int
     # numbers that are made for a receiver and a sender, and those that a cache keeps of a sender
     received: int
@@ -98,36 +97,19 @@ class _Rates(NamedTuple):
     cache: Mapping[str, int]
 
 
-FORMS = ("standard", "factored", "merged")
-
-
 def _rates(form: str, d: int, H: int, D: int, V: int, G: int) -> _Rates:
+    factors, sent = d * (H + G) * (D + V), G * (D + V)
     if form == "standard":
-        return _Rates(
-            receive=d * H * D,
-            send=d * G * (D + V),
-            logit=D,
-            weighting=V,
-            collect=H * V * d,
-            parameters=d * (H + G) * (D + V),
-            received=H * (D + V),
-            sent=G * (D + V),
-            cache={"key, value": G * (D + V)},
-        )
+        macs = Macs(receive=d * H * D, send=d * sent, logits=D, weighting=V, collect=H * V * d)
+        return _Rates(macs, factors, H * (D + V), sent, {"key, value": sent})
     # Patterns and messages are as wide as the states, and heads are summed without a matrix. Values are
     # shared by a group of heads and W_O is not: every query head has messages of its own.
-    factored = form == "factored"
-    return _Rates(
-        receive=2 * d * H * D if factored else H * d * d,
-        send=2 * d * H * V if factored else H * d * d,
-        logit=d,
-        weighting=d,
-        collect=0,
-        parameters=d * (H + G) * (D + V) if factored else 2 * H * d * d,
-        received=2 * H * d,
-        sent=H * d,
-        cache={"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1},
-    )
+    if form == "factored":
+        macs, parameters = Macs(receive=2 * d * H * D, send=2 * d * H * V, logits=d, weighting=d), factors
+    else:
+        macs, parameters = Macs(receive=H * d * d, send=H * d * d, logits=d, weighting=d), 2 * H * d * d
+    cache = {"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1}
+    return _Rates(macs, parameters, 2 * H * d, H * d, cache)
 
 
 def of_form(
@@ -169,8 +151,8 @@ def of_form(
     per_sender = {way: numbers * size * samples for way, numbers in rate.cache.items()}
     return FormCost(
         form=form,
-        macs=_macs(rate, samples * receivers, samples * senders, edges),
-        step=_macs(rate, samples, samples, edges_of_last) if receivers else Macs(),
+        macs=_macs(rate.macs, samples * receivers, samples * senders, edges),
+        step=_macs(rate.macs, samples, samples, edges_of_last) if receivers else Macs(),
         parameters=rate.parameters,
         itemsize=size,
         activations=samples * (receivers * rate.received + senders * rate.sent) * size,
@@ -180,9 +162,9 @@ def of_form(
     )
 
 
-def _macs(rate: _Rates, receivers: int, senders: int, edges: int) -> Macs:
-    of_edges = edges * rate.logit, edges * rate.weighting
-    return Macs(receivers * rate.receive, senders * rate.send, *of_edges, receivers * rate.collect)
+def _macs(one: Macs, receivers: int, senders: int, edges: int) -> Macs:
+    of_edges = edges * one.logits, edges * one.weighting
+    return Macs(receivers * one.receive, senders * one.send, *of_edges, receivers * one.collect)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.analyse._everyone import check_all_pairs
 from gnn_attention.analyse._walks import Layers, edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse.reach import check_all_pairs
 from gnn_attention.graph import TokenGraph
 
 AT_ONCE = 256  # tokens that are followed together
@@ -100,7 +100,12 @@ def by_hop(
     if not isinstance(influence, Tensor) or tuple(influence.shape) != (len(chosen), tokens):
         expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
         raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
-    hops = torch.stack([_hops_to(graph, int(dst)) for dst in chosen]).to(influence.device)
+    senders, hops = senders_of(graph), torch.full(influence.shape, -1, device="cpu")
+    for row, dst in zip(hops, chosen.tolist(), strict=True):
+        row[dst] = 0
+        for count, new in enumerate(spread([senders], dst, tokens), 1):
+            row[new] = count
+    hops = hops.to(influence.device)
     total = influence.new_zeros(len(chosen), int(hops.max()) + 1)
     return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
 
@@ -134,31 +139,21 @@ def jacobian_norms(
     rows = []
     for dst in _tokens("receivers", receivers, len(x)).tolist():
         if projections is None:
-            size = [g.abs() for g in _backward(out[dst], x, torch.eye(out.shape[1]))]
-            rows.append(torch.stack(size).sum((0, 2)))
+            cotangents = torch.eye(out.shape[1])
         else:
-            signs = torch.randn(checks.size("projections", projections, 1), out.shape[1], generator=generator)
-            squares = [g.square().sum(-1) for g in _backward(out[dst], x, signs)]
-            rows.append(torch.stack(squares).mean(0).sqrt())
+            shape = checks.size("projections", projections, 1), out.shape[1]
+            cotangents = torch.randn(shape, generator=generator)
+        found = [torch.autograd.grad(out[dst], x, row, retain_graph=True)[0] for row in cotangents.to(out)]
+        gradients = torch.stack(found)
+        norm = gradients.square().sum(-1).mean(0).sqrt() if projections else gradients.abs().sum((0, 2))
+        rows.append(norm)
     return torch.stack(rows) if rows else x.new_zeros(0, len(x))
-
-
-def _backward(out: Tensor, x: Tensor, rows: Tensor) -> list[Tensor]:
-    return [torch.autograd.grad(out, x, row, retain_graph=True)[0] for row in rows.to(out)]
 
 
 def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
     checks.check_order(name, given)
     chosen = range(count) if given is None else [token(f"each of {name}", int(one), count) for one in given]
     return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
-
-
-def _hops_to(graph: TokenGraph, receiver: int) -> Tensor:
-    hops = torch.full((graph.num_dst,), -1, device="cpu")
-    hops[receiver] = 0
-    for layer, (new, _) in enumerate(spread([senders_of(graph)], receiver, graph.num_dst), 1):
-        hops[new] = layer
-    return hops
 
 
 def _followed(mixings: list[Tensor], tokens: Tensor, by_rows: bool, count: int) -> Tensor:

@@ -10,10 +10,11 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse._walks import edges_of, is_square, stack
-from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph import TokenGraph, rules, symbols
 from gnn_attention.graph.edges import RuleEdges
 
 EXAMPLES = 5  # tokens that a sentence names
+SAME_TOKEN = symbols.dst == symbols.src
 MOST_EDGES = 2**20  # up to which networkx looks for cycles
 
 
@@ -141,7 +142,7 @@ def _examples(count: int, examples: tuple[int, ...]) -> str:
 
 def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
-    loops, past = (graph_like(graph, rule) for rule in (same_token, rules.causal))
+    loops, past = (graph_like(graph, rule) for rule in (SAME_TOKEN, rules.causal))
     in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
@@ -154,7 +155,3 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return replace(graph, edges=RuleEdges(rule))
-
-
-def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return dst == src

@@ -1,4 +1,4 @@
-"""The blocks of ``use_graph`` and ``trace.operate`` in force, and what they give each module of a model."""
+"""The blocks of ``use_graph`` and ``trace.intervene`` in force, and what they give each module of a model."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class Override:
         return self.numbers.setdefault(module, len(self.numbers)) if layer is None else int(layer)
 
 
-class Edit(Override):
-    """A block of ``trace.operate`` with one intervention, of which ``interpret.trace`` knows more.
+class InterventionBlock(Override):
+    """A block of ``trace.intervene`` with one intervention, of which ``interpret.trace`` knows more.
 
     ``check_fit(place, heads)`` may refuse it; else it returns which of the listed pairs lie in the call.
     """
 
-    caller = "trace.operate"
+    caller = "trace.intervene"
 
     def __init__(self, model: nn.Module, one: Any, check_fit: Callable[[Place, int], Tensor]) -> None:
         super().__init__(model, lambda *_: None, False)
@@ -116,7 +116,7 @@ class Edit(Override):
         """The place with the chosen edges, and with the others."""
         selection = self.intervention.over(place.length, heads)
         graphs = self._graphs.setdefault((selection.num_dst, heads), (selection, ~selection))
-        who = f"operate, {self.names[module] or type(module).__name__}"
+        who = f"intervene, {self.names[module] or type(module).__name__}"
         return place.under(graphs[0], False, who), place.under(graphs[1], False, who)
 
 

@@ -38,7 +38,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
 from gnn_attention.huggingface._masks import LazyMask, lazy_mask, narrowed, of_tensor, once
-from gnn_attention.huggingface._overrides import NAME, WATCH, Edit, GraphFunction, Override, named
+from gnn_attention.huggingface._overrides import NAME, GraphFunction, InterventionBlock, Override, named
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -201,17 +201,17 @@ def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str
     chosen = _backend.get()
     backend = chosen if isinstance(chosen, (str, Backend)) else chosen(call.module)
     parts: list[Any] = [(place, ())]
-    for edit in overrides:
-        if isinstance(edit, Edit) and edit.intervention.change and edit.holds_in(call.module):
-            change = partial(edit.intervention.change, edit.layer_of(call.module))
-            split = partial(edit.split, call.module, call.q.shape[1])
-            parts = edit.intervention.divided(parts, split, change)
+    for block in overrides:
+        if isinstance(block, InterventionBlock) and block.intervention.change and block.holds_in(call.module):
+            change = partial(block.intervention.change, block.layer_of(call.module))
+            split = partial(block.split, call.module, call.q.shape[1])
+            parts = block.intervention.divided(parts, split, change)
     # Where samples have padding on the left, this is a tensor with a position for each.
     first = place.own.src_offset - (0 if place.left is None else place.left)
     changed = [(part.own, partial(_values, changes, first)) for part, changes in parts]
     if len(changed) > 1:
         backend = Backend("changed messages", partial(_run_changed, changed, backend))
-    watch = WATCH.get()
+    watch = _overrides.WATCH.get()
     return backend if watch is None else watch(call.module, backend, changed[1:], place)
 
 

@@ -205,4 +205,6 @@ class TestErrors:
     def test_too_many_edges_to_list(self, monkeypatch):
         monkeypatch.setattr(_walks, "MOST_EDGES", 9)
         with pytest.raises(ValueError, match=r"causal\(4\).* has 10 edges, at most 9 are listed"):
-            analyse.witness(patterns.causal(4), 0, 1)
+            analyse.components(patterns.causal(4))
+        # a rule is evaluated then
+        assert analyse.witness(patterns.causal(4), 0, 3) == [0, 3]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -124,28 +124,15 @@ class TestOrder:
     @pytest.mark.slow
     @settings(max_examples=100, deadline=None)
     @given(sizes=sizes_of_heads, graph=graphs)
-    def test_for_thin_heads(self, sizes, graph):
-        """Whatever the tokens, the edges and the grouping: a theorem where head_dim + value_dim < width."""
-        assume(sizes[2] + sizes[3] < sizes[0])
-        costs = [cost.of_form(form, *sizes, graph=graph) for form in FORMS]
-        assert costs[0].macs.total < costs[1].macs.total < costs[2].macs.total
-        assert costs[0].step.total < costs[1].step.total < costs[2].step.total
-        assert costs[0].activations < costs[1].activations == costs[2].activations
-        messages = [each.cache["pattern, message"] for each in costs[1:]]
-        assert costs[0].cache["key, value"] < messages[0] == messages[1]
-        assert costs[0].parameters <= costs[1].parameters < costs[2].parameters
-
-    @pytest.mark.slow
-    @settings(max_examples=100, deadline=None)
-    @given(sizes=sizes_of_heads, graph=graphs)
     def test_the_differences(self, sizes, graph):
-        """What the module says they are, for heads of every size."""
+        """What the module says they are, for heads of every size: all positive for thin heads."""
         d, H, D, V, G = sizes
         pair = D + V
         standard, factored, merged = (cost.of_form(form, *sizes, graph=graph).macs.total for form in FORMS)
         tokens, edges = graph.num_dst, int(graph.mask().sum())
         assert factored - standard == tokens * d * (H - G) * pair + H * edges * (2 * d - pair)
         assert merged - factored == 2 * tokens * H * d * (d - pair)
+        assert pair >= d or standard < factored < merged
 
 
 class TestCaches:
@@ -174,16 +161,6 @@ class TestCaches:
             cache.update(heads, x, layer)
         found = cost.of_form("standard", **GROUPED, graph=graph)
         assert cache.nbytes == 2 * 11 * found.cache_per_token["key, value"]
-
-    def test_the_most_senders_of_a_cache(self):
-        """Token by token, a cache has at most as many senders as the cost says, and once exactly so many."""
-        others = patterns.causal(11), patterns.dilated(11, 3, 2), patterns.documents([5, 2, 4])
-        for graph in (self.GRAPH, *others):
-            cache, heads, most = KeyValueCache(graph), StandardHeads(8, 2), 0
-            for token in torch.randn(1, 11, 8).split(1, dim=1):
-                cache.update(heads, token)
-                most = max(most, len(cache.positions))
-            assert cost.of_graph(graph).cached == most
 
 
 def most_senders(graph: TokenGraph) -> int:

@@ -41,7 +41,7 @@ def test_each_edge_is_changed_alone(kind, monkeypatch):
     for way in edge_cuts.WAYS:
         found, wanted = edge_cuts.measured(made, torch.tensor(edges), way), []
         for layer, head, src, dst in edges:
-            with trace.operate(made.model, getattr(trace, way)([(src, dst)], layers=layer, heads=head)):
+            with trace.intervene(made.model, getattr(trace, way)([(src, dst)], layers=layer, heads=head)):
                 wanted.append(loss())
         # of losses, whose largest is some units: the change is what is left of them
         assert_exact(found + loss(), torch.stack(wanted))

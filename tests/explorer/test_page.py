@@ -57,9 +57,11 @@ class Oracle:
         self.ids = self.vocabulary.encode(TEXT)
 
     @torch.no_grad()
-    def run(self, graph: Any = None, surgery: Any = (), ids: list[int] | None = None) -> trace.Run:
+    def run(self, graph: Any = None, intervention: Any = (), ids: list[int] | None = None) -> trace.Run:
         tokens = torch.tensor([self.ids if ids is None else ids])
-        return trace.record(self.model, tokens, *([] if graph is None else [graph]), surgery=surgery)
+        return trace.record(
+            self.model, tokens, *([] if graph is None else [graph]), interventions=intervention
+        )
 
     def dense(self, run: trace.Run) -> torch.Tensor:
         """Weights ``[layers, heads, dst, src]``."""
@@ -177,9 +179,9 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
 def test_after_an_edit_the_page_shows_what_python_computes(driven: Driven, oracle: Oracle) -> None:
     size, one_head = len(oracle.ids), trace.cut([(4, 4)], layers=LAYER, heads=HEAD)
     added = convert.from_edge_index(torch.tensor([[7], [2]]), size)
-    oracle.check(driven["cut"], oracle.run(surgery=trace.cut([(0, 10)])), 10)
+    oracle.check(driven["cut"], oracle.run(interventions=trace.cut([(0, 10)])), 10)
     oracle.check(driven["cut"]["reset"], oracle.run(), 10)
-    oracle.check(driven["cut in one head"], oracle.run(surgery=one_head), 4)
+    oracle.check(driven["cut in one head"], oracle.run(interventions=one_head), 4)
     oracle.check(driven["cut in one head"]["again"], oracle.run(), 4)
     oracle.check(driven["added"], oracle.run(patterns.causal(size) | added), 2)
     names = "cut", "cut in one head", "added"
@@ -231,7 +233,7 @@ def test_a_typed_text_is_read_in_the_page(driven: Driven, oracle: Oracle) -> Non
     before = oracle.run(ids=ids)
     oracle.check_chances(read["chances"], before, last, likeliest := int(before.output[0, last].argmax()))
     assert cut["edits"] == [edit(0, last, layer=LAYER)]
-    without = oracle.run(surgery=trace.cut([(0, last)], layers=LAYER), ids=ids)
+    without = oracle.run(interventions=trace.cut([(0, last)], layers=LAYER), ids=ids)
     oracle.check_chances(cut["chances"], without, last, likeliest)
     too_many = len(oracle.vocabulary.encode("name " * 90))
     assert shown["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]

@@ -53,8 +53,8 @@ def of_a_recorded_model(case):
     def call(thread):
         if thread % 2 and not all_record:
             return [model(tokens(thread, 10), graph).detach()]
-        surgery = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
-        run = trace.record(model, tokens(thread, 10), graph, surgery=surgery)
+        intervention = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
+        run = trace.record(model, tokens(thread, 10), graph, interventions=intervention)
         return [x.detach() for x in (run.output, *(layer.weights() for layer in run.layers), *run.states)]
 
     return call
@@ -119,11 +119,11 @@ def test_threads_at_once_give_what_they_give_alone(kind, case):
         assert all(map(torch.equal, mine, expected))
 
 
-def test_a_second_thread_is_refused_an_operate_block():
+def test_a_second_thread_is_refused_an_intervene_block():
     """It could wait for the first, which may wait for it."""
     model = LanguageModel(Config(**SIZES)).eval()
-    with trace.operate(model, trace.mute()):
+    with trace.intervene(model, trace.mute()):
         (error,) = at_once([lambda: trace.record(model, tokens(0, 3))])
         assert isinstance(error, NotImplementedError)
-        assert "another thread is in an operate block" in str(error)
+        assert "another thread intervenes in this module" in str(error)
     assert len(trace.record(model, tokens(0, 3)).layers) == 2

@@ -97,7 +97,7 @@ def test_blocks_for_each_group_of_heads():
 
 
 def test_graphs_and_cuts_hold_within_a_selection():
-    """``use_graph`` and the edges that ``operate`` takes away, against the mask of all three."""
+    """``use_graph`` and the edges that ``intervene`` takes away, against the mask of all three."""
     module = choosing()
     module.config = transformers.LlamaConfig(attn_implementation="gnn_attention")
     q, k, v = qkv()

@@ -194,7 +194,7 @@ def test_wrong_arguments_are_named(llama):
     with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear"):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)
     with (
-        ga.trace.operate(llama, trace.mute((0, 1))),
+        ga.trace.intervene(llama, trace.mute((0, 1))),
         pytest.raises(ValueError, match="of some edges are changed"),
     ):
         trace.attribute(llama, IDS, last_loss)

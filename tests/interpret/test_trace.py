@@ -30,8 +30,8 @@ def one_list(backend: Any, name: str, kind: str | None, chosen: Any) -> bool:
 
 
 BACKENDS = [*traces.BACKENDS, "message_passing"]
-OPERATIONS = {"kind": [None, *traces.KINDS], "chosen": [None, [2], [0, 2]]}
-EVERYTHING = [row for row in product(BACKENDS, traces.GRAPHS, *OPERATIONS.values()) if one_list(*row)]
+INTERVENTIONS = {"kind": [None, *traces.KINDS], "chosen": [None, [2], [0, 2]]}
+EVERYTHING = [row for row in product(BACKENDS, traces.GRAPHS, *INTERVENTIONS.values()) if one_list(*row)]
 
 
 @pytest.mark.parametrize(("backend", "name", "kind", "chosen"), random.Random(0).sample(EVERYTHING, 40))
@@ -40,8 +40,8 @@ def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str 
     made, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
     layer = MessagePassingAttention(made, backend=backend)
     masks = {kind: cells(traces.PAIRS[name], chosen)} if kind else {}
-    surgery = traces.KINDS[kind](traces.PAIRS[name], heads=chosen) if kind else ()
-    call = trace.record(layer, x, graph, surgery=surgery).layers[0]
+    intervention = traces.KINDS[kind](traces.PAIRS[name], heads=chosen) if kind else ()
+    call = trace.record(layer, x, graph, interventions=intervention).layers[0]
     wanted, pairs = dense(made, x, graph, **masks), call.edge_index
     there = graph.mask().expand(2, 4, 7, 7) if graph.batch is None else graph.mask()
     everywhere = (there & ~masks.get("cut", cells([]))).reshape(-1, 7, 7).any(0)
@@ -77,8 +77,8 @@ FORMS = [ga.FactoredHeads.of, ga.MergedHeads.of, lambda h: ga.MergedHeads.of(h, 
 def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     """A bias stays with its edges; in some heads a graph then has no single list of edges."""
     made, x, bias, pairs = heads(), drawn(1, 7, 12), drawn(4, 9), [(0, 2), (5, 1)]
-    surgery = traces.KINDS[kind](pairs) if kind else ()
-    call = recorded(made, x, LISTED, score_mods.softcap(2.0), bias=bias, surgery=surgery)
+    intervention = traces.KINDS[kind](pairs) if kind else ()
+    call = recorded(made, x, LISTED, score_mods.softcap(2.0), bias=bias, interventions=intervention)
     wanted = dense(made, x, LISTED, cap=2.0, bias=bias, **({kind: cells(pairs)} if kind else {}))
     assert_exact(call.logits(), at(wanted.logits, call.edge_index))
     some = call.edge_index[:, [6, 2]]
@@ -86,8 +86,10 @@ def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     assert_exact(call.weights(), at(wanted.weights, call.edge_index))
     assert_exact(call.update, wanted.update)
     if kind:
-        with pytest.raises(NotImplementedError, match="bias with an operation on some heads: operate on all"):
-            recorded(made, x, LISTED, bias=bias, surgery=traces.KINDS[kind](pairs, heads=1))
+        with pytest.raises(
+            NotImplementedError, match="bias with an intervention on some heads: intervene in all"
+        ):
+            recorded(made, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
 
 
 @torch.no_grad()
@@ -176,7 +178,7 @@ def test_cross_attention_and_rows() -> None:
     assert_exact(total + made.b_O, layer((x_src, x_dst), graph))
     # senders and receivers of the graph at hand: the edge 0 -> 5; receivers may have no features
     for states in ((x_src, x_dst), (x_src, None)):
-        with trace.operate(layer, trace.cut([(0, 1)])):
+        with trace.intervene(layer, trace.cut([(0, 1)])):
             found = layer(states, graph)
         assert_exact(found, layer(states, (CAUSAL - traces.one(0, 5)).rows(4, 7)))
 
@@ -221,7 +223,7 @@ def test_modules_that_cannot_be_recorded() -> None:
     with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear, which has none"):
         trace.record(nn.Linear(2, 2), torch.zeros(2))
     walking, cut = new_model("message_passing"), trace.cut((0, 1), heads=1)
-    with pytest.raises(NotImplementedError, match="needs one edge list"), trace.operate(walking, cut):
+    with pytest.raises(NotImplementedError, match="needs one edge list"), trace.intervene(walking, cut):
         walking(TOKENS)
     # hooks of torch_geometric force the message-passing path, on which nothing is muted or recorded
     layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(7, 12)
@@ -231,7 +233,7 @@ def test_modules_that_cannot_be_recorded() -> None:
     ):
         trace.record(layer, x, LISTED)
     mute = trace.mute((0, 2))
-    with pytest.raises(NotImplementedError, match="to mute an edge"), trace.operate(layer, mute):
+    with pytest.raises(NotImplementedError, match="to mute an edge"), trace.intervene(layer, mute):
         layer(x, LISTED)
     handle.remove()
     assert trace.record(layer, x, LISTED).layers

@@ -32,11 +32,11 @@ def assert_same(part, whole, pairs):
 def test_chosen_edges_are_those_of_the_whole_record(name, kind):
     """Graphs that differ by head or sample, edges cut and muted; as pairs and as a graph."""
     layer, x, graph = MessagePassingAttention(heads(), backend="auto"), drawn(2, 7, 12), traces.GRAPHS[name]
-    surgery = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
-    whole = trace.record(layer, x, graph, surgery=surgery).layers[0]
+    intervention = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
+    whole = trace.record(layer, x, graph, interventions=intervention).layers[0]
     for asked in (whole.edge_index[:, ::3], whole.edge_index[:, -1:]):
         for edges in (asked, ga.convert.from_edge_index(asked, 7)):
-            part = trace.record(layer, x, graph, surgery=surgery, edges=edges).layers[0]
+            part = trace.record(layer, x, graph, interventions=intervention, edges=edges).layers[0]
             assert_same(part, whole, asked)
 
 

@@ -52,7 +52,7 @@ def test_weights_and_messages(name, monkeypatch):
         assert_exact(received if bias is None else received + bias, layer.update)
 
 
-SURGERIES = {
+INTERVENTIONS = {
     "none": lambda run: (),
     "mute": lambda run: ga.trace.mute((0, 2), heads=1),
     "scale and cut": lambda run: (
@@ -63,7 +63,7 @@ SURGERIES = {
 }
 
 
-PADDED = [("llama", "left", key) for key in SURGERIES] + [("gemma2", "right", "scale and cut")]
+PADDED = [("llama", "left", key) for key in INTERVENTIONS] + [("gemma2", "right", "scale and cut")]
 PADDED += [("gpt2", "left", "mute"), ("gpt_oss", "left", "patch"), ("bert", "left", "none")]
 
 
@@ -76,12 +76,14 @@ def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypa
     given["position_ids"] = (everyone.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         source = ga.trace.record(model, given["input_ids"][:1, :4])
-        surgery = SURGERIES[key](source)
+        intervention = INTERVENTIONS[key](source)
         asked = [pair for pair in pairs if key != "scale and cut" or pair != (1, 4)]
-        batch = ga.trace.record(model, **given, surgery=surgery)
-        part = ga.trace.record(model, **given, surgery=surgery, edges=asked)
+        batch = ga.trace.record(model, **given, interventions=intervention)
+        part = ga.trace.record(model, **given, interventions=intervention, edges=asked)
         for sample, mine in enumerate(everyone):
-            alone = ga.trace.record(model, given["input_ids"][sample : sample + 1, mine], surgery=surgery)
+            alone = ga.trace.record(
+                model, given["input_ids"][sample : sample + 1, mine], interventions=intervention
+            )
             own = slice(0, int(mine.sum()))
             for whole, some, one in zip(batch.layers, part.layers, alone.layers, strict=True):
                 for measure in ("weights", "logits", "carried", "norms", "overlap"):

@@ -29,7 +29,7 @@ GRAPHS = {
     "per head": ga.algebra.per_head(CAUSAL, patterns.window(7, 2), LISTED, patterns.strict_causal(7)),
     "per sample": ga.algebra.per_sample(patterns.strict_causal(7), LISTED),
 }
-# where an operation is tried: edges of the graph, in head 2 where it differs by head
+# where an intervention is tried: edges of the graph, in head 2 where it differs by head
 PAIRS = {
     "causal": [(0, 3), (2, 3), (4, 4)],
     "window": [(1, 3), (2, 2)],

@@ -58,22 +58,24 @@ class Circuit:
     @cached_property
     def message(self) -> FactoredMatrix:
         """``W_M = W_V W_O [source_width, width]``. ValueError for heads without ``W_O``."""
-        return self._fold_gain(self._of_head(self.heads.message_matrix()))
+        matrices = self.heads.message_matrix()
+        left, right = _read(matrices.left[self.head]), _read(matrices.right[self.head])
+        return FactoredMatrix(self._fold_gain(left), right)
 
     @property
     def reads_as_receiver(self) -> Subspace:
         """All of a receiver's state that this head's logits depend on: the columns of ``W_Q``."""
-        return self._span_before_norm(self.heads.W_Q[self.head])
+        return Subspace.spanned_by(self._fold_gain(self.heads.W_Q[self.head]).mT)
 
     @property
     def reads_as_sender(self) -> Subspace:
         """All of a sender's state that this head's logits depend on: the columns of ``W_K``."""
-        return self._span_before_norm(self.heads.W_K[self._kv_head])
+        return Subspace.spanned_by(self._fold_gain(self.heads.W_K[self._kv_head]).mT)
 
     @property
     def reads_as_value(self) -> Subspace:
         """All of a sender's state that its message depends on: the columns of ``W_V``."""
-        return self._span_before_norm(self.heads.W_V[self._kv_head])
+        return Subspace.spanned_by(self._fold_gain(self.heads.W_V[self._kv_head]).mT)
 
     @property
     def writes(self) -> Subspace:
@@ -87,21 +89,12 @@ class Circuit:
         return self.head * self.heads.num_kv_heads // self.heads.num_heads
 
     def _pattern(self, distance: int | None) -> FactoredMatrix:
-        matrix = self._of_head(self.heads.pattern_matrix(distance))
-        return self._fold_gain(self._fold_gain(matrix).T).T
+        matrices = self.heads.pattern_matrix(distance)
+        left, right = _read(matrices.left[self.head]), _read(matrices.right[self.head])
+        return FactoredMatrix(self._fold_gain(left), self._fold_gain(right.mT).mT)
 
-    def _of_head(self, matrices: FactoredMatrix) -> FactoredMatrix:
-        return FactoredMatrix(_read(matrices.left[self.head]), _read(matrices.right[self.head]))
-
-    def _fold_gain(self, matrix: FactoredMatrix) -> FactoredMatrix:
-        # The rows belong to the side that reads states.
-        if self.gain is None:
-            return matrix
-        return FactoredMatrix(self.gain.to(matrix.left).unsqueeze(1) * matrix.left, matrix.right)
-
-    def _span_before_norm(self, columns: Tensor) -> Subspace:
-        columns = columns if self.gain is None else self.gain.to(columns).unsqueeze(1) * columns
-        return Subspace.spanned_by(columns.mT)
+    def _fold_gain(self, weight: Float[Tensor, "width dim"]) -> Float[Tensor, "width dim"]:
+        return weight if self.gain is None else self.gain.to(weight).unsqueeze(1) * weight
 
 
 def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> Circuit:

@@ -67,8 +67,8 @@ def detect(
     keeps its weight.
 
     ``model`` is a language model, or any module of our attention layers that takes tokens; inside
-    ``trace.operate`` or ``use_graph`` it runs with these interventions, or along that graph. ``template`` is
-    one of :data:`TEMPLATES` by name, or a function like them; it may differ by sample (and head) as the
+    ``trace.intervene`` or ``use_graph`` it runs with these interventions, or along that graph. ``template``
+    is one of :data:`TEMPLATES` by name, or a function like them; it may differ by sample (and head) as the
     tokens do. Raises ValueError for layers of different numbers of heads or a template over other tokens,
     TypeError for another template. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
 

@@ -4,20 +4,19 @@
 >>> from gnn_attention import model as lm
 >>> model, vocabulary = lm.load_trained()
 >>> tokens = torch.tensor([vocabulary.encode("Llamas do not output words")])
->>> run = record(model, tokens, surgery=cut([(0, 5)], layers=1, heads=2))
+>>> run = record(model, tokens, interventions=cut([(0, 5)], layers=1, heads=2))
 >>> run.layers[1].carried([(0, 5)], heads=2).shape  # [B, edges, heads, width]
 torch.Size([1, 1, 1, 128])
 
 Tensors of size tokens x tokens or edges x heads x width are made on request only.
 """
 
-from gnn_attention.interpret.trace.edge_attribution import attribute, prune
-from gnn_attention.interpret.trace.edge_effects import Attribution, Effect, PrunedGraphs
-from gnn_attention.interpret.trace.interventions import Intervention, cut, mute, operate, patch
+from gnn_attention.interpret.trace.edge_attribution import Attribution, Effect, PrunedGraphs, attribute, prune
+from gnn_attention.interpret.trace.intervention import Intervention, cut, intervene, mute, operate, patch
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
 __all__ = ["GLOSSARY", "VIEWS", "Attribution", "Effect", "Intervention", "LayerTrace", "Phase"]
-__all__ += ["PrunedGraphs", "Run", "Term", "attribute", "cut", "mute", "operate", "patch", "prune"]
-__all__ += ["record"]
+__all__ += ["PrunedGraphs", "Run", "Term", "attribute", "cut", "intervene", "mute", "operate", "patch"]
+__all__ += ["prune", "record"]

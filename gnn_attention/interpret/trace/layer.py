@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -150,7 +150,7 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seeds S4.10, S4.14)."""
-        return self._messages(slice(None), self._chosen(None), self._values(self.v))
+        return self._to_messages(self._values(self.v), self._chosen(None))
 
     @cached_property
     def overlaps(self) -> Numbers:
@@ -168,12 +168,11 @@ class LayerTrace:
     def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """The length of what each edge carried, ``|weight * message|``."""
         pairs, numbers = self._pairs(edges), self._chosen(heads)
-        src = pairs[0]
 
         def lengths(values: Tensor) -> Tensor:
-            # A length for each sender and head, not for each edge.
-            each = [self._to_messages(values[:, head], head).norm(dim=-1) for head in numbers]
-            return torch.stack(each, dim=1)[:, :, src]
+            # A length for each sender and head, not for each edge: messages of one head at a time.
+            each = [self._to_messages(values[:, [head]], [head]).norm(dim=-1) for head in numbers]
+            return torch.cat(each, dim=1)[:, :, pairs[0]]
 
         return self._carried(lengths, pairs, numbers)
 
@@ -212,7 +211,7 @@ class LayerTrace:
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
         src, numbers = self._pairs(edges)[0], self._chosen(heads)
-        return self._messages(src, numbers, self._values(self.v)).transpose(1, 2)
+        return self._messages(self._values(self.v), src, numbers).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message that it had.
@@ -221,12 +220,12 @@ class LayerTrace:
         as this makes edges x heads x width: of many edges take some at a time.
         """
         pairs, numbers = self._pairs(edges), self._chosen(heads)
-        return self._carried(partial(self._messages, pairs[0], numbers), pairs, numbers)
+        return self._carried(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seeds S1.2, S3.5); their sum is the update less ``b_O``."""
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
-        return self._messages(slice(None), self._chosen(heads), z).transpose(1, 2)
+        return self._to_messages(z[:, self._chosen(heads)], self._chosen(heads)).transpose(1, 2)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -257,22 +256,19 @@ class LayerTrace:
             carried = torch.where(there, carried, 0.0)
         return carried.transpose(1, 2)
 
-    def _messages(
-        self, src: Tensor | slice, numbers: list[int], values: Tensor
-    ) -> Float[Tensor, "batch heads edges width"]:
-        found = [self._to_messages(values[:, head, src], head) for head in numbers]
-        return torch.stack(found, dim=1)
+    def _messages(self, values: Tensor, src: Tensor, numbers: list[int]) -> Tensor:
+        return self._to_messages(values[:, numbers][:, :, src], numbers)
 
     def _values(self, v: Tensor) -> Float[Tensor, "batch heads src value_dim"]:
         return edge_softmax.per_query_head(v.to(edge_softmax.accumulation_dtype(v.dtype)), self.q.shape[1])
 
-    def _to_messages(self, values: Tensor, head: int) -> Tensor:
-        """The messages of values of a head, which some heads have as values already."""
+    def _to_messages(self, values: Tensor, numbers: list[int]) -> Float[Tensor, "batch heads tokens width"]:
+        """The messages of values of these heads, which are messages already for some forms."""
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
-                factor: Tensor = getattr(self.heads, name)[head]
+                factor: Tensor = getattr(self.heads, name)[numbers]
                 values = values @ factor.to(edge_softmax.accumulation_dtype(factor.dtype))
         return values
 

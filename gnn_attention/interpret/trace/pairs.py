@@ -91,6 +91,6 @@ def bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
         return bias
     if part.varying_axes:
         raise NotImplementedError(
-            "bias with an operation on some heads: operate on all heads, or give it as a score_mod"
+            "bias with an intervention on some heads: intervene in all heads, or give it as a score_mod"
         )
     return bias[..., graph.positions_of(part.edge_index).to(bias.device)]

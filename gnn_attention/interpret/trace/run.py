@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.interpret.trace import interventions, transformer
-from gnn_attention.interpret.trace.interventions import Intervention, Numbers, cut, operate
+from gnn_attention.interpret.trace import intervention, transformer
+from gnn_attention.interpret.trace.intervention import Intervention, Numbers, cut, intervene
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -55,7 +56,7 @@ class Run:
 def record(
     module: nn.Module,
     *inputs: Any,
-    surgery: Intervention | Iterable[Intervention] = (),
+    interventions: Intervention | Iterable[Intervention] = (),
     edges: Any = None,
     layers: Numbers = None,
     **options: Any,
@@ -64,14 +65,14 @@ def record(
 
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
-    of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
-    :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are stored; ``edges``
-    are what all edges stand for in them (pairs are of tokens of the call). Phases and states are those of the
-    blocks of ``gnn_attention.model``. A layer with ``backend="message_passing"`` runs through "auto". Only
-    calls of this thread are recorded; threads that record one module take turns. It is differentiable;
-    ``torch.no_grad()`` saves memory.
+    of a cache too); it is unchanged afterwards. ``interventions`` are one or several results of
+    :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
+    stored; ``edges`` are what all edges stand for in them (pairs are of tokens of the call). Phases and
+    states are those of the blocks of ``gnn_attention.model``. A layer with ``backend="message_passing"`` runs
+    through "auto". Only calls of this thread are recorded; threads that record one module take turns. It is
+    differentiable; ``torch.no_grad()`` saves memory.
 
-    Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
+    Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`intervene` do.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
@@ -82,20 +83,23 @@ def record(
     >>> torch.allclose(received, run.output, rtol=0, atol=1e-12)
     True
     """
-    checks.check_order("surgery", surgery)
-    steps = (surgery,) if isinstance(surgery, Intervention) else tuple(surgery)
+    if "surgery" in options:
+        warnings.warn("surgery= is now called interventions=", DeprecationWarning, stacklevel=2)
+        interventions = options.pop("surgery")
+    checks.check_order("interventions", interventions)
+    steps = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
     chosen = cut(edges, layers)
     part = partial(LayerTrace.only, edges=chosen.edges)
     if transformer.is_transformer(module):
-        with operate(module, *steps), transformer.recording(module, chosen.layers, part) as found:
+        with intervene(module, *steps), transformer.recording(module, chosen.layers, part) as found:
             output = module(*inputs, **options)
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    modules = interventions.attention_layers(module)
-    numbers = interventions.checked_layers(chosen, modules)
+    modules = intervention.attention_layers(module)
+    numbers = intervention.checked_layers(chosen, modules)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with turn(modules, brief=True), operate(module, *steps), ExitStack() as stack:
+    with turn(modules, brief=True), intervene(module, *steps), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
         for number, block in enumerate(blocks):
@@ -114,8 +118,8 @@ def _recorded_layer(
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
         (call, z, lse), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        steps = inner.steps if isinstance(inner, interventions.Changing) else ()
-        changed = interventions.with_values(steps, call)[1:]
+        steps = inner.steps if isinstance(inner, intervention.Changing) else ()
+        changed = intervention.with_values(steps, call)[1:]
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
         traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, lse, changed)))
@@ -128,9 +132,9 @@ def _recorded_layer(
         calls.append((call, out, lse))
         return out, lse
 
-    before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))
+    before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(of_this_thread(append_trace))
-    with before, after, interventions.backend_replaced(layer, Backend("recorder", run)):
+    with before, after, intervention.backend_replaced(layer, Backend("recorder", run)):
         yield
 
 

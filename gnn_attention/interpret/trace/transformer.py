@@ -184,10 +184,10 @@ class _Recorder:
             )
 
 
-def edited(model: nn.Module, one: Any) -> Any:
+def intervene(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
     overrides = _overrides_for(model)
-    return overrides.in_force(overrides.Edit(model, one, partial(_check_fit, one)))
+    return overrides.in_force(overrides.InterventionBlock(model, one, partial(_check_fit, one)))
 
 
 def _overrides_for(model: nn.Module) -> Any:

@@ -207,7 +207,7 @@ class TestCuts:
         wanted = [[meant(i, j) and (j > 0 or name == "sink") for j in range(LENGTH)] for i in range(LENGTH)]
         assert jobs.claimed_edges(name, self.tokens)[0].tolist() == wanted
 
-    def test_the_model_run_on_equals_surgery(self):
+    def test_the_model_run_on_equals_an_intervention(self):
         """Edges of one head cut by the trace in the whole model; KL, fall and loss by their definitions."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -218,7 +218,7 @@ class TestCuts:
         with torch.no_grad():
             measured = cuts.measured(run, 1, 2, claimed, words)
             whole = model(self.tokens)
-            with trace.operate(model, trace.cut(from_mask(claimed[0]), layers=1, heads=2)):
+            with trace.intervene(model, trace.cut(from_mask(claimed[0]), layers=1, heads=2)):
                 cut = model(self.tokens)
         p, q = whole.log_softmax(-1), cut.log_softmax(-1)
         moved = functional.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean(-1)

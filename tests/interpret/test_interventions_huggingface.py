@@ -19,7 +19,7 @@ PAIRS = [(0, 3), (1, 3), (2, 3), (2, 4), (1, 1)]
 FACTOR = -2.5
 # token 0 has no in-edge but its own
 ALONE = [(0, 0), (1, 4)]
-SURGERIES = {
+INTERVENTIONS = {
     "cut": [trace.cut(PAIRS, layers=1, heads=[0, 2])],
     "mute": [trace.mute(PAIRS, layers=1, heads=[0, 2])],
     "mute all heads": [trace.mute(ALONE)],
@@ -39,10 +39,10 @@ SURGERIES = {
 
 
 class Formula:
-    """Dense attention with surgeries, as an attention function of transformers."""
+    """Dense attention with interventions, as an attention function of transformers."""
 
-    def __init__(self, surgeries, mask=None):
-        self.surgeries, self.left = surgeries, 0
+    def __init__(self, interventions, mask=None):
+        self.interventions, self.left = interventions, 0
         if mask is not None:
             self.left = mask.int().argmax(1).view(-1, 1, 1, 1)
 
@@ -55,12 +55,12 @@ class Formula:
         allowed = allowed.expand(logits.shape)
         # of each edge, [B, H, dst, src, dim]
         values = v.unsqueeze(2)
-        for surgery in self.surgeries:
-            chosen = self.chosen(surgery, module.layer_idx, q.shape[1], dst, src)
-            if surgery.kind == "cut":
+        for intervention in self.interventions:
+            chosen = self.chosen(intervention, module.layer_idx, q.shape[1], dst, src)
+            if intervention.kind == "cut":
                 allowed = allowed & ~chosen
             else:
-                factor = {"mute": 0.0, "scale": FACTOR}[surgery.kind]
+                factor = {"mute": 0.0, "scale": FACTOR}[intervention.kind]
                 values = torch.where(chosen.unsqueeze(-1), factor * values, values)
         logits = logits.masked_fill(~allowed, -torch.inf)
         if (sinks := others.get("s_aux")) is not None:
@@ -71,17 +71,17 @@ class Formula:
         return (weights[..., : k.shape[2]].unsqueeze(-1) * values).sum(3).transpose(1, 2), None
 
     @staticmethod
-    def chosen(surgery, layer, heads, dst, src):
-        if surgery.layers is not None and layer not in surgery.layers:
+    def chosen(intervention, layer, heads, dst, src):
+        if intervention.layers is not None and layer not in intervention.layers:
             return torch.zeros((), dtype=torch.bool)
-        edges = surgery.edges
+        edges = intervention.edges
         if isinstance(edges, ga.TokenGraph):
             there = edges.mask()[dst.clamp(min=0), src.clamp(min=0)] & (dst >= 0) & (src >= 0)
         elif edges is None:
             there = torch.ones((), dtype=torch.bool)
         else:
             there = torch.stack([(src == s) & (dst == d) for s, d in edges.T.tolist()]).any(0)
-        mine = range(heads) if surgery.heads is None else surgery.heads
+        mine = range(heads) if intervention.heads is None else intervention.heads
         return there & torch.tensor([head in mine for head in range(heads)]).view(1, -1, 1, 1)
 
 
@@ -91,14 +91,14 @@ def use_formula():
     masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     transformers.AttentionMaskInterface.register("formula", masks["eager"])
 
-    def use(model, surgeries, mask=None):
-        transformers.AttentionInterface.register("formula", Formula(surgeries, mask))
+    def use(model, interventions, mask=None):
+        transformers.AttentionInterface.register("formula", Formula(interventions, mask))
         model.set_attn_implementation("formula")
 
     return use
 
 
-CASES = [("llama", "left", key) for key in SURGERIES]
+CASES = [("llama", "left", key) for key in INTERVENTIONS]
 CASES += [("gpt2", "left", "several"), ("gpt_oss", None, "mute all heads"), ("llama", "right", "mute")]
 CASES += [("gpt2", None, "scale again"), ("gpt_oss", "left", "scale")]
 
@@ -108,12 +108,12 @@ def test_formula(name, pad, key, use_formula, monkeypatch):
     """Outputs, and gradients of all parameters."""
     hf_models.keep_float64(monkeypatch)
     model, given = hf_models.built(name), hf_models.inputs(name, pad)
-    mask, surgeries = given.get("attention_mask"), SURGERIES[key]
-    use_formula(model, surgeries, mask)
+    mask, interventions = given.get("attention_mask"), INTERVENTIONS[key]
+    use_formula(model, interventions, mask)
     wanted = hf_models.result(name, model, given).detach()
     wanted_gradients = hf_models.gradients(name, model, given)
     model.set_attn_implementation("gnn_attention")
-    with trace.operate(model, *surgeries):
+    with trace.intervene(model, *interventions):
         assert_exact(hf_models.result(name, model, given).detach(), wanted)
         gradients = hf_models.gradients(name, model, given)
     assert_exact(list(gradients.values()), list(wanted_gradients.values()))
@@ -129,11 +129,11 @@ def test_generate(key, cache, use_formula, monkeypatch):
     hf_models.keep_float64(monkeypatch)
     model, given = hf_models.built("llama"), hf_models.inputs("llama", "left")
     late = getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1)
-    surgeries = [*SURGERIES[key], late]
-    use_formula(model, surgeries, given["attention_mask"])
+    interventions = [*INTERVENTIONS[key], late]
+    use_formula(model, interventions, given["attention_mask"])
     tokens, scores = hf_models.generated(model, given, "formula")
     model.set_attn_implementation("gnn_attention")
-    with trace.operate(model, *surgeries):
+    with trace.intervene(model, *interventions):
         found = hf_models.generated(model, given, **hf_models.CACHES[cache])
     assert torch.equal(found[0], tokens)
     assert_exact(found[1], scores)
@@ -145,7 +145,7 @@ def test_recomputed_layers(monkeypatch):
     """Gradient checkpointing mutes in the backward pass too."""
     hf_models.keep_float64(monkeypatch)
     model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama")
-    with trace.operate(model, *SURGERIES["several"]):
+    with trace.intervene(model, *INTERVENTIONS["several"]):
         wanted = hf_models.gradients("llama", model, given)
         model.train().activation_checkpointing_enable()
         found = hf_models.gradients("llama", model, given)
@@ -164,7 +164,7 @@ def test_record_runs_on_the_outer_backend():
     with torch.no_grad(), huggingface.attending(Backend("mine", run)):
         trace.record(model, tokens)
         assert len(calls) == 2
-        run = trace.record(model, tokens, surgery=trace.mute((0, 1), layers=1))
+        run = trace.record(model, tokens, interventions=trace.mute((0, 1), layers=1))
     assert len(calls) == 2 + 1 + 2
     assert run.layers[1].norms((0, 1)).max() == 0 < run.layers[0].norms((0, 1)).min()
 
@@ -173,11 +173,11 @@ def test_a_pair_beyond_every_call_of_a_block_warns():
     """Not one that a growing sequence reaches: of 3 tokens and 5 more, receivers are 0 .. 6."""
     model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    with trace.operate(model, trace.cut([(0, 4), (5, 6)])):
+    with trace.intervene(model, trace.cut([(0, 4), (5, 6)])):
         model.generate(tokens, **options)
     with (
         pytest.warns(UserWarning, match=r"5 -> 8 lay in no call .* to cut"),
-        trace.operate(model, trace.cut([(0, 4), (5, 8)])),
+        trace.intervene(model, trace.cut([(0, 4), (5, 8)])),
     ):
         model.generate(tokens, **options)
 
@@ -185,7 +185,10 @@ def test_a_pair_beyond_every_call_of_a_block_warns():
 def test_a_block_in_which_nothing_ran_is_named():
     """By the function that was used."""
     model = hf_models.built("llama", "gnn_attention")
-    with pytest.warns(UserWarning, match="in this trace.operate block"), trace.operate(model, trace.cut()):
+    with (
+        pytest.warns(UserWarning, match="in this trace.intervene block"),
+        trace.intervene(model, trace.cut()),
+    ):
         pass
 
 
@@ -194,15 +197,15 @@ def test_refusals():
     model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     with (
         pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"),
-        trace.operate(model, trace.cut(layers=2)),
+        trace.intervene(model, trace.cut(layers=2)),
     ):
         pass
     with pytest.raises(IndexError, match=r"heads must be in 0 \.\. 3"):
-        trace.record(model, tokens, surgery=trace.mute(heads=4))
+        trace.record(model, tokens, interventions=trace.mute(heads=4))
     with pytest.raises(ValueError, match="2 -> 1 is no edge"):
-        trace.record(model, tokens, surgery=trace.cut([(0, 1), (2, 1)]))
+        trace.record(model, tokens, interventions=trace.cut([(0, 1), (2, 1)]))
     with pytest.raises(ValueError, match="too short"):
-        trace.record(model, tokens, surgery=trace.cut(ga.patterns.causal(2)))
+        trace.record(model, tokens, interventions=trace.cut(ga.patterns.causal(2)))
     model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="set_attn_implementation"), trace.operate(model, trace.cut()):
+    with pytest.raises(ValueError, match="set_attn_implementation"), trace.intervene(model, trace.cut()):
         pass

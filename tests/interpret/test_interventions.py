@@ -1,4 +1,4 @@
-"""Cut and mute: what is not sent is never read, operations add up, and wrong ones are refused."""
+"""Cut and mute: what is not sent is never read, interventions add up, and wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch.utils._pytree import tree_flatten
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.trace import interventions
+from gnn_attention.interpret.trace.intervention import Changing
 
 
 @pytest.mark.parametrize("backend", [*traces.BACKENDS, "message_passing"])
-def test_operations_on_a_model(backend: Any) -> None:
-    """Only from the chosen layer on do states differ; a copy made inside is operated on; leaving restores."""
+def test_interventions_on_a_model(backend: Any) -> None:
+    """Only from the chosen layer on do states differ; so does a copy made inside; leaving restores."""
     model = new_model(backend)
     plain = trace.record(model, TOKENS)
-    operations = [trace.mute([(2, 5)], layers=1), trace.cut([(0, 4), (1, 4)], layers=[1, 2])]
-    run = trace.record(model, TOKENS, surgery=operations)
-    with trace.operate(model, *operations) as inside:
+    interventions = [trace.mute([(2, 5)], layers=1), trace.cut([(0, 4), (1, 4)], layers=[1, 2])]
+    run = trace.record(model, TOKENS, interventions=interventions)
+    with trace.intervene(model, *interventions) as inside:
         assert inside is model
         assert_exact(model(TOKENS), run.output)
         assert_exact(copy.deepcopy(model)(TOKENS), run.output)
@@ -41,29 +41,29 @@ def test_operations_on_a_model(backend: Any) -> None:
     assert run.layers[2].carried((2, 5)).abs().min() > 0
 
 
-def test_operations_add_up_and_nest() -> None:
+def test_interventions_add_up_and_nest() -> None:
     """Two mutes, of which one is inside the other; a mute of an edge whose neighbour is cut."""
     made, x = heads(), drawn(2, 7, 12)
     layer = MessagePassingAttention(made)
     both = dense(made, x, LISTED, mute=cells([(6, 2), (0, 2)])).update
-    with trace.operate(layer, trace.mute([(6, 2)])), trace.operate(layer, trace.mute([(0, 2), (6, 2)])):
+    with trace.intervene(layer, trace.mute([(6, 2)])), trace.intervene(layer, trace.mute([(0, 2), (6, 2)])):
         assert_exact(layer(x, LISTED), both)
         call = trace.record(layer, x, LISTED).layers[0]
         assert_exact(call.weights(), at(dense(made, x, LISTED).weights, LISTED.edge_index))
         assert call.norms([(6, 2), (0, 2)]).abs().max() == 0
     wanted = dense(made, x, LISTED, cut=cells([(6, 2)]), mute=cells([(0, 2)], [1]))
-    found = trace.record(layer, x, LISTED, surgery=[trace.mute((0, 2), heads=1), trace.cut((6, 2))])
+    found = trace.record(layer, x, LISTED, interventions=[trace.mute((0, 2), heads=1), trace.cut((6, 2))])
     assert_exact(found.output, wanted.update)
     assert_exact(layer(x, LISTED), dense(made, x, LISTED).update)
 
 
 @pytest.mark.parametrize("kind", traces.KINDS)
-def test_one_operation_on_many_graphs(kind: str) -> None:
-    """Each call's own graph is operated on, of whatever length and form; a graph as far as its edges are."""
-    made, x, operation = heads(), drawn(2, 7, 12), traces.KINDS[kind]
+def test_one_intervention_on_many_graphs(kind: str) -> None:
+    """Each call's own graph is changed, of whatever length and form; a graph as far as its edges are."""
+    made, x, intervention = heads(), drawn(2, 7, 12), traces.KINDS[kind]
     layer, graphs = MessagePassingAttention(made, backend="auto"), (LISTED, CAUSAL, patterns.window(7, 3))
     plain = {graph: layer(x, graph) for graph in (LISTED, CAUSAL)}
-    with trace.operate(layer, operation((0, 2), heads=1)):
+    with trace.intervene(layer, intervention((0, 2), heads=1)):
         wanted = [dense(made, x, graph, **{kind: cells([(0, 2)], [1])}).update for graph in graphs]
         assert_exact([layer(x, graph) for graph in graphs], wanted)
         for g in (LISTED, LISTED.edge_index, ga.convert.to_pyg(LISTED, "adj_t")):
@@ -71,11 +71,13 @@ def test_one_operation_on_many_graphs(kind: str) -> None:
             assert_exact(layer(x[1], edge_index=g), wanted[0][1])
         assert_exact(layer(x[:, :5], patterns.causal(5)), layer(x, CAUSAL)[:, :5])
     # every edge of a head, and of all heads
-    found = trace.record(layer, x, LISTED, surgery=operation(heads=3))
+    found = trace.record(layer, x, LISTED, interventions=intervention(heads=3))
     assert_exact(found.output, plain[LISTED] - recorded(made, x, LISTED).results(3).squeeze(2))
-    assert_exact(trace.record(layer, x, LISTED, surgery=operation()).output, made.b_O.expand(2, 7, 12))
+    assert_exact(
+        trace.record(layer, x, LISTED, interventions=intervention()).output, made.b_O.expand(2, 7, 12)
+    )
     window = patterns.window(7, 2)
-    found = trace.record(layer, x, CAUSAL, surgery=operation(patterns.window(7, 2, causal=False)))
+    found = trace.record(layer, x, CAUSAL, interventions=intervention(patterns.window(7, 2, causal=False)))
     assert_exact(found.output, dense(made, x, CAUSAL, **{kind: window.mask()}).update)
 
 
@@ -102,7 +104,7 @@ def test_what_is_not_sent_is_never_read(kind: str, backend: Any) -> None:
 
         made.send = spoiled_values
     spoiled.requires_grad_()
-    with trace.operate(layer, traces.KINDS[kind](pairs)):
+    with trace.intervene(layer, traces.KINDS[kind](pairs)):
         found = layer(spoiled, graph)[0]
     assert found.isnan().any(-1).tolist() == [False] * 3 + [True] + [False] * 3
     assert_exact(found[4:], wanted)
@@ -124,7 +126,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
     mute = trace.mute([(0, dst) for dst in range(n)])
-    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Changing.over(backend, (mute, 0)))
+    found = ga.attend(q, k, v, graph, scale=scale, backend=Changing.over(backend, (mute, 0)))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
@@ -140,8 +142,8 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
     source = trace.record(MessagePassingAttention(made), other, patterns.causal(5))
     early = [pair for pair in listed if pair[0] < 5]
-    surgery = [trace.mute(listed[:2], heads=2, factor=-3.0), trace.patch(source, early, heads=[1, 2])]
-    surgery.append(trace.mute(listed[:1], heads=2, factor=0.5))
+    intervention = [trace.mute(listed[:2], heads=2, factor=-3.0), trace.patch(source, early, heads=[1, 2])]
+    intervention.append(trace.mute(listed[:1], heads=2, factor=0.5))
     plain, given = dense(made, x, g), dense(made, other, patterns.causal(5)).messages
     sent = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
     for src, dst in listed[:2]:
@@ -150,7 +152,7 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
         sent[:, 1:3, dst, src] = given[0, 1:3, src]
     sent[:, 2, listed[0][1], listed[0][0]] *= 0.5
     carried = plain.weights.unsqueeze(-1) * sent
-    call = trace.record(layer, x, g, surgery=surgery).layers[0]
+    call = trace.record(layer, x, g, interventions=intervention).layers[0]
     assert_exact(call.update, carried.sum((1, 3)) + made.b_O)
     pairs = call.edge_index
     assert_exact(call.weights(), at(plain.weights, pairs))
@@ -163,7 +165,7 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     """It has in-edges still."""
     q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 3, 4, seed=1), drawn(1, 2, 3, 4, seed=2), drawn(2, seed=3)
     mute = trace.mute([(0, 0), (0, 1), (1, 1)])
-    changing = interventions.Changing.over("auto", (mute, 0))
+    changing = Changing.over("auto", (mute, 0))
     info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=changing, return_info=True)[1]
     logits = (q @ k.mT / 2).masked_fill(~patterns.causal(3).mask(), -math.inf)
     assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
@@ -189,8 +191,8 @@ def test_nothing_is_made_of_tokens_by_tokens() -> None:
     torch.manual_seed(0)
     layer = MessagePassingAttention(StandardHeads(width, 8, head_dim=4), backend="rows")
     with Sizes() as sizes:
-        for surgery in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (7, 8)], heads=[1, 5])):
-            call = trace.record(layer, torch.randn(n, width), graph, surgery=surgery).layers[0]
+        for intervention in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (7, 8)], heads=[1, 5])):
+            call = trace.record(layer, torch.randn(n, width), graph, interventions=intervention).layers[0]
             assert call.norms().shape == (1, call.edge_index.shape[1], 8)
             assert call.carried([(2000, 2001)]).shape == (1, 1, 8, width)
     assert sizes.largest < n * n / 8, sizes.largest
@@ -205,7 +207,7 @@ def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Int
     return trace.patch(trace.record(new_model(), TOKENS[:1, :count].expand(copies, -1)), *edges, **where)
 
 
-WRONG_OPERATIONS = [
+WRONG_INTERVENTIONS = [
     (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
     (lambda: trace.mute((-1, 2)), IndexError, r"edges: a pair is \(src, dst\).*, got \[\[-1, 2\]\]"),
     (lambda: trace.mute((0, 1, 2)), ValueError, r"edges: a pair is \(src, dst\).*, got \(0, 1, 2\)"),
@@ -223,10 +225,20 @@ WRONG_OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("surgery", "error", "match"), WRONG_OPERATIONS)
-def test_wrong_operations_are_refused_before_anything_changes(surgery: Any, error: Any, match: str) -> None:
+def test_the_old_names_warn() -> None:
+    model, mute = new_model(), trace.mute((0, 1))
+    with pytest.warns(DeprecationWarning, match="called trace.intervene"), trace.operate(model, mute):
+        changed = model(TOKENS)
+    with pytest.warns(DeprecationWarning, match="called interventions="):
+        assert_exact(trace.record(model, TOKENS, surgery=mute).output, changed)
+
+
+@pytest.mark.parametrize(("intervention", "error", "match"), WRONG_INTERVENTIONS)
+def test_wrong_interventions_are_refused_before_anything_changes(
+    intervention: Any, error: Any, match: str
+) -> None:
     model = new_model()
-    with pytest.raises(error, match=match), trace.operate(model, surgery()):
+    with pytest.raises(error, match=match), trace.intervene(model, intervention()):
         model(TOKENS)
     assert model.backend == "auto"
     assert not any(layer._forward_pre_hooks for layer in model.layers)

@@ -13,8 +13,9 @@ softmax. All are exact, for gradients too: nothing is subtracted, and what is no
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -28,9 +29,9 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, symbols
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, everyone
+from gnn_attention.graph.rules import everyone
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
@@ -70,8 +71,9 @@ class Intervention:
             part = graph if self.edges is None else self.edges & graph
         if self.heads is None or set(self.heads) == set(range(num_heads)):
             return part
-        edges = RuleEdges(partial(_in_heads, part.edges.contains, self.heads))
-        return replace(part, edges=edges, heads=num_heads, name=f"{part.name} in some heads")
+        chosen = RuleEdges(symbols.any_of(symbols.head == number for number in self.heads))
+        in_heads = replace(graph, edges=chosen, heads=num_heads, batch=None)
+        return replace(part & in_heads, name=f"{part.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
         """:meth:`selection` and the rest of ``graph``, cached for the last graph."""
@@ -111,13 +113,6 @@ class Intervention:
         return self.selection(TokenGraph.from_rule(everyone, *sizes), num_heads)
 
 
-def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    chosen = h < 0
-    for head in heads:
-        chosen = chosen | (h == head)
-    return chosen & inner(b, h, dst, src)
-
-
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
     """Remove edges: softmax renormalises a receiver's remaining weights; without in-edges it is isolated.
 
@@ -129,7 +124,7 @@ def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Int
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer, x, graph = MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), patterns.causal(5)
-    >>> with trace.operate(layer, trace.cut([(1, 3), (2, 3)])):
+    >>> with trace.intervene(layer, trace.cut([(1, 3), (2, 3)])):
     ...     out = layer(x, graph)
     >>> gone = TokenGraph.from_edges(torch.tensor([[1, 2], [3, 3]]), 5)
     >>> torch.equal(out, layer(x, graph - gone)), torch.equal(out, layer(x, graph))
@@ -151,7 +146,7 @@ def mute(
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2)).double()
     >>> x, graph = torch.randn(5, 8).double(), patterns.causal(5)
-    >>> with trace.operate(layer, trace.mute(factor=2.0)):
+    >>> with trace.intervene(layer, trace.mute(factor=2.0)):
     ...     twice = layer(x, graph)
     >>> torch.allclose(twice, 2 * layer(x, graph), rtol=0, atol=1e-12)
     True
@@ -173,7 +168,7 @@ def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)).double(), torch.randn(2, 5, 8).double()
     >>> other = trace.record(layer, x[0], patterns.causal(5))
-    >>> with trace.operate(layer, trace.patch(other, (0, 4))):
+    >>> with trace.intervene(layer, trace.patch(other, (0, 4))):
     ...     changed = layer(x[1], patterns.causal(5))
     >>> difference = (changed - layer(x[1], patterns.causal(5))).abs().amax(1)
     >>> (difference > 1e-12).tolist()
@@ -238,7 +233,7 @@ def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 
 
 @contextmanager
-def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
+def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Inside, the layers of ``module`` run with the given interventions; leaving restores them.
 
     Interventions add up, those of one edge's message in their order, and hold in all threads; while one
@@ -260,7 +255,7 @@ def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Modu
     >>> from gnn_attention import model as lm
     >>> from gnn_attention.interpret.trace import cut, mute
     >>> model, tokens = lm.LanguageModel(lm.Config(vocabulary_size=300)), torch.tensor([[7, 8, 9]])
-    >>> with operate(model, cut([(0, 2)], layers=1), mute([(1, 2)], layers=0, heads=[0, 2])):
+    >>> with intervene(model, cut([(0, 2)], layers=1), mute([(1, 2)], layers=0, heads=[0, 2])):
     ...     changed = model(tokens)
     >>> torch.equal(changed[:, :2], model(tokens)[:, :2]), torch.equal(changed[:, 2], model(tokens)[:, 2])
     (True, False)
@@ -270,15 +265,24 @@ def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Modu
     with ExitStack() as stack:
         if transformer.is_transformer(module):
             for one in interventions:
-                stack.enter_context(transformer.edited(module, one))
+                stack.enter_context(transformer.intervene(module, one))
         else:
             layers = attention_layers(module)
-            chosen = [(one, checked_layers(one, layers)) for one in interventions]
+            chosen = [(one, number) for one in interventions for number in checked_layers(one, layers)]
             stack.enter_context(turn(layers, brief=False))
-            for one, numbers in chosen:
-                for number in numbers:
-                    stack.enter_context(_operated_layer(layers[number], number, one))
+            for one, number in chosen:
+                layer, hook = layers[number], partial(_checked_inputs, one)
+                stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+                if one.change is not None:
+                    backend = Changing.over(layer.backend, (one, number))
+                    stack.enter_context(backend_replaced(layer, backend))
         yield module
+
+
+def operate(module: nn.Module, *interventions: Intervention) -> AbstractContextManager[nn.Module]:
+    """The old name of :func:`intervene`, for this release."""
+    warnings.warn("trace.operate is now called trace.intervene", DeprecationWarning, stacklevel=2)
+    return intervene(module, *interventions)
 
 
 def checked_layers(one: Intervention, layers: Sequence[MessagePassingAttention]) -> list[int]:
@@ -300,16 +304,6 @@ def backend_replaced(layer: MessagePassingAttention, backend: str | Backend) -> 
         yield
     finally:
         layer.backend = before
-
-
-@contextmanager
-def _operated_layer(layer: MessagePassingAttention, number: int, one: Intervention) -> Iterator[None]:
-    backend = layer.backend
-    if one.change is not None:
-        backend = Changing.over(backend, (one, number))
-    hook = partial(_checked_inputs, one)
-    with layer.register_forward_pre_hook(hook, with_kwargs=True), backend_replaced(layer, backend):
-        yield
 
 
 def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
