@@ -148,16 +148,8 @@ class Problem:
 
 
 def by_name(backend: Backend) -> str | Backend:
-    """The name of a backend of the table, of which another process has a copy; any other backend itself.
-
-    By its name a call is what a user's call is, with one look at its numbers.
-    """
-    own = BACKENDS.get(backend.name)
-    return backend.name if own is not None and _call_of(own.run) == _call_of(backend.run) else backend
-
-
-def _call_of(run: Any) -> tuple[Any, ...]:
-    return (run.func, run.args, run.keywords) if isinstance(run, partial) else (run,)
+    """The name of a backend of the table, by which a user calls it; any other backend itself."""
+    return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
 class _Layer(nn.Module):

@@ -204,7 +204,7 @@ def _rule_checks(device: str) -> Iterator[Check]:
     """Every rule in every dtype, but that of a NaN for backends that assume finite tokens."""
     for row, backend in product(grid(dtype=CORE_DTYPES, rule=RULES), EVERYWHERE):
         if row["rule"] != NAN_RULE or not BACKENDS[backend].capabilities.visits_non_edges:
-            run = partial(run_row, device, BACKENDS[backend], row)
+            run = partial(run_row, device, backend, row)
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 
 
