@@ -61,7 +61,7 @@ def checks_of(
         skipped = unsupported(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
             skipped = f"{backend.name}: it assumes finite tokens, and no number is looked at on {device}"
-        if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].varies:
+        if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
         name, run = ", ".join(factors.values()), partial(run_row, device, by_name(backend), row)
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
