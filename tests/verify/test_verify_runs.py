@@ -116,14 +116,6 @@ def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
     assert (report.results[0].share, report.ok) == (None, False)
 
 
-@pytest.mark.parametrize("result", [3, {"group": "a"}])
-def test_what_is_no_record_is_named(result, tmp_path):
-    file = tmp_path / "record.json"
-    file.write_text(json.dumps(json.loads(Report(()).to_json()) | {"results": [result]}))
-    with pytest.raises(ValueError, match=r"record\.json: expected a record that verify --json wrote, got"):
-        Report.from_file(file)
-
-
 ALONE = "attend: one token, plain, inputs x1 ["
 COMMAND = ["verify", "--device=cpu", "--only", ALONE]
 
