@@ -51,6 +51,8 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
 
 def _submit(pool: ProcessPoolExecutor, parts: Sequence[list[Check]]) -> list[Future[list[Result]]]:
     """Start the processes with Ctrl-C blocked, which reaches all of a terminal: this one ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return [pool.submit(_run, part) for part in parts]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return [pool.submit(_run, part) for part in parts]
