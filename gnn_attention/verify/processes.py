@@ -28,12 +28,12 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
         lost: list[Check] = []
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
         try:
-            # a part without checks, which comes first, shows that a process can begin
-            first, *futures = _submit(pool, [[], *parts])
-            first.result()
-        except BrokenProcessPool:
-            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-        try:
+            try:
+                # a part without checks, which comes first, shows that a process can begin
+                first, *futures = _submit(pool, [[], *parts])
+                first.result()
+            except BrokenProcessPool:
+                raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
             for part, future in zip(parts, futures, strict=True):
                 try:
                     yield from future.result()
