@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
@@ -60,6 +61,20 @@ def test_processes_that_cannot_begin_are_no_failed_checks(monkeypatch):
     check = Check("made", "none", "float32", "check 0", Made(0))
     with pytest.raises(RuntimeError, match="died before its first check; try jobs=1"):
         next(processes.results([check] * 9, jobs=2))
+
+
+def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
+    submit = processes._submit
+
+    def interrupted(pool, parts):
+        submit(pool, parts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "_submit", interrupted)
+    check = Check("made", "none", "float32", "check 0", Made(0))
+    with pytest.raises(KeyboardInterrupt):
+        next(processes.results([check] * 9, jobs=2))
+    assert not multiprocessing.active_children()
 
 
 def names(report):
