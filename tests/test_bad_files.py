@@ -29,6 +29,12 @@ BAD = [
     ("a.adjlist", b"0 1\n1 \xff\n", files.load, "holds no graph of tokens"),
     ("a.graphml", b"<graphml><graph><node id='0'/><edge so", files.load, "ParseError"),
     ("record.json", RECORD[:-9], Report.from_file, "expected a record that verify --json wrote"),
+    (
+        "record.json",
+        RECORD.replace(b"[", b"[3"),
+        Report.from_file,
+        "expected a record that verify --json wrote",
+    ),
     ("record.json", b"[" * 100_000, Report.from_file, "expected a record that verify --json wrote"),
     ("costs.json", b'{"costs": {"call": NaN}}', cost_model.read, "does not hold the constants"),
 ]

@@ -29,12 +29,8 @@ class Frozen:
 
     @not_compiled
     def __post_init__(self) -> None:
-        """A UserDict, for FSDP2 walks through dicts, and a cached result may hold the value itself."""
-        self._memo = UserDict(self._memo) if isinstance(self._memo, dict) else self._memo
-        self._seal()
-
-    @not_compiled
-    def _seal(self) -> None:
+        # Not a dict, since FSDP2 walks through dicts, and a cached result may hold the value itself.
+        self._memo = UserDict()
         word = f"{type(self).__name__} {next(_NUMBERS)}"
         self._word = word
         _ALIVE[word] = self
@@ -50,12 +46,11 @@ class Frozen:
         raise FrozenInstanceError(f"cannot delete {name!r}: a {type(self).__name__} never changes")
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = {name: value for name, value in self.__dict__.items() if name != "_word"}
-        return fields | {"_memo": UserDict()}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_word", "_memo")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._seal()
+        self.__post_init__()
 
 
 def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:

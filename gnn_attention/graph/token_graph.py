@@ -55,7 +55,6 @@ class TokenGraph(GraphOperators):
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
-    _memo: Any = field(default_factory=dict, init=False)  # a UserDict
     # by sample and head, or by kernel: written by gnn_attention.backends
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)
 

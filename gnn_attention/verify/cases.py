@@ -73,11 +73,6 @@ class GraphCase:
             return torch.tensor(self.listed).T
         return self.mask[0, 0].nonzero().T.flip(0)
 
-    @property
-    def varies(self) -> bool:
-        """True if the graph differs by head or sample, so that it has no edge order."""
-        return self.graph.heads is not None or self.graph.batch is not None
-
     def places(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Samples, heads, absolute receivers and senders, which broadcast to ``[B, H, dst, src]``."""
         batch, heads, dst, src = (torch.arange(n, device=device) for n in self.mask.shape)
@@ -170,7 +165,7 @@ class Feature:
 
     def fits(self, case: GraphCase) -> bool:
         """Whether it can be on a graph: a bias for each edge needs an order of edges."""
-        return "bias" not in self.learns or not case.varies
+        return "bias" not in self.learns or not case.graph.varying_axes
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import Backend
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify import cases
 from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, EVERY, FEATURES, GRAPHS, KINDS, OPTIONS
 from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.report import Check
-from gnn_attention.verify.truth import Problem, leaves_of
+from gnn_attention.verify.truth import Problem, by_name, leaves_of
 
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -61,15 +61,16 @@ def checks_of(
         skipped = unsupported(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
             skipped = f"{backend.name}: it assumes finite tokens, and no number is looked at on {device}"
-        if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].varies:
+        if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        name, run = ", ".join(factors.values()), partial(run_row, device, backend, row)
+        name, run = ", ".join(factors.values()), partial(run_row, device, by_name(backend), row)
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
         yield from (check, check.forward_alone()) if number in forward else (check,)
 
 
-def run_row(device: str, backend: Backend, row: Row) -> Outcome:
+def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
     """The outcome of a backend on the problem of a row, or by its rule."""
+    backend = BACKENDS[backend] if isinstance(backend, str) else backend
     if "rule" not in row:
         problem = drawn_problem(device, **row)
         return judge(*problem.solve(backend), problem.truth.for_backend(backend))

@@ -4,10 +4,9 @@ import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 
 import torch
 
@@ -29,13 +28,12 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
         lost: list[Check] = []
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
         try:
-            with _interrupts_blocked():
+            try:
                 # a part without checks, which comes first, shows that a process can begin
-                first, *futures = [pool.submit(_run, part) for part in ([], *parts)]
-            first.result()
-        except BrokenProcessPool:
-            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-        try:
+                first, *futures = _submit(pool, [[], *parts])
+                first.result()
+            except BrokenProcessPool:
+                raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
             for part, future in zip(parts, futures, strict=True):
                 try:
                     yield from future.result()
@@ -51,22 +49,18 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
         parts, jobs = [[check] for check in lost], 1
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach: they inherit the mask, also while they import this."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
+def _submit(pool: ProcessPoolExecutor, parts: Sequence[list[Check]]) -> list[Future[list[Result]]]:
+    """Start the processes with Ctrl-C blocked, which reaches all of a terminal: this one ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return [pool.submit(_run, part) for part in parts]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        return [pool.submit(_run, part) for part in parts]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin() -> None:
-    # Ctrl-C reaches all processes of a terminal; the first one ends the others
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -11,8 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -118,11 +117,11 @@ class Problem:
             k, v = (inputs[name].expand(len(q), -1, -1, -1) for name in "kv")
             z = attention(q, k, v)
             return z, z, q, k, v
-        names = [name for name, _ in self.heads.named_parameters()]
-        weights = {f"heads.{name}": inputs[name.removeprefix("standard.")] for name in names}
-        tokens = inputs["x_src"], inputs["x_dst"]
-        results: tuple[Tensor, ...] = functional_call(_Layer(self.heads), weights, (*tokens, attention))
-        return results
+        weights = {name: inputs[name.removeprefix("standard.")] for name, _ in self.heads.named_parameters()}
+        with _reparametrize_module(self.heads, weights):
+            q, (k, v) = self.heads.receive(inputs["x_dst"]), self.heads.send(inputs["x_src"])
+            z = attention(q, k, v)
+            return self.heads.collect(z), z, q, k, v
 
     # ---- what a backend makes of it
 
@@ -148,29 +147,8 @@ class Problem:
 
 
 def by_name(backend: Backend) -> str | Backend:
-    """The name of a backend of the table, of which another process has a copy; any other backend itself.
-
-    By its name a call is what a user's call is, with one look at its numbers.
-    """
-    own = BACKENDS.get(backend.name)
-    return backend.name if own is not None and _call_of(own.run) == _call_of(backend.run) else backend
-
-
-def _call_of(run: Any) -> tuple[Any, ...]:
-    return (run.func, run.args, run.keywords) if isinstance(run, partial) else (run,)
-
-
-class _Layer(nn.Module):
-    """A layer whose weights and attention are given at each call."""
-
-    def __init__(self, heads: nn.Module) -> None:
-        super().__init__()
-        self.heads: Any = heads
-
-    def forward(self, x_src: Tensor, x_dst: Tensor, attention: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        q, (k, v) = self.heads.receive(x_dst), self.heads.send(x_src)
-        z = attention(q, k, v)
-        return self.heads.collect(z), z, q, k, v
+    """The name of a backend of the table, by which a user calls it; any other backend itself."""
+    return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
 def leaves_of(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:

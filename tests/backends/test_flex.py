@@ -17,7 +17,7 @@ from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
 FLEX = BACKENDS["flex"]
 DIM, VALUE_DIM = 6, 5
-ALIKE = [name for name, case in GRAPHS.items() if not case.varies and case.sizes[0] == BATCH]
+ALIKE = [name for name, case in GRAPHS.items() if not case.graph.varying_axes and case.sizes[0] == BATCH]
 
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 

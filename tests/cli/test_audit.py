@@ -28,7 +28,6 @@ def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
         (["wndow(8, 2)"], "wndow"),
         (["causal(600)"], "at most 512 tokens"),
         (["causal(6)", "--model", "no_such_file"], "no_such_file"),
-        (["causal(6)", "--json", "no/such/file"], "expected a folder that exists"),
         (["causal(6)", "--run-over", "causal(7)"], "does not fit"),
     ):
         assert main(["audit", *arguments]) == 2

@@ -95,7 +95,7 @@ draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
 draw 'window(6, 2)' -o {}/a | Format '' is not supported
 draw 'window(6, 2)' -o {}/a.svg --token 3 | --token belongs to --kind layers and --kind hops, not to mask
 bench --tokens 0 | --tokens must be at least 1, got 0
-bench --json no/such/record.json | expected a folder that exists
+verify --device nope | device must be one that torch knows, got 'nope'
 """
 
 

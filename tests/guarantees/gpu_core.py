@@ -81,7 +81,7 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
     calls = [row for row in calls if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
     wide = [{**row, "channels": width} for width in WIDTHS for row in calls if row["option"] in FLEX_OPTIONS]
     calls = [*wide, *(row for row in calls if row["option"] not in FLEX_OPTIONS)]
-    lists = [name for name in CORE_GRAPHS if not GRAPHS[name].varies]
+    lists = [name for name in CORE_GRAPHS if not GRAPHS[name].graph.varying_axes]
     layers = grid(graph=lists, option=LAYER_OPTIONS, kind=KINDS)
     shapes = grid(shape=SHAPES, graph=graphs, option=OPTIONS_OF_SHAPES)
     groups = (
@@ -160,7 +160,7 @@ def _takes_call(backend: str, row: Row) -> bool:
         return False
     if backend == "flex":
         # one token with a score_mod is a kernel of its own, as is a graph that differs by head or sample
-        kernels = "channels" in row and not case.varies
+        kernels = "channels" in row and not case.graph.varying_axes
         if not kernels or (row["graph"] == "one token" and "score_mod" in options):
             return False
     return takes(backend, row["dtype"], case.graph, *options)
@@ -204,7 +204,7 @@ def _rule_checks(device: str) -> Iterator[Check]:
     """Every rule in every dtype, but that of a NaN for backends that assume finite tokens."""
     for row, backend in product(grid(dtype=CORE_DTYPES, rule=RULES), EVERYWHERE):
         if row["rule"] != NAN_RULE or not BACKENDS[backend].capabilities.visits_non_edges:
-            run = partial(run_row, device, BACKENDS[backend], row)
+            run = partial(run_row, device, backend, row)
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 
 

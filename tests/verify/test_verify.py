@@ -279,19 +279,6 @@ def test_float32_is_refused_by_name_where_tf32_products_are_enabled(monkeypatch)
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--device", "nope"], "got 'nope'"),
-        (["--json", "/no/such/folder/a.json"], "--json /no/such/folder/a.json: expected a folder"),
-    ],
-)
-def test_the_command_names_wrong_options_before_the_checks(options, message, capsys):
-    """Exit code 2, which is not that of a check that failed."""
-    assert main([*COMMAND, *options]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_json_without_a_file_is_all_of_stdout(capsys):
     """The record names device, versions, sources and every check."""
     assert main([*COMMAND, "--json"]) == 0
