@@ -16,9 +16,8 @@ import torch
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.counting import count_edges
+from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_edge_lists
 from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose, kinds
-from gnn_attention.graph.regions.split_edge_lists import SplitEdges, split_edge_lists
 
 # pairs of a graph that are visited
 PAIRS = 2**18
