@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -55,12 +55,9 @@ class ListedEdges(EdgeSet):
         """The keys in ascending order, each once, and the largest int64."""
         return torch.cat([torch.unique_consecutive(self.sorted_keys[0]), rules.LAST_KEY])
 
-    def contains(self, b: Any, h: Any, dst: Any, src: Any) -> Any:
-        return rules.is_listed(self.table, self.num_src, b, h, dst, src)
-
-    def mask_mod(self, device: torch.device | None = None) -> Rule:
-        table = self.table if device is None else self.table.to(device)
-        return partial(rules.is_listed, table, self.num_src)
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return partial(rules.is_listed, self.table, self.num_src)
 
     def count(self) -> int:
         return int(self.edge_index.shape[1])
