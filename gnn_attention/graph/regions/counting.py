@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,8 +43,9 @@ def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges |
     without, keys = edges.without_lists(num_dst, num_src)
     if not keys:
         return None
-    key = torch.cat(keys)
-    key = torch.unique(key[(key >= 0) & (key < num_dst * num_src)])
+    # those of one list ascend
+    key = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
+    key = key[(key >= 0) & (key < num_dst * num_src)]
     return SplitEdges(without, key % max(num_src, 1), key // max(num_src, 1))
 
 
@@ -62,26 +63,36 @@ def bands(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
     for piece in quadtree.decompose(structured, boxes):
         yield from bands_of(structured, piece)
     if split is not None:
-        yield _correct_at_pairs(edges, split, boxes, sizes)
+        yield from _bands_of_pairs(edges, split, boxes, sizes)
 
 
-def _correct_at_pairs(edges: EdgeSet, split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Bands:
-    """``R - R_0`` at the listed pairs in the boxes; a pair finds its box by the cell of the grid."""
-    height, width = int(boxes.height.max()), int(boxes.width.max())
-    grid = Grid.of(boxes.dst, boxes.src, height, width, sizes[1])
-    cells = (sizes[0] // height + 3) * grid.columns
+def _bands_of_pairs(
+    edges: EdgeSet, split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]
+) -> Iterator[Bands]:
+    """``R - R_0`` at the listed pairs inside the boxes."""
+    for box, pair in _find_boxes(split, boxes, sizes):
+        dst, src = split.dst[pair], split.src[pair]
+        owner, b, h = (number[box].expand_as(dst) for number in (boxes.owner, boxes.batch, boxes.head))
+        is_edge, was_edge = (
+            enumerate_pairs.evaluate(x.contains, "this graph", b, h, dst, src).expand_as(dst).to(torch.int64)
+            for x in (edges, split.edges)
+        )
+        yield Bands(owner, dst, src, torch.ones_like(dst), is_edge - was_edge)
+
+
+def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
+    """Numbers of boxes and of the listed pairs inside them: every pair is inside a box of all tokens."""
+    if int(boxes.height.min()) == sizes[0] and int(boxes.width.min()) == sizes[1]:
+        yield from ((box, slice(None)) for box in range(len(boxes)))
+        return
+    grid = Grid.of(boxes.dst, boxes.src, int(boxes.height.max()), int(boxes.width.max()), sizes[1])
+    cells = (sizes[0] // grid.height + 3) * grid.columns
     sample = boxes.batch * (int(boxes.head.max()) + 1) + boxes.head
     keys, order = (sample * cells + grid.cell(boxes.dst, boxes.src)).sort()
     key = torch.unique(sample).unsqueeze(1) * cells + grid.cell(split.dst, split.src)
     place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
     inside = keys[place] == key
-    box, (_, pair) = order[place[inside]], inside.nonzero(as_tuple=True)
-    pairs = boxes.batch[box], boxes.head[box], split.dst[pair], split.src[pair]
-    is_edge, was_edge = (
-        enumerate_pairs.evaluate(x.contains, "this graph", *pairs).expand(len(box)).to(torch.int64)
-        for x in (edges, split.edges)
-    )
-    return Bands(boxes.owner[box], *pairs[2:], torch.ones_like(box), is_edge - was_edge)
+    yield order[place[inside]], inside.nonzero()[:, 1]
 
 
 def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch heads dst"]:
