@@ -142,11 +142,6 @@ def _absolute(a: Interval) -> Interval:
 
 def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
-    # where one is the extreme in every box, all that is known of it stays known
-    for one, other in ((a, b), (b, a)):
-        if bool(((pick(one.low, other.high) == one.low) & (pick(one.high, other.low) == one.high)).all()):
-            picked: Interval = one
-            return picked
     return interval(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
 
 

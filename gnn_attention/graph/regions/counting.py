@@ -169,8 +169,9 @@ def edges_in(edges: EdgeSet, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges
         part, row = ragged(band.rows)
         key = (band.dst * num_src + band.src)[part] + row * (num_src + band.slope)
         width = band.width[part]
-        if bool((width != 1).any()):
+        if bool((width < 0).any()):
             removed.append(key[width < 0])
+        if bool((width != 1).any()):
             start, column = ragged(width.clamp(min=0))
             key = key[start] + column
         keys.append(key)
