@@ -96,9 +96,8 @@ class Rows:
         if self.repeats is None:
             return
         src, dst = _find_first(self.sorted, self.repeats)
-        what = (
-            f"{'block' if self.blocks else 'sender'} {src} more than once for {RECEIVERS[self.blocks]} {dst}"
-        )
+        sender = f"{'block' if self.blocks else 'sender'} {src}"
+        what = f"{sender} more than once for {RECEIVERS[self.blocks]} {dst}"
         advice = "pass coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
         advice = "put -1 in the place of all but one" if self.blocks else advice
         repeats = f"(entries that repeat: {self.repeats.sum()})"

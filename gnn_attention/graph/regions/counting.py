@@ -43,7 +43,7 @@ def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges |
     without, keys = edges.without_lists(num_dst, num_src)
     if not keys:
         return None
-    # those of one list ascend
+    # The keys of one list ascend.
     key = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
     key = key[(key >= 0) & (key < num_dst * num_src)]
     return SplitEdges(without, key % max(num_src, 1), key // max(num_src, 1))
@@ -81,7 +81,8 @@ def _bands_of_pairs(
 
 
 def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
-    """Numbers of boxes and of the listed pairs inside them: every pair is inside a box of all tokens."""
+    """``(box, pair)``: the numbers of boxes, and those of the listed pairs inside them."""
+    # Boxes of all tokens hold every pair.
     if int(boxes.height.min()) == sizes[0] and int(boxes.width.min()) == sizes[1]:
         yield from ((box, slice(None)) for box in range(len(boxes)))
         return
