@@ -42,6 +42,10 @@ class TestKinds:
         for place, form in enumerate((graph, ~graph, graph.T)):
             check(form, (3, 50, 64, 100, 2000, 1)[(place + graph.num_edges) % 6])
 
+    def test_tiles_of_the_same_receivers_count_their_own_edges(self):
+        """Two tiles may depend on the receiver alone, each in another way: before and after a border."""
+        check(patterns.documents([200] * 5, causal=False), 128)
+
     def test_a_million_tokens_are_a_few_thousand_runs(self):
         """Closed forms of causal and window attention in blocks of 128."""
         n, block = 2**20, 128

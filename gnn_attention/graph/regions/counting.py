@@ -110,25 +110,12 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
 
 
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
-    """How many edges each of the boxes holds.
-
-    Of boxes that are equal because their edges depend on one thing alone one is counted.
-    """
-    boxes, one = piece.boxes, torch.arange(len(piece.boxes), device="cpu")
-    same = one
-    dst, src = boxes.dst, boxes.src
-    places = {quadtree.DST: dst, quadtree.SRC: src, quadtree.DIFFERENCE: dst - src}
-    if piece.kind in places and len(one):
-        place, key = places[piece.kind], boxes.batch
-        for number in (boxes.head, place - place.min(), boxes.height, boxes.width):
-            key = key * (number.max() + 1) + number
-        unique, same = torch.unique(key, return_inverse=True)
-        one = torch.empty_like(unique).scatter_(0, same, one)
-    boxes = replace(boxes.at(one), owner=torch.arange(len(one), device="cpu"))
+    """How many edges each of the boxes holds."""
+    boxes = replace(piece.boxes, owner=torch.arange(len(piece.boxes), device="cpu"))
     total = torch.zeros_like(boxes.owner)
     for band in bands(edges, boxes):
         total.index_add_(0, band.owner, band.rows * band.width)
-    return total[same]
+    return total
 
 
 def same(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
