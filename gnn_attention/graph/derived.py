@@ -50,8 +50,9 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
 
 def receiver_order(graph: Graph) -> tuple[Tensor | None]:
     """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
-    known = graph.edges.sorted_keys[1] if isinstance(graph.edges, ListedEdges) else None
-    return known or (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
+    if isinstance(graph.edges, ListedEdges):
+        return (graph.edges.order,)
+    return (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
 
 
 def in_degree(graph: Graph) -> Tensor:

@@ -18,32 +18,11 @@ def keys_of(edges: Tensor, num_src: int) -> Tensor:
     return torch.add(edges[0], edges[1], alpha=num_src)
 
 
-# ascending keys, and the order of the edges if it is known
-SortedKeys = tuple[Tensor, tuple[Tensor | None] | None]
-
-
-def sort_keys(edges: Tensor, num_src: int) -> SortedKeys:
-    """Return ``dst * num_src + src`` of every edge in ascending order, and the order of the edges if known.
-
-    The order is ``(None,)`` for a list that stands in it and holds no edge twice. That of a short list is not
-    known: NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
-    """
-    keys = keys_of(edges, num_src)
-    if len(keys) > SHORT:
-        keys, order = _sort(keys)
-        return keys, (order,)
-    numbers(keys).sort()
-    return keys, None
-
-
 def order_by_receiver(edges: Tensor, num_src: int) -> Tensor | None:
     """The order of the edges by receiver, then sender; None for a list that stands in it."""
-    return _sort(keys_of(edges, num_src))[1]
-
-
-def _sort(keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    keys = keys_of(edges, num_src)
     # In a stable order, so that parallel edges stand in the order of the list.
-    return (keys, None) if ascends(keys) else keys.sort(stable=True)
+    return None if ascends(keys) else keys.argsort(stable=True)
 
 
 def ascends(key: Tensor) -> bool:
@@ -86,8 +65,6 @@ def mask(keys: Tensor, shape: Sequence[int]) -> Tensor:
     return cells.index_fill_(0, keys, True).view(*shape)
 
 
-# edges of a list whose order is not needed where it is used once
-SHORT = 2**14
 # of a dense matrix: 64 MB
 MOST_CELLS = 2**24
 # two indices and a number

@@ -42,7 +42,10 @@ def read_table(
         table = table.masked_fill(~_counted(index, count).view(table.shape), -1)
     lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
     if lowest < -1 or highest >= num_src:
-        raise IndexError(_outside(table, num_src, blocks))
+        src, dst = _find_first(table, (table < -1) | (table >= num_src))
+        senders = f"{num_src} blocks of senders" if blocks else f"num_src={num_src}"
+        expected = f"0 .. {num_src - 1} ({senders}), or -1 for none"
+        raise IndexError(f"index holds {src} for {RECEIVERS[blocks]} {dst}: expected {expected}")
     dtype = torch.int32 if num_src < 2**31 else torch.int64
     table = table.to(dtype, copy=True, memory_format=torch.contiguous_format)
     return table.masked_fill_(table < 0, num_src) if lowest < 0 else table
@@ -62,16 +65,12 @@ def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
     return torch.arange(most, device=index.device) < count.unsqueeze(-1)
 
 
-def _outside(table: Tensor, num_src: int, blocks: bool) -> str:
-    place = ((table < -1) | (table >= num_src)).nonzero()[0].tolist()
-    what = f"{int(table[tuple(place)])} for {RECEIVERS[blocks]} {place[2]}{_slice_named(table, place)}"
-    senders = f"{num_src} blocks of senders" if blocks else f"num_src={num_src}"
-    return f"index holds {what}: expected 0 .. {num_src - 1} ({senders}), or -1 for none"
-
-
-def _slice_named(table: Tensor, place: list[int]) -> str:
+def _find_first(table: Tensor, wrong: Tensor) -> tuple[int, str]:
+    """The first wrong entry, and its receiver in words."""
+    place = wrong.nonzero()[0].tolist()
     axes = zip(("sample", "head"), table.shape[:2], place, strict=False)
-    return "".join(f" of {word} {at}" for word, size, at in axes if size > 1)
+    of = "".join(f" of {word} {at}" for word, size, at in axes if size > 1)
+    return int(table[tuple(place)]), f"{place[2]}{of}"
 
 
 class Rows:
@@ -96,22 +95,21 @@ class Rows:
         """ValueError that names a sender that stands twice."""
         if self.repeats is None:
             return
-        place = self.repeats.nonzero()[0].tolist()
-        src = int(self.sorted[tuple(place)])
-        what = f"{'block' if self.blocks else 'sender'} {src} more than once for {RECEIVERS[self.blocks]}"
-        what += f" {place[2]}{_slice_named(self.sorted, place)} (entries that repeat: {self.repeats.sum()})"
+        src, dst = _find_first(self.sorted, self.repeats)
+        sender = f"{'block' if self.blocks else 'sender'} {src}"
+        what = f"{sender} more than once for {RECEIVERS[self.blocks]} {dst}"
         advice = "pass coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
         advice = "put -1 in the place of all but one" if self.blocks else advice
-        raise ValueError(f"index holds {what}, but a graph is a set: {advice}")
+        repeats = f"(entries that repeat: {self.repeats.sum()})"
+        raise ValueError(f"index holds {what} {repeats}, but a graph is a set: {advice}")
 
     def check_causal(self) -> None:
         """ValueError that names an edge from a later token."""
         table = self.sorted
         dst = torch.arange(table.shape[2], device=table.device, dtype=table.dtype).unsqueeze(-1)
-        late = (self.sorted > dst).logical_and_(self.valid)
+        late = (table > dst).logical_and_(self.valid)
         if bool(late.any()):
-            place = late.nonzero()[0].tolist()
-            edge = f"{int(self.sorted[tuple(place)])} -> {place[2]}{_slice_named(self.sorted, place)}"
+            edge = "{} -> {}".format(*_find_first(table, late))
             advice = "put -1 in its place, or leave causal out"
             raise ValueError(f"index holds the edge {edge}, which is not causal (src <= dst): {advice}")
 

@@ -71,7 +71,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     kinds[..., graph.num_src // block_size :] = kinds[..., graph.num_src // block_size :].clamp(max=PARTIAL)
     lists = (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE))
     lengths = (graph.num_dst, graph.num_src)
-    rule = graph.edges.mask_mod(torch.device(device))
+    rule = on_device(graph.rule, torch.device(device))
     mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=lengths)
     return mask.to(str(device))
 

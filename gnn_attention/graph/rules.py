@@ -5,6 +5,7 @@ pickled; the four named parameters that FlexAttention and Hugging Face expect re
 """
 
 import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,14 +37,6 @@ def no_pair(b: Token, h: Token, dst: Token, src: Token) -> Any:
 
 def causal(b: Token, h: Token, dst: Token, src: Token) -> Any:
     return src <= dst
-
-
-def and_(left: Rule, right: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    return left(b, h, dst, src) & right(b, h, dst, src)
-
-
-def or_(left: Rule, right: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    return left(b, h, dst, src) | right(b, h, dst, src)
 
 
 def difference(left: Any, right: Any) -> Any:
@@ -119,7 +112,7 @@ def chosen(table: Tensor, height: int, width: int, b: Token, h: Token, dst: Toke
 
 
 def past(rule: Rule, only: bool = True) -> Rule:
-    return partial(and_, rule, causal) if only else rule
+    return partial(joined, operator.and_, (rule, causal)) if only else rule
 
 
 def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:

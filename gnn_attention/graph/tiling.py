@@ -115,10 +115,8 @@ Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Columns:
-    if graph.edges.listed() is not None:
-        columns = _count_listed(graph, block)
-    elif enumerate_pairs.few(graph.shape4):
-        columns = _count_few(graph, block)
+    if graph.edges.listed() is not None or enumerate_pairs.few(graph.shape4):
+        columns = _count_pairs(graph, block)
     else:
         pieces = decompose(graph.edges, root(graph.shape4), block, grid=True)
         columns = runs_of_pieces(graph.edges, pieces, block, -(-graph.num_dst // block))
@@ -136,26 +134,23 @@ def _merge(columns: Columns) -> Columns:
     return row[starts], first[starts], stop[ends], full[starts], edges[starts]
 
 
-def _count_listed(graph: TokenGraph, block: int) -> Columns:
-    src, dst = graph.coalesce().edge_index
-    columns = max(-(-graph.num_src // block), 1)
-    tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
-    row, column = tile // columns, tile % columns
-    height = (graph.num_dst - row * block).clamp(max=block)
+def _count_pairs(graph: TokenGraph, block: int) -> Columns:
+    """The tiles of the edges of a list, or of a mask of few pairs."""
+    rows, columns = (max(-(-n // block), 1) for n in (graph.num_dst, graph.num_src))
+    if graph.edges.listed() is not None:
+        src, dst = graph.coalesce().edge_index
+        tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
+        row, column = tile // columns, tile % columns
+    else:
+        border = 0, -graph.num_src % block, 0, -graph.num_dst % block
+        mask = torch.nn.functional.pad(graph.mask().view(graph.shape4), border)
+        sides = mask.shape[:3].numel() // block, block, mask.shape[3] // block, block
+        count = mask.view(sides).sum((1, 3))
+        row, column = count.nonzero(as_tuple=True)
+        edges = count[row, column]
+    height = (graph.num_dst - row % rows * block).clamp(max=block)
     width = (graph.num_src - column * block).clamp(max=block)
     return _single_tiles(row, column, edges, height * width)
-
-
-def _count_few(graph: TokenGraph, block: int) -> Columns:
-    """The tiles of a few pairs, each of which is visited."""
-    mask = graph.mask().reshape(graph.shape4).flatten(0, 1)
-    border = 0, -graph.num_src % block, 0, -graph.num_dst % block
-    sides = -(-graph.num_dst // block), block, -(-graph.num_src // block), block
-    count, area = (
-        torch.nn.functional.pad(x, border).view(len(x), *sides).sum((2, 4)) for x in (mask, mask[:1] | True)
-    )
-    row, column = count.flatten(0, 1).nonzero(as_tuple=True)
-    return _single_tiles(row, column, count[count > 0], area.expand_as(count)[count > 0])
 
 
 def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Columns:

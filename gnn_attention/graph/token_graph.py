@@ -248,7 +248,7 @@ class TokenGraph(GraphOperators):
     @property
     def rule(self) -> Rule:
         """``rule(b, h, dst, src) -> bool tensor``, True where there is an edge: FlexAttention's mask_mod."""
-        return self.edges.mask_mod()
+        return self.edges.rule
 
     @property
     def has_parallel_edges(self) -> bool:

@@ -153,7 +153,7 @@ def recipe(value: object) -> Hashable | None:
     if isinstance(value, tuple):
         parts = value
     elif isinstance(value, MethodType) and isinstance(value.__self__, EdgeSet):
-        return recipe(value.__self__.mask_mod())
+        return recipe(value.__self__.rule)
     elif isinstance(value, partial):
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
     elif isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED:

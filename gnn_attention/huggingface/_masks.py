@@ -9,6 +9,7 @@ chose itself narrow the graph: nothing is as large as receivers x senders, unles
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, and_, map_pairs, of_tokens
+from gnn_attention.graph.rules import Rule, joined, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
 from gnn_attention.huggingface._overrides import ACTIVE, Override, named
@@ -118,7 +119,8 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
         rule = partial(_on_device, partial(map_pairs, function) if is_mapped else function, at, device)
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
-        edges = RuleEdges(partial(and_, own.edges.contains, alignment.sends_token(padding)))
+        both = own.edges.contains, alignment.sends_token(padding)
+        edges = RuleEdges(partial(joined, operator.and_, both))
         own = replace(own, edges=edges, batch=own.batch or (batch if len(padding) > 1 else None))
     place = Place(own, batch, padding, left, cached=is_known and padding is None and left is None)
     return LazyMask(place, device, ACTIVE.get())

@@ -1,5 +1,6 @@
 """Trees over tokens: speculative decoding, prompts that share prefixes, documents in sections."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """
     enter, leave = _visits(parents)
     above = _above(enter, leave)
-    rule = above if causal else partial(rules.or_, above, partial(rules.transposed, above))
+    rule = above if causal else partial(rules.joined, operator.or_, (above, partial(rules.transposed, above)))
     return TokenGraph.from_rule(rule, len(enter))
 
 

@@ -48,6 +48,10 @@ class TestKinds:
         rule = lambda b, h, i, j: ((j < 512) & (i % 3 == 0)) | ((j >= 512) & condition(i))  # noqa: E731
         check(TokenGraph.from_rule(rule, 1024), 64)
 
+    def test_tiles_of_the_same_receivers_count_their_own_edges(self):
+        """Two tiles may depend on the receiver alone, each in another way: before and after a border."""
+        check(patterns.documents([200] * 5, causal=False), 128)
+
     def test_a_million_tokens_are_a_few_thousand_runs(self):
         """Closed forms of causal and window attention in blocks of 128."""
         n, block = 2**20, 128

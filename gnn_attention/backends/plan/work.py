@@ -26,9 +26,8 @@ from gnn_attention.backends.plan.tile_masks import cells_at, split_tiles, tile_b
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.counting import count_edges
+from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_edge_lists
 from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose, kinds
-from gnn_attention.graph.regions.split_edge_lists import SplitEdges, split_edge_lists
 from gnn_attention.graph.tiling import tiles
 
 # bytes of masks about which they are counted, by what factor: they may repeat, and the estimate be wrong

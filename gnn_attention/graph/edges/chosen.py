@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 
@@ -62,12 +61,9 @@ class ChosenEdges(EdgeSet):
         """``r * num_src + src`` of every edge, ascending, and the largest int64."""
         return torch.cat([self.row * self.shape[3] + self.src, rules.LAST_KEY.to(self.src.device)])
 
-    def contains(self, b: Any, h: Any, dst: Any, src: Any) -> Any:
-        return rules.is_chosen(self.table, self.shape, b, h, dst, src)
-
-    def mask_mod(self, device: torch.device | None = None) -> Rule:
-        table = self.table if device is None else self.table.to(device)
-        return partial(rules.is_chosen, table, self.shape)
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return partial(rules.is_chosen, self.table, self.shape)
 
     def count(self) -> int:
         return self.src.numel()

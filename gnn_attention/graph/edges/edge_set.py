@@ -20,22 +20,20 @@ from gnn_attention.graph.rules import Rule
 class EdgeSet:
     """The edges of a graph, without its sizes and name.
 
+    ``rule`` is :meth:`contains` as FlexAttention takes it: made of functions and tables, for tensors alone.
     ``has_structure`` is False where the edges are chosen anew in every step, so that searching them for tiles
     would take longer than a call. ``has_slices`` is True where several samples or heads have rows of their
     own, which are searched one by one.
     """
 
+    rule: Rule
     has_structure: bool = True
     has_slices: bool = False
     has_parallel_edges: bool = False
 
     def contains(self, b: Any, h: Any, dst: Any, src: Any) -> Any:
         """Whether there is an edge: a bool tensor for tensors of tokens, a ``TriState`` for ranges."""
-        raise NotImplementedError
-
-    def mask_mod(self, device: torch.device | None = None) -> Rule:
-        """:meth:`contains` as FlexAttention takes it: functions and tables, the latter on ``device``."""
-        raise NotImplementedError
+        return self.rule(b, h, dst, src)
 
     def boxes(self, b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState:
         """Say of each box of pairs whether it may hold an edge, and whether all of its pairs are edges."""
@@ -112,7 +110,7 @@ def on_device(part: Any, device: torch.device) -> Any:
     if isinstance(part, Tensor):
         return part.to(device)
     if isinstance(part, MethodType) and isinstance(part.__self__, EdgeSet):
-        return part.__self__.mask_mod(device)
+        return on_device(part.__self__.rule, device)
     if isinstance(part, partial):
         arguments = (on_device(argument, device) for argument in part.args)
         return partial(part.func, *arguments, **{k: on_device(v, device) for k, v in part.keywords.items()})

@@ -11,7 +11,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
-from gnn_attention.graph.edges.edge_set import EdgeSet, on_device
+from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.intervals.arithmetic import constant, token_ranges
 from gnn_attention.graph.intervals.values import Box, Interval, TriState, as_tristate, unknown
 from gnn_attention.graph.rules import Rule
@@ -51,9 +51,6 @@ class RuleEdges(EdgeSet):
             self.boxes(constant(box, 0), constant(box, 0), *token_ranges(box))
         return self._obstacles[0] if self._obstacles else None
 
-    def mask_mod(self, device: torch.device | None = None) -> Rule:
-        return self.rule if device is None else on_device(self.rule, device)
-
     def rows(self, start: int, stop: int) -> EdgeSet:
         return RuleEdges(partial(rules.of_tokens, self.contains, start, 0), self._obstacles)
 
@@ -82,8 +79,9 @@ class CombinedEdges(EdgeSet):
     def obstacle(self) -> str | None:
         return next((why for edges in self.operands if (why := edges.obstacle) is not None), None)
 
-    def mask_mod(self, device: torch.device | None = None) -> Rule:
-        return partial(rules.joined, self.join, tuple(edges.mask_mod(device) for edges in self.operands))
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return partial(rules.joined, self.join, tuple(edges.rule for edges in self.operands))
 
     def rows(self, start: int, stop: int) -> EdgeSet:
         return CombinedEdges(self.join, tuple(edges.rows(start, stop) for edges in self.operands))

@@ -82,15 +82,13 @@ def _minus(a: Interval, dtype: torch.dtype | None = None) -> Interval:
     return interval(a.box, -a.high, -a.low, a.axes, dtype)
 
 
-def _subtract(a: Any, b: Any) -> Interval:
-    box, a, b, dtype = _numbers(a, b)
-    return _sum(box, a, _minus(b, torch.int64), dtype)
+def _subtract(a: Any, b: Any, dtype: torch.dtype | None = None) -> Interval:
+    box, a, b, common = _numbers(a, b)
+    return _sum(box, a, _minus(b, torch.int64), dtype or common)
 
 
-def _gap(a: Any, b: Any) -> Interval:
-    """``a - b`` in int64, so that a comparison does not wrap round."""
-    box, a, b, _ = _numbers(a, b)
-    return _sum(box, a, _minus(b, torch.int64), torch.int64)
+# the difference of compared numbers, which does not wrap round
+_gap = partial(_subtract, dtype=torch.int64)
 
 
 def _multiply(a: Any, b: Any) -> Interval:
@@ -144,11 +142,6 @@ def _absolute(a: Interval) -> Interval:
 
 def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
-    # where one is the extreme in every box, all that is known of it stays known
-    for one, other in ((a, b), (b, a)):
-        if bool(((pick(one.low, other.high) == one.low) & (pick(one.high, other.low) == one.high)).all()):
-            picked: Interval = one
-            return picked
     return interval(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
 
 
@@ -321,6 +314,10 @@ for _function, _names in _BINARY.items():
     setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
 
 _MORE: dict[str, Callable[..., Any]] = {
+    "long": lambda a: a.to(torch.int64),
+    "int": lambda a: a.to(torch.int32),
+    "bool": lambda a: a.to(torch.bool),
+    "contiguous": lambda a: a,
     "rsub": _swap(_subtract),
     "div": partial(_divide, rounding_mode=None),
     "logical_xor": _differ,

@@ -1,7 +1,10 @@
 """Tables over whole ranges: their lowest and highest entries, and which boxes hold a pair of an edge list."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, MutableMapping
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -54,9 +57,27 @@ def _halve(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     return reduce(values.reshape(len(values), -1, 2), dim=2)
 
 
-Frame = tuple[int, int, int, int]
+class Grid(NamedTuple):
+    """Cells of ``height x width`` pairs, numbered row by row; one of them begins at ``(top, left)``."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+    columns: int
+
+    @classmethod
+    def of(cls, dst: Tensor, src: Tensor, height: int, width: int, num_src: int) -> Grid:
+        """The grid in which boxes that begin at these receivers and senders are cells."""
+        return cls(height, width, int(dst[0]) % height, int(src[0]) % width, num_src // width + 3)
+
+    def cell(self, dst: Tensor, src: Tensor) -> Tensor:
+        row, column = (dst - self.top) // self.height, (src - self.left) // self.width
+        return (row + 1) * self.columns + column + 1
+
+
 # keys -> the cells with an edge, in the grid that was used last
-_grids: MutableMapping[Tensor, tuple[Frame, Tensor]] = WeakIdKeyDictionary()
+_grids: MutableMapping[Tensor, tuple[Grid, Tensor]] = WeakIdKeyDictionary()
 
 
 def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
@@ -69,26 +90,21 @@ def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriSta
     if not len(never):
         return TriState(dst.box, never, never, axes)
     height, width = (int((side.high - side.low).max()) + 1 for side in (dst, src))
-    frame = (height, width, int(dst.low[0]) % height, int(src.low[0]) % width)
+    grid = Grid.of(dst.low, src.low, height, width, num_src)
     cached = _grids.get(keys)
-    if cached is None or cached[0] != frame:
-        _grids[keys] = cached = frame, _cells_with_edges(keys, num_src, frame)
+    if cached is None or cached[0] != grid:
+        _grids[keys] = cached = grid, _cells_with_edges(keys, num_src, grid)
     _, cells = cached
-    corners = [_cells(frame, num_src, *ends) for ends in product((dst.low, dst.high), (src.low, src.high))]
+    corners = [grid.cell(*ends) for ends in product((dst.low, dst.high), (src.low, src.high))]
     around = torch.stack(corners)
     # beyond the last sender a key is that of another pair
     some = (cells[torch.searchsorted(cells, around)] == around).any(0) | (src.low < 0) | (src.high >= num_src)
     return tristate(dst.box, some, never, axes)
 
 
-def _cells(frame: Frame, num_src: int, dst: Tensor, src: Tensor) -> Tensor:
-    height, width, top, left = frame
-    return ((dst - top) // height + 1) * (num_src // width + 3) + (src - left) // width + 1
-
-
-def _cells_with_edges(keys: Tensor, num_src: int, frame: Frame) -> Tensor:
+def _cells_with_edges(keys: Tensor, num_src: int, grid: Grid) -> Tensor:
     """The cells in order, and the largest int64, so that every search ends inside the table."""
-    cell = _cells(frame, num_src, keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1))
+    cell = grid.cell(keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1))
     largest = int(cell.max()) + 1 if len(cell) else 0
     # a table of all cells is quicker than sorting, but takes memory
     few = largest <= 4 * len(cell)

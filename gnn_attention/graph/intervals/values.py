@@ -96,15 +96,6 @@ class Interval(Value):
         dtype = _dtype_of(where, how)
         return self if dtype in (None, self.dtype) else replace(self, dtype=dtype)
 
-    def long(self) -> Interval:
-        return self.to(torch.int64)
-
-    def int(self) -> Interval:
-        return self.to(torch.int32)
-
-    def contiguous(self) -> Interval:
-        return self
-
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):
@@ -124,8 +115,6 @@ class TriState(Value):
             raise UnsupportedError("a bool is no number")
         return self
 
-    bool = to
-
 
 @dataclass(frozen=True, eq=False)
 class Unknown(Value):
@@ -138,8 +127,6 @@ class Unknown(Value):
 
     def to(self, *where: Any, **how: Any) -> Unknown:
         return self
-
-    long = int = bool = contiguous = to
 
 
 def unknown(box: Box) -> TriState:

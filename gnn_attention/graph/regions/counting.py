@@ -1,22 +1,27 @@
 """Degrees, counts, edge lists and equality: exact, and for many pairs read off the cut into boxes.
 
-Edges that are combined with lists are counted without them and corrected at their pairs
-(``split_edge_lists``).
+Edges ``R`` that are combined with lists are cut with an empty list in the place of each, ``R_0``. Both are
+the same for all pairs that no list holds, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: structured
+edges are counted by boxes, and scattered pairs, which would break every box, one by one. Inside a rule a list
+stays.
 """
+
+from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import CombinedEdges
-from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import Boxes, Piece, bands, ragged, root
-from gnn_attention.graph.regions.split_edge_lists import SplitEdges, split_by_box, split_edge_lists
+from gnn_attention.graph.intervals.table_bounds import Grid
+from gnn_attention.graph.regions import enumerate_pairs, quadtree
+from gnn_attention.graph.regions.quadtree import Bands, Boxes, Piece, bands_of, ragged, root
 from gnn_attention.graph.rules import Shape
 
 # pairs up to which visiting all of them is the quickest way to a list, because it comes out sorted
@@ -25,19 +30,75 @@ MANY = 2**20
 PROBES = 64
 
 
+class SplitEdges(NamedTuple):
+    """``edges`` are the same as others for all pairs but these: distinct, by receiver, then sender."""
+
+    edges: EdgeSet
+    src: Int[Tensor, " pairs"]
+    dst: Int[Tensor, " pairs"]
+
+
+def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges | None:
+    """The edges without their lists, and the listed pairs among these tokens; None if there is no list."""
+    without, keys = edges.without_lists(num_dst, num_src)
+    if not keys:
+        return None
+    # The keys of one list ascend.
+    key = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
+    key = key[(key >= 0) & (key < num_dst * num_src)]
+    return SplitEdges(without, key % max(num_src, 1), key // max(num_src, 1))
+
+
+def bands(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
+    """The edges of boxes that are tiles of one grid, each edge in one band.
+
+    After the edges without lists come the listed pairs, as bands of width 1 where a pair is an edge that was
+    not there before, -1 where it was and is none.
+    """
+    if not len(boxes):
+        return
+    sizes = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
+    split = split_edge_lists(edges, *sizes)
+    structured = edges if split is None else split.edges
+    for piece in quadtree.decompose(structured, boxes):
+        yield from bands_of(structured, piece)
+    if split is not None:
+        yield from _bands_of_pairs(edges, split, boxes, sizes)
+
+
+def _bands_of_pairs(
+    edges: EdgeSet, split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]
+) -> Iterator[Bands]:
+    """``R - R_0`` at the listed pairs inside the boxes."""
+    for box, pair in _find_boxes(split, boxes, sizes):
+        dst, src = split.dst[pair], split.src[pair]
+        owner, b, h = (number[box].expand_as(dst) for number in (boxes.owner, boxes.batch, boxes.head))
+        is_edge, was_edge = (
+            enumerate_pairs.evaluate(x.contains, "this graph", b, h, dst, src).expand_as(dst).to(torch.int64)
+            for x in (edges, split.edges)
+        )
+        yield Bands(owner, dst, src, torch.ones_like(dst), is_edge - was_edge)
+
+
+def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
+    """``(box, pair)``: the numbers of boxes, and those of the listed pairs inside them."""
+    # Boxes of all tokens hold every pair.
+    if int(boxes.height.min()) == sizes[0] and int(boxes.width.min()) == sizes[1]:
+        yield from ((box, slice(None)) for box in range(len(boxes)))
+        return
+    grid = Grid.of(boxes.dst, boxes.src, int(boxes.height.max()), int(boxes.width.max()), sizes[1])
+    cells = (sizes[0] // grid.height + 3) * grid.columns
+    sample = boxes.batch * (int(boxes.head.max()) + 1) + boxes.head
+    keys, order = (sample * cells + grid.cell(boxes.dst, boxes.src)).sort()
+    key = torch.unique(sample).unsqueeze(1) * cells + grid.cell(split.dst, split.src)
+    place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+    inside = keys[place] == key
+    yield order[place[inside]], inside.nonzero()[:, 1]
+
+
 def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch heads dst"]:
     if enumerate_pairs.few(shape):
         return enumerate_pairs.dense(edges.contains, name, shape).sum(-1)
-    if (split := split_edge_lists(edges, *shape[2:])) is None:
-        return _in_degree(edges, shape)
-    degree = _in_degree(split.edges, shape)
-    for batch, head in product(range(shape[0]), range(shape[1])):
-        b, h = torch.full_like(split.dst, batch), torch.full_like(split.dst, head)
-        degree[batch, head].index_add_(0, split.dst, _correction(edges, split, b, h))
-    return degree
-
-
-def _in_degree(edges: EdgeSet, shape: Shape) -> Int[Tensor, "batch heads dst"]:
     batch, heads, num_dst, _ = shape
     # by how much the degree changes from each receiver to the next
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
@@ -50,21 +111,8 @@ def _in_degree(edges: EdgeSet, shape: Shape) -> Int[Tensor, "batch heads dst"]:
 
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """How many edges each of the boxes holds."""
-    number = torch.arange(len(piece.boxes), device="cpu")
-    return edges_of_each(edges, replace(piece.boxes, owner=number), len(number))
-
-
-def edges_of_each(edges: EdgeSet, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
-    """How many edges the boxes of each owner 0 .. number - 1 hold together."""
-    if (split := _split_in_boxes(edges, boxes)) is None:
-        return _edges_of_each(edges, boxes, number)
-    pairs, box = split
-    change = _correction(edges, pairs, boxes.batch[box], boxes.head[box])
-    return _edges_of_each(pairs.edges, boxes, number).index_add_(0, boxes.owner[box], change)
-
-
-def _edges_of_each(edges: EdgeSet, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
-    total = torch.zeros(number, dtype=torch.int64, device="cpu")
+    boxes = replace(piece.boxes, owner=torch.arange(len(piece.boxes), device="cpu"))
+    total = torch.zeros_like(boxes.owner)
     for band in bands(edges, boxes):
         total.index_add_(0, band.owner, band.rows * band.width)
     return total
@@ -104,42 +152,19 @@ def edge_list(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "2 edges"]
 
 def edges_in(edges: EdgeSet, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     """The edges inside some boxes of one sample and head, by receiver, then sender."""
-    if (split := _split_in_boxes(edges, boxes)) is None:
-        key = _keys_in(edges, boxes, num_src)
-    else:
-        pairs, box = split
-        key, listed = _keys_in(pairs.edges, boxes, num_src), pairs.dst * num_src + pairs.src
-        listed_edge = _evaluate(edges, pairs, boxes.batch[box], boxes.head[box])
-        key = torch.cat([key[~torch.isin(key, listed)], listed[listed_edge]])
-    key = key.sort().values
-    return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])
-
-
-def _keys_in(edges: EdgeSet, boxes: Boxes, num_src: int) -> Int[Tensor, " edges"]:
-    keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
+    keys, removed = [torch.zeros(0, dtype=torch.int64, device="cpu")], []
     for band in bands(edges, boxes):
         part, row = ragged(band.rows)
         key = (band.dst * num_src + band.src)[part] + row * (num_src + band.slope)
-        if bool((band.width > 1).any()):
-            start, column = ragged(band.width[part])
+        width = band.width[part]
+        if bool((width < 0).any()):
+            removed.append(key[width < 0])
+        if bool((width != 1).any()):
+            start, column = ragged(width.clamp(min=0))
             key = key[start] + column
         keys.append(key)
-    return torch.cat(keys)
-
-
-def _evaluate(edges: EdgeSet, pairs: SplitEdges, b: Tensor, h: Tensor) -> Bool[Tensor, " pairs"]:
-    edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, pairs.dst, pairs.src)
-    return edge.expand(len(pairs.dst))
-
-
-def _correction(edges: EdgeSet, pairs: SplitEdges, b: Tensor, h: Tensor) -> Int[Tensor, " pairs"]:
-    """``R - R_0`` at the listed pairs of these samples and heads."""
-    return _evaluate(edges, pairs, b, h).to(torch.int64) - _evaluate(pairs.edges, pairs, b, h).to(torch.int64)
-
-
-def _split_in_boxes(edges: EdgeSet, boxes: Boxes) -> tuple[SplitEdges, Int[Tensor, " pairs"]] | None:
-    if not len(boxes):
-        return None
-    num_dst, num_src = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
-    split = split_edge_lists(edges, num_dst, num_src)
-    return None if split is None else split_by_box(split, boxes)
+    key = torch.cat(keys)
+    if removed:
+        key = key[~torch.isin(key, torch.cat(removed))]
+    key = key.sort().values
+    return torch.stack([key % max(num_src, 1), key // max(num_src, 1)])

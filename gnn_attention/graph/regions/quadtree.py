@@ -76,26 +76,25 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
     Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned. With ``grid`` every box
     but a full one is cut down to ``leaf``.
     """
-    waiting = [(boxes, 0)]
+    waiting = [boxes]
     while waiting:
-        boxes, side = waiting.pop()
+        boxes = waiting.pop()
         part = boxes.at(slice(AT_ONCE))
         # later, so that few boxes of each size wait
         if len(boxes) > AT_ONCE:
-            waiting.append((boxes.at(slice(AT_ONCE, None)), side))
+            waiting.append(boxes.at(slice(AT_ONCE, None)))
         kind = kinds(edges, part)
-        largest = side or int(torch.maximum(part.height, part.width).max()) if len(part) else 0
-        if grid and largest > leaf:
-            kind = torch.where((kind == FULL) | (kind == EMPTY), kind, CELLS)
+        if grid:
+            is_small = torch.maximum(part.height, part.width) <= leaf
+            kind = torch.where(is_small | (kind == FULL) | (kind == EMPTY), kind, CELLS)
         yield from (piece for k in (FULL, DST, SRC, DIFFERENCE) for piece in _pieces(k, part.at(kind == k)))
         rest = part.at(kind == CELLS)
-        if not len(rest):
-            continue
-        if largest <= leaf:
-            yield Piece(CELLS, rest)
-        else:
-            smaller = _next_side(int(torch.maximum(rest.height, rest.width).max()), leaf)
-            waiting.append((split_evenly(rest, smaller), smaller))
+        if len(rest):
+            side = int(torch.maximum(rest.height, rest.width).max())
+            if side <= leaf:
+                yield Piece(CELLS, rest)
+            else:
+                waiting.append(split_evenly(rest, _next_side(side, leaf)))
 
 
 def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
@@ -184,12 +183,8 @@ class Bands(NamedTuple):
     slope: int = 0
 
 
-def bands(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
-    """The edges of the boxes, each of them in one band."""
-    return (band for piece in decompose(edges, boxes) for band in bands_of(edges, piece))
-
-
 def bands_of(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
+    """The edges of a piece, each of them in one band."""
     boxes = piece.boxes
     if piece.kind == FULL:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
