@@ -103,7 +103,7 @@ def on_device(part: Any, device: torch.device) -> Any:
 
     >>> from gnn_attention.graph import rules
     >>> table = torch.tensor([0, 0, 1])
-    >>> rule = rules.past(partial(rules.look_up, table))
+    >>> rule = partial(rules.transposed, partial(rules.look_up, table))
     >>> on_device(rule, torch.device("meta")).args[0].args[0].device
     device(type='meta')
     """
