@@ -111,7 +111,9 @@ def load(
         if num_tokens is not None:
             add_tokens(network, num_tokens)
         return _build(path.name, network, weight)
-    except (ImportError, OSError):
+    except ImportError as error:
+        raise ImportError("MatrixMarket files are read by scipy: pip install scipy") from error
+    except OSError:
         raise
     # of the parsers of other packages, too
     except Exception as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OTHERS = (
     "convert.from_scipy (NumPy's arrays too), from_networkx (igraph's to_networkx() too), from_pyg, "
-    "from_mask, from_edge_index, from_block_mask, files.load (of a path)"
+    "from_mask, from_edge_index, from_block_mask; of a path: gnn_attention.convert.files.load"
 )
 # the attributes of a torch_geometric object which have one entry for each node
 NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
@@ -33,8 +33,17 @@ def wrong_kind(expected: str, value: object) -> TypeError:
     return TypeError(f"{expected}, got {checks.quoted(value)}; other kinds of graph: {OTHERS}")
 
 
-# the name that stands beside those of the other formats
-from_edge_index = TokenGraph.from_edges
+def from_edge_index(
+    edge_index: Tensor,
+    num_dst: int,
+    num_src: int | None = None,
+    coalesce: bool = False,
+    parallel: Parallel = "error",
+) -> TokenGraph:
+    """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
+        raise wrong_kind("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
+    return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce, parallel=parallel)
 
 
 def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) -> Any:
@@ -120,7 +129,12 @@ def from_networkx(
         shown = ", ".join(map(repr, list(graph.nodes)[:3]))
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {count - 1}, got {shown}, ...")
     nodes = range(count) if order is None else checks.labels("order", order, count, f"{count} nodes")
-    if wrong := set(nodes).symmetric_difference(graph.nodes):
+    try:
+        wrong = set(nodes).symmetric_difference(graph.nodes)
+    except TypeError:
+        got = checks.described(order)
+        raise TypeError(f"order must be a list of nodes, every one once, got {got}") from None
+    if wrong:
         differing = sorted(map(repr, wrong))[:3]
         raise ValueError(f"order must hold every node once, but it lacks or adds {', '.join(differing)}")
     place = {node: position for position, node in enumerate(nodes)}

@@ -146,8 +146,9 @@ def _group(group: Any) -> Any:
 
 def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
     checks.instance("x", x, Tensor)
-    # torch says which axes there are
-    if x.size(axis) != length:
+    if not -x.dim() <= checks.position("axis", axis) < x.dim():
+        raise IndexError(f"axis must be in {-x.dim()} .. {x.dim() - 1}, one of x {list(x.shape)}, got {axis}")
+    if x.shape[axis] != length:
         raise ValueError(f"x must have {expected}, got {list(x.shape)}")
 
 

@@ -52,7 +52,7 @@ def receiver_order(graph: Graph) -> tuple[Tensor | None]:
     """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
     if isinstance(graph.edges, ListedEdges):
         return (graph.edges.order,)
-    return (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
+    return (edge_list.sort_by_receiver(graph.edge_index, graph.num_src)[1],)
 
 
 def in_degree(graph: Graph) -> Tensor:

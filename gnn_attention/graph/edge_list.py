@@ -18,11 +18,14 @@ def keys_of(edges: Tensor, num_src: int) -> Tensor:
     return torch.add(edges[0], edges[1], alpha=num_src)
 
 
-def order_by_receiver(edges: Tensor, num_src: int) -> Tensor | None:
-    """The order of the edges by receiver, then sender; None for a list that stands in it."""
+def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
+    """The keys in ascending order, and the order of the edges by receiver, then sender.
+
+    The order of a list that stands in it is None.
+    """
     keys = keys_of(edges, num_src)
     # In a stable order, so that parallel edges stand in the order of the list.
-    return None if ascends(keys) else keys.argsort(stable=True)
+    return (keys, None) if ascends(keys) else keys.sort(stable=True)
 
 
 def ascends(key: Tensor) -> bool:

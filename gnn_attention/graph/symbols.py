@@ -44,7 +44,7 @@ class Expression(partial[Any]):
 
 
 def compute(function: Callable[..., Any], *operands: Any) -> Any:
-    """The expression ``function(*operands)`` of numbers, tables and expressions."""
+    """The expression ``function(*operands)`` of numbers, tables and expressions, which it must not change."""
     for operand in operands:
         if isinstance(operand, Expression):
             operand.uses += 1

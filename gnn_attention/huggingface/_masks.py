@@ -160,7 +160,10 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, what was m
 
 
 def once(tensor: Tensor, key: Hashable, make: Callable[[], T]) -> T:
-    """``make()``, once for a key and the numbers that a tensor has now: the layers of a model share it."""
+    """``make()``, once for a key and the numbers of a tensor: the layers of a model share it.
+
+    A write through NumPy or ``.data``, which leaves the version of the tensor as it was, is not seen.
+    """
     if tensor.is_inference():  # it has no version
         return make()
     key = (tensor._version, key)

@@ -200,8 +200,10 @@ def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
     """``(x_src, x_dst)``, with states of 0 of this width in place of PyG's None."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
-    if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor) and pair[0].dim() > 1:
+    if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor):
         x_src = pair[0]
+        if x_src.dim() not in (2, 3):
+            raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {list(x_src.shape)}")
         if not sizes and type(g) is Tensor and g.layout == torch.strided:
             raise ValueError(
                 "x=(x_src, None) does not say how many receivers: give size=(senders, receivers)"

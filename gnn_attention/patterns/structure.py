@@ -24,9 +24,10 @@ from gnn_attention.graph.symbols import dst, look_up, src
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._builder import builder
 
+__all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
+
 # of the search for shortest paths, 16 MB
 NUMBERS_AT_ONCE = 2**22
-__all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
 
 @builder()

@@ -51,7 +51,7 @@ class TopK(nn.Module):
             logits = info.logit_matrix(rows)
             if groups == q.shape[1]:
                 return logits
-            apart = logits.view(len(q), groups, -1, *logits.shape[2:])
+            apart = logits.reshape(len(q), groups, q.shape[1] // groups, *logits.shape[2:])
             reached = (apart > -torch.inf).any(2)
             return apart.softmax(-1).sum(2).masked_fill(~reached, -torch.inf)
 

@@ -50,7 +50,7 @@ def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
 
 
 def _submit(pool: ProcessPoolExecutor, parts: Sequence[list[Check]]) -> list[Future[list[Result]]]:
-    """Start the processes with Ctrl-C blocked, which reaches all of a terminal: this one ends the others."""
+    """Start the processes with Ctrl-C blocked: it reaches all of a terminal, and this one ends the others."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         return [pool.submit(_run, part) for part in parts]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -61,6 +61,7 @@ def _submit(pool: ProcessPoolExecutor, parts: Sequence[list[Check]]) -> list[Fut
 
 
 def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

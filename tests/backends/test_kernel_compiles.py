@@ -9,7 +9,7 @@ from support.extras import needs
 
 from gnn_attention import patterns
 from gnn_attention.backends.gpu.csr import rows_of, sides_of
-from gnn_attention.backends.gpu.ops import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 CPU, TOKENS, HEADS, KV_HEADS = torch.device("cpu"), 64, 4, 2

@@ -5,15 +5,17 @@ import torch
 from support.bounds import assert_exact, assert_results, assert_rule, attention_truth
 from support.covering import thinned
 from support.inputs import qkv, random_edges
-from support.verify_cases import SMALL, check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
 from gnn_attention.backends.cpu import csr_primitives
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS
+from gnn_attention.verify.groups import checks_of
 
 ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
+SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH]
 
 
 def irregular(seed=0):
@@ -38,11 +40,20 @@ HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 @pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", thinned(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
-    """Every third feature in float64, and some in other dtypes; all of them in test_tiles."""
+    """Every third feature in float64, and one in each other dtype; the command ``verify`` checks all."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
-    check_graph((ROWS,), graph, every=3, dtypes=("bfloat16", "float16", "float32"))
+    number, features = list(GRAPHS).index(graph), list(FEATURES)
+    options = {"float64": features[number % 3 :: 3]}
+    for turn, dtype in enumerate(("bfloat16", "float16", "float32")):
+        options[dtype] = [features[(number + 3 * turn) % len(features)]]
+    outcomes = []
+    for dtype, names in options.items():
+        values = {"dtype": [dtype], "graph": [graph], "option": names, "size": ["inputs x1"]}
+        outcomes += [check() for check in checks_of("attend", values, "cpu", (ROWS,))]
+    assert any(x.passed for x in outcomes)
+    assert not [(x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])

@@ -3,10 +3,8 @@
 import pytest
 import torch
 from support.bounds import assert_exact, assert_rule, attention_truth
-from support.covering import thinned
 from support.inputs import qkv
 from support.plans import STRUCTURED
-from support.verify_cases import SMALL, check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
@@ -23,12 +21,6 @@ SHAPES = {
     "documents": patterns.documents([70, 10, 70]),
     "decoding rows": patterns.causal(150).rows(60, 150),
 }
-
-
-@pytest.mark.parametrize("graph", thinned(SMALL, 1))
-def test_every_graph_and_feature_of_verify(graph):
-    """Forward and gradients in float64, and some in float32, within the rule; rows too."""
-    check_graph((TILES, MIXED, BACKENDS["rows"]), graph)
 
 
 def logits(q, k):

@@ -371,6 +371,7 @@ FUNCTIONS = {
         sp.csr_array,
     ),
     "graph must be a networkx graph": (convert.from_networkx, nx.DiGraph),
+    "edge_index must be a tensor of signed": (partial(convert.from_edge_index, num_dst=N), ()),
     "expected a torch_geometric Data, EdgeIndex, a relation of a HeteroData,": (convert.from_pyg, Data),
 }
 
@@ -378,7 +379,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("expected", FUNCTIONS)
 def test_another_kind_of_object_is_told_all_functions(expected):
     read, own = FUNCTIONS[expected]
-    match = f"{expected}.*, got .*; other kinds of graph: convert.from_scipy .*, files.load"
+    match = f"{expected}.*, got .*; other kinds of graph: convert.from_scipy .*files.load"
     wrong = [value for value in WRONG if not isinstance(value, own)]
     assert_refusals([(partial(read, value), TypeError, match) for value in wrong])
 

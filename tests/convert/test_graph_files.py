@@ -316,7 +316,7 @@ class TestRefusals:
 
     def test_without_scipy(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.io", None)
-        with pytest.raises(ImportError, match="scipy"):
+        with pytest.raises(ImportError, match="pip install scipy"):
             files.load(saved(tmp_path, "a.mtx", ""))
 
     def test_numbers_must_fit(self, tmp_path):

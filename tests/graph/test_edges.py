@@ -79,6 +79,14 @@ def test_a_backend_without_score_mods_refuses_copies():
         ga.attend(*(drawn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=own)
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_rule_may_answer_for_all_pairs_at_once(shape):
+    once, answer = MULTIGRAPH.coalesce(), torch.ones(shape).bool()
+    always = TokenGraph.from_rule(lambda b, h, dst, src: answer, N)
+    for graph, due in ((always & once, once), (once & always, once), (once - always, once - once)):
+        assert torch.equal(graph.edge_index, due.edge_index)
+
+
 def test_masks_operators_and_equality_see_a_set():
     once = MULTIGRAPH.coalesce()
     assert MULTIGRAPH == once == TokenGraph.from_edges(EDGES, N, coalesce=True) == once.coalesce()

@@ -229,8 +229,9 @@ def test_the_old_names_warn() -> None:
     model, mute = new_model(), trace.mute((0, 1))
     with pytest.warns(DeprecationWarning, match="called trace.intervene"), trace.operate(model, mute):
         changed = model(TOKENS)
-    with pytest.warns(DeprecationWarning, match="called interventions="):
+    with pytest.warns(DeprecationWarning, match="called interventions=") as warned:
         assert_exact(trace.record(model, TOKENS, surgery=mute).output, changed)
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(("intervention", "error", "match"), WRONG_INTERVENTIONS)

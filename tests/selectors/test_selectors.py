@@ -71,6 +71,7 @@ def test_top_k_takes_the_largest(name, per):
 
 SELECTORS = {
     "top k": TopK(6),
+    "top k of all heads": TopK(6, "all"),
     "means": PooledBlocks(block=6, top=2),
     "extremes": PooledBlocks(block=6, top=2, pool="extremes"),
     "indexer": Indexer(WIDTH, 6).double(),

@@ -14,7 +14,7 @@ from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MOST_EDGES, rows_of
-from gnn_attention.backends.gpu.ops import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized

@@ -35,19 +35,23 @@ class ListedEdges(EdgeSet):
     parallel: Parallel = "error"
 
     @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor | None]:
+        return edge_list.sort_by_receiver(self.edge_index, self.num_src)
+
+    @property
     def order(self) -> Int[Tensor, " edges"] | None:
         """The order of the edges by receiver, then sender; None for a list that stands in it."""
-        return edge_list.order_by_receiver(self.edge_index, self.num_src)
+        return self._sorted[1]
 
     @cached_property
     def sorted_keys(self) -> Int[Tensor, " edges"]:
         """``dst * num_src + src`` of every edge in ascending order."""
+        if self.count() > SHORT:
+            return self._sorted[0]
+        # NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
         keys = edge_list.keys_of(self.edge_index, self.num_src)
-        if len(keys) <= SHORT:
-            # NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
-            edge_list.numbers(keys).sort()
-            return keys
-        return keys if self.order is None else keys[self.order]
+        edge_list.numbers(keys).sort()
+        return keys
 
     @cached_property
     def has_parallel_edges(self) -> bool:  # type: ignore[override]
@@ -98,7 +102,7 @@ class ListedEdges(EdgeSet):
         if slices != (1, 1):
             return None
         src, dst = edges = self.distinct.edge_index
-        inside = other.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
+        inside = other.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src).expand(len(dst))
         return ListedEdges(edges[:, inside == is_edge], self.num_dst, self.num_src)
 
     def without_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:

@@ -21,7 +21,7 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import CombinedEdges
 from gnn_attention.graph.intervals.table_bounds import Grid
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import Bands, Boxes, Piece, bands_of, ragged, root
+from gnn_attention.graph.regions.quadtree import DIFFERENCE, Bands, Boxes, Piece, bands_of, ragged, root
 from gnn_attention.graph.rules import Shape
 
 # pairs up to which visiting all of them is the quickest way to a list, because it comes out sorted
@@ -90,10 +90,12 @@ def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iter
     cells = (sizes[0] // grid.height + 3) * grid.columns
     sample = boxes.batch * (int(boxes.head.max()) + 1) + boxes.head
     keys, order = (sample * cells + grid.cell(boxes.dst, boxes.src)).sort()
-    key = torch.unique(sample).unsqueeze(1) * cells + grid.cell(split.dst, split.src)
-    place = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
-    inside = keys[place] == key
-    yield order[place[inside]], inside.nonzero()[:, 1]
+    cell = grid.cell(split.dst, split.src)
+    # One sample and head after the other keeps memory proportional to the pairs.
+    for number in torch.unique(sample).tolist():
+        place = torch.searchsorted(keys, number * cells + cell).clamp(max=len(keys) - 1)
+        inside = (keys[place] == number * cells + cell).nonzero().flatten()
+        yield order[place[inside]], inside
 
 
 def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch heads dst"]:
@@ -111,11 +113,20 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
 
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """How many edges each of the boxes holds."""
-    boxes = replace(piece.boxes, owner=torch.arange(len(piece.boxes), device="cpu"))
-    total = torch.zeros_like(boxes.owner)
+    boxes, one = piece.boxes, torch.arange(len(piece.boxes), device="cpu")
+    same = one
+    if piece.kind == DIFFERENCE:
+        height, width = (boxes.dst + boxes.height).max(), (boxes.src + boxes.width).max()
+        around = (x.expand(len(one)) for x in (one[0], one[0], height, width))
+        if bool((quadtree.kinds(edges, Boxes(one, boxes.batch, boxes.head, *around)) == DIFFERENCE).all()):
+            # The whole region depends on differences alone, so boxes of equal place and size are equal.
+            key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
+            unique, same = torch.unique(key, dim=1, return_inverse=True)
+            one = torch.empty_like(unique[0]).scatter_(0, same, one)
+    boxes, total = replace(boxes.at(one), owner=torch.arange(len(one), device="cpu")), torch.zeros_like(one)
     for band in bands(edges, boxes):
         total.index_add_(0, band.owner, band.rows * band.width)
-    return total
+    return total[same]
 
 
 def same(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:

@@ -84,6 +84,8 @@ def record(
     True
     """
     if "surgery" in options:
+        if interventions != ():
+            raise TypeError("give interventions= or surgery=, its old name, not both")
         warnings.warn("surgery= is now called interventions=", DeprecationWarning, stacklevel=2)
         interventions = options.pop("surgery")
     checks.check_order("interventions", interventions)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
-from gnn_attention.backends.gpu.ops import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel

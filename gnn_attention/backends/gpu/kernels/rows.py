@@ -22,7 +22,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.kernels import _common, _row_passes
 from gnn_attention.backends.gpu.kernels._common import Given, heads_last, strides
-from gnn_attention.backends.gpu.ops import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 WORKSPACE = 2**26  # bytes of partial results at a time
