@@ -57,11 +57,9 @@ class Oracle:
         self.ids = self.vocabulary.encode(TEXT)
 
     @torch.no_grad()
-    def run(self, graph: Any = None, intervention: Any = (), ids: list[int] | None = None) -> trace.Run:
-        tokens = torch.tensor([self.ids if ids is None else ids])
-        return trace.record(
-            self.model, tokens, *([] if graph is None else [graph]), interventions=intervention
-        )
+    def run(self, graph: Any = None, interventions: Any = (), ids: list[int] | None = None) -> trace.Run:
+        tokens, graphs = torch.tensor([self.ids if ids is None else ids]), [] if graph is None else [graph]
+        return trace.record(self.model, tokens, *graphs, interventions=interventions)
 
     def dense(self, run: trace.Run) -> torch.Tensor:
         """Weights ``[layers, heads, dst, src]``."""
