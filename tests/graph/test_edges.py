@@ -87,6 +87,13 @@ def test_a_rule_may_answer_for_all_pairs_at_once(shape):
         assert torch.equal(graph.edge_index, due.edge_index)
 
 
+def test_chosen_rows_meet_a_rule_that_differs_by_sample_and_head():
+    chosen = TokenGraph.from_indices(torch.arange(6 * N).view(2, 3, N, 1) * 7 % N, N)
+    other = TokenGraph.from_rule(lambda b, h, i, j: (b + 2 * h + j) % 4 < 2, N, heads=3, batch=2)
+    assert torch.equal((chosen & other).mask(), chosen.mask() & other.mask())
+    assert torch.equal((chosen - other).mask(), chosen.mask() & ~other.mask())
+
+
 def test_masks_operators_and_equality_see_a_set():
     once = MULTIGRAPH.coalesce()
     assert MULTIGRAPH == once == TokenGraph.from_edges(EDGES, N, coalesce=True) == once.coalesce()
