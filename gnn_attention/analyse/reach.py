@@ -82,7 +82,7 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     count = stacked[0].num_dst
     src, dst = token("src", src, count), token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    # The layer in which each token first has it.
+    # The layer after which each token first knows of src.
     since = torch.full((count,), -1, device="cpu")
     since[src] = 0
     steps = islice(spread([senders_for(graph.T) for graph in stacked], src, count), limit)
@@ -97,8 +97,8 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     for layer in range(depth, 0, -1):
         if since[path[-1]] == layer:
             senders = backwards[(layer - 1) % len(stacked)](torch.tensor(path[-1:], device="cpu"))
-            have_it = (since[senders] >= 0) & (since[senders] < layer)
-            path.append(int(senders[have_it].min()))
+            earlier = (since[senders] >= 0) & (since[senders] < layer)
+            path.append(int(senders[earlier].min()))
         else:
             path.append(path[-1])
     return path[::-1]

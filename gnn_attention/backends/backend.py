@@ -116,7 +116,7 @@ def unsupported_reason(
             return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
     if call.graph.has_parallel_edges and supported.parallel_edges != "kept":
         options = [name for name in ("bias", "dropout") if used[name]]
-        # log m is added by a score_mod
+        # The logarithm of the multiplicity is added by a score_mod.
         mergeable = supported.parallel_edges == "merged" and supported.score_mod in (True, q.device.type)
         if not mergeable or options or torch.compiler.is_compiling():
             why = f" with {options[0]}" if options else ""

@@ -90,7 +90,7 @@ class ResidentSenders:
 
     @cached_property
     def view(self) -> TokenGraph:
-        """``graph.rows(start, stop)`` on the resident rows: few pairs are looked up, lists renumbered."""
+        """The edges of the last chunk. Few pairs are looked up; the edges of a list are renumbered."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
         if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.few):

@@ -91,9 +91,9 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
     ``num_random`` only adds edges. The last block may be short. Never causal.
 
-    Others draw otherwise: Hugging Face in evaluation replaces all of R(i) by copies of block 0:
-    ``num_random=0`` with ``log(1 + num_random)`` on the logits from block 0 to the middle blocks. Zaheer et
-    al. 2020, Big Bird (arXiv 2007.14062): the internal construction, ITC.
+    In evaluation Hugging Face replaces all of R(i) by copies of block 0, which is ``num_random=0`` with
+    ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big
+    Bird (arXiv 2007.14062): the internal construction, ITC.
 
     >>> bigbird(6, 1, num_random=1).in_degree().tolist()
     [6, 5, 6, 6, 5, 6]

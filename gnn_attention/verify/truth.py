@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.nn.utils.stateless import _reparametrize_module
+from torch import nn
+from torch.func import functional_call
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -117,11 +118,11 @@ class Problem:
             k, v = (inputs[name].expand(len(q), -1, -1, -1) for name in "kv")
             z = attention(q, k, v)
             return z, z, q, k, v
-        weights = {name: inputs[name.removeprefix("standard.")] for name, _ in self.heads.named_parameters()}
-        with _reparametrize_module(self.heads, weights):
-            q, (k, v) = self.heads.receive(inputs["x_dst"]), self.heads.send(inputs["x_src"])
-            z = attention(q, k, v)
-            return self.heads.collect(z), z, q, k, v
+        names = [name for name, _ in self.heads.named_parameters()]
+        weights = {f"heads.{name}": inputs[name.removeprefix("standard.")] for name in names}
+        tokens = inputs["x_src"], inputs["x_dst"]
+        results: tuple[Tensor, ...] = functional_call(_Layer(self.heads), weights, (*tokens, attention))
+        return results
 
     # ---- what a backend makes of it
 
@@ -144,6 +145,19 @@ class Problem:
         """What ``attend`` makes of q, k and v in their places, and of its options."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         return attend(q, k, v, self.graph, backend=by_name(backend), **self.options(inputs), **more)
+
+
+class _Layer(nn.Module):
+    """A layer whose weights and attention are arguments of each call."""
+
+    def __init__(self, heads: nn.Module) -> None:
+        super().__init__()
+        self.heads: Any = heads
+
+    def forward(self, x_src: Tensor, x_dst: Tensor, attention: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        q, (k, v) = self.heads.receive(x_dst), self.heads.send(x_src)
+        z = attention(q, k, v)
+        return self.heads.collect(z), z, q, k, v
 
 
 def by_name(backend: Backend) -> str | Backend:

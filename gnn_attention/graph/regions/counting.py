@@ -113,20 +113,29 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
 
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """How many edges each of the boxes holds."""
-    boxes, one = piece.boxes, torch.arange(len(piece.boxes), device="cpu")
-    same = one
-    if piece.kind == DIFFERENCE:
-        height, width = (boxes.dst + boxes.height).max(), (boxes.src + boxes.width).max()
-        around = (x.expand(len(one)) for x in (one[0], one[0], height, width))
-        if bool((quadtree.kinds(edges, Boxes(one, boxes.batch, boxes.head, *around)) == DIFFERENCE).all()):
-            # The whole region depends on differences alone, so boxes of equal place and size are equal.
-            key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
-            unique, same = torch.unique(key, dim=1, return_inverse=True)
-            one = torch.empty_like(unique[0]).scatter_(0, same, one)
-    boxes, total = replace(boxes.at(one), owner=torch.arange(len(one), device="cpu")), torch.zeros_like(one)
+    boxes, number = piece.boxes, torch.arange(len(piece.boxes), device="cpu")
+    if piece.kind == DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
+        key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
+        unique, set_of_box = torch.unique(key, dim=1, return_inverse=True)
+        # Boxes of one set are equal, so one of them is counted.
+        boxes = boxes.at(torch.empty_like(unique[0]).scatter_(0, set_of_box, number))
+        number = set_of_box
+    boxes = replace(boxes, owner=torch.arange(len(boxes), device="cpu"))
+    total = torch.zeros_like(boxes.owner)
     for band in bands(edges, boxes):
         total.index_add_(0, band.owner, band.rows * band.width)
-    return total[same]
+    return total[number]
+
+
+def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
+    """Whether the edges of all pairs around the boxes, not of each box alone, depend on ``dst - src`` alone.
+
+    Two boxes may depend on it in different ways where another part of the rule differs between them.
+    """
+    top, size = torch.zeros_like(boxes.dst), torch.ones_like(boxes.dst)
+    height, width = size * (boxes.dst + boxes.height).max(), size * (boxes.src + boxes.width).max()
+    around = replace(boxes, dst=top, src=top, height=height, width=width)
+    return bool((quadtree.kinds(edges, around) == DIFFERENCE).all())
 
 
 def same(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
