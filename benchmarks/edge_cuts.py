@@ -45,7 +45,7 @@ def changing(edges: torch.Tensor, way: str, layer: int) -> Backend:
         calls.append(1)
         k, v = (per_query_head(x, call.q.shape[1]) for x in (call.k, call.v))
         dst, src = torch.arange(call.q.shape[2])[:, None], torch.arange(k.shape[2])
-        logits = call.modified(call.q @ k.mT * call.scale, dst, src)
+        logits = call.apply_score_mod(call.q @ k.mT * call.scale, dst, src)
         logits = logits.masked_fill(~call.graph.mask(), -torch.inf)
         head, sender, receiver = edges.T
         at = torch.arange(1, len(edges) + 1), head, receiver - first, sender

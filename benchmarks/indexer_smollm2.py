@@ -22,7 +22,7 @@ from torch.nn import functional
 from benchmarks.records import environment, write
 from examples.training.text_corpus import corpus
 from gnn_attention import lm, patterns
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import AttentionCall, Backend
 from gnn_attention.huggingface.interface import attending
 from gnn_attention.selectors import Indexer, TopK, recall
@@ -72,7 +72,7 @@ def record(model: Any, ids: torch.Tensor) -> tuple[dict[int, States], float]:
 
     def run(layer: int, states: torch.Tensor, call: AttentionCall) -> Any:
         layers[layer] = {"x": states.half(), "q": call.q.half(), "k": call.k.half()}
-        return attended(call, "auto")
+        return run_attention(call, "auto")
 
     loss = loss_with(model, ids, run)
     return layers, loss
@@ -81,8 +81,8 @@ def record(model: Any, ids: torch.Tensor) -> tuple[dict[int, States], float]:
 def attention(states: States, group: int = 0, groups: int = 1) -> Attention:
     """The states of a layer, and the attention of a group of its heads, from the rounded queries and keys."""
     q, k = (states[name].float().chunk(groups, 1)[group] for name in "qk")
-    call = AttentionCall.checked(q, k, k, patterns.causal(q.shape[2]), with_lse=True)
-    return states["x"].float(), AttentionInfo(call, attended(call, "auto")[1])
+    call = AttentionCall.from_arguments(q, k, k, patterns.causal(q.shape[2]), with_lse=True)
+    return states["x"].float(), AttentionInfo(call, run_attention(call, "auto")[1])
 
 
 def train(training: list[Attention], seed: int) -> Indexer:
@@ -159,7 +159,7 @@ def loss_along(model: Any, ids: torch.Tensor, indexers: list[list[Indexer]], k: 
         ):
             indexer.k = k
             part = replace(call, **dict(zip("qkv", qkv, strict=True)), graph=indexer.select(states, states))
-            parts.append(attended(part, "auto")[0])
+            parts.append(run_attention(part, "auto")[0])
         return torch.cat(parts, 1), None
 
     return round(loss_with(model, ids, run), 4)

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from benchmarks.records import environment, write
 from gnn_attention import lm, patterns, use_graph
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.huggingface import attending
@@ -73,7 +73,7 @@ def weights(study: Study) -> Attribution:
     def backend(module: Any) -> Backend:
         def run(call: AttentionCall) -> Any:
             call = replace(call, with_lse=True)
-            out, lse = attended(call, "auto")
+            out, lse = run_attention(call, "auto")
             by_layer[module.layer_idx] = AttentionInfo(call, lse).weights()[0]
             return out, lse
 

@@ -21,7 +21,7 @@ import torch
 import gnn_attention as ga
 from benchmarks.records import environment, rank_correlation, write
 from gnn_attention import analyse, patterns
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.huggingface import attending
 
@@ -68,7 +68,7 @@ def statistics(model: Any, graph: ga.TokenGraph, ids: Any) -> tuple[Any, Any]:
     def recording(module: Any) -> Backend:
         def run(call: Any) -> Any:
             call = replace(call, with_lse=True)
-            out, lse = attended(call, "auto")
+            out, lse = run_attention(call, "auto")
             calls[module.layer_idx] = (AttentionInfo(call, lse).weights(), call.q, call.k, call.v, out)
             return out, lse
 

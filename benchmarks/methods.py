@@ -101,7 +101,7 @@ def call_of(problem: Problem) -> AttentionCall:
         q, k, v = problem.inputs
     else:  # only its sizes count
         q = k = v = torch.empty(1, problem.heads, problem.graph.num_dst, problem.dim, device="meta")
-    return AttentionCall.checked(q, k, v, problem.graph)
+    return AttentionCall.from_arguments(q, k, v, problem.graph)
 
 
 def _core(problem: Problem, run: Callable[..., Tensor]) -> Prepared:

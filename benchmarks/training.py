@@ -46,7 +46,7 @@ def _with_mask(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     q, graph = call.q, call.graph
     dst, src = torch.arange(graph.num_dst)[:, None], torch.arange(graph.num_src)
     logits = q.new_zeros(()).expand(1, q.shape[1], graph.num_dst, graph.num_src)
-    mask = call.modified(logits, dst, src).masked_fill(~graph.mask(), -torch.inf)
+    mask = call.apply_score_mod(logits, dst, src).masked_fill(~graph.mask(), -torch.inf)
     return functional.scaled_dot_product_attention(q, call.k, call.v, mask, scale=call.scale), None
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.edge_softmax import per_query_head
 from gnn_attention.heads import StandardHeads
-from gnn_attention.heads.arrays import grouped
+from gnn_attention.heads.arrays import repeat_for_query_heads
 from gnn_attention.interpret.trace import LayerTrace, record
 from gnn_attention.model.foreign import heads_of
 from gnn_attention.score_mods import RelativeBias
@@ -116,7 +116,7 @@ def _of_attention(attention: Any, states: Float[Tensor, "batch tokens width"], c
     q, (k, v) = heads.receive(states)[0] * heads.scale, heads.send(states)
     k, v = (per_query_head(x, heads.num_heads)[0] for x in (k, v))
     _check(attention, call.overlap()[0] * call.call.scale, q @ k.mT)
-    W_K, W_V = (grouped(matrix, heads.num_heads) for matrix in (heads.W_K, heads.W_V))
+    W_K, W_V = (repeat_for_query_heads(matrix, heads.num_heads) for matrix in (heads.W_K, heads.W_V))
     weights = call.dense(call.weights())[0]
     return sum(map(_of_head, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O))  # type: ignore[return-value]
 

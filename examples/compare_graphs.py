@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnn_attention import algebra, patterns
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 
@@ -28,18 +28,18 @@ class Contender:
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
     """The graphs of a window of ``length`` tokens; ValueError for a faulty or repeated one."""
     if not isinstance(graphs, (str, list, tuple)):
-        got = f"or a list of expressions and graphs, got {quoted(graphs)}"
+        got = f"or a list of expressions and graphs, got {quote(graphs)}"
         raise TypeError(f"graphs must be expressions with ; between them, {got}")
     items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
     stripped = (item.strip() if isinstance(item, str) else item for item in items)
     found: dict[str, Contender] = {}
     for one in (_contender(item, length, heads) for item in stripped if item != ""):
         if same := found.get(one.key):
-            both = f"{quoted(same.text)} and {quoted(one.text)}"
+            both = f"{quote(same.text)} and {quote(one.text)}"
             raise ValueError(f"graphs: {both} have the same {length} tokens and edges, leave one out")
         found[one.key] = one
     if not found:
-        got = f"such as 'causal; window(64)', got {quoted(graphs)}"
+        got = f"such as 'causal; window(64)', got {quote(graphs)}"
         raise ValueError(f"graphs must name at least one graph, {got}")
     return list(found.values())
 
@@ -53,7 +53,7 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
         try:
             name, graph = item, expressions.parse(item, n=length)
         except ValueError as error:
-            raise ValueError(f"graphs: {quoted(item)}: {error}") from error
+            raise ValueError(f"graphs: {quote(item)}: {error}") from error
     _check_graph(name, graph, length, heads)
     digest = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode())
     for start in range(0, graph.num_dst, 256):
@@ -70,7 +70,7 @@ def _from_file(path: str, length: int) -> TokenGraph:
 
 
 def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
-    name = f"graphs: {quoted(name)}"
+    name = f"graphs: {quote(name)}"
     if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
         got = f"got {graph!r}; leave their number out of the expression, or take another length"
         raise ValueError(f"{name} must have the {length} tokens of a window, {got}")

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gnn_attention import patterns
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
@@ -83,7 +83,7 @@ class SentenceEncoder(nn.Module):
         The first and the last token are marks. TypeError for a single text.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts must be several texts, got one: give [{quoted(texts)}]")
+            raise TypeError(f"texts must be several texts, got one: give [{quote(texts)}]")
         states = (self.forward(tokens, graph(tokens.shape[1])) for tokens in map(self.tokens, texts))
         means = [state.mean((0, 1)) for state in states]
         width = self.bert.config.hidden_size

@@ -14,7 +14,7 @@ from gnn_attention._support import checks, memory
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, devices, dispatch, nonfinite
-from gnn_attention.backends.call import AttentionCall, joined
+from gnn_attention.backends.call import AttentionCall, join_slices
 from gnn_attention.backends.dispatch import Explanation, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
@@ -73,14 +73,14 @@ def attend(
     >>> attend(x, x, x, patterns.strict_causal(3), scale=0.0)[0, 0].tolist()
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
-    call = AttentionCall.checked(
+    call = AttentionCall.from_arguments(
         *(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout), with_lse=return_info, finite=finite
     )
-    out, lse = attended(call, backend)
+    out, lse = run_attention(call, backend)
     return (out, AttentionInfo(call, lse)) if return_info else out
 
 
-def attended(call: AttentionCall, backend: str | Backend, seen_once: bool = False) -> Result:
+def run_attention(call: AttentionCall, backend: str | Backend, seen_once: bool = False) -> Result:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it.
 
     ``seen_once``: the graph was made for this call, so "auto" chooses by its size and keeps nothing with it.
@@ -110,7 +110,7 @@ def attended_in_parts(call: AttentionCall, parts: Sequence[AttentionCall], backe
     results = []
     for part in parts:
         bare = replace(part, sink_logits=None, with_lse=True)
-        out, lse = attended(bare, backend)
+        out, lse = run_attention(bare, backend)
         lse = AttentionInfo(bare, lse).lse
         results.append((out.to(lse.dtype), lse))
     out, lse = reduce(lambda first, second: edge_softmax.merge(*first, *second), results)
@@ -166,10 +166,10 @@ def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
 def _run(chosen: Backend, call: AttentionCall) -> Result:
     """Run a backend, on each sample and head alone where the graph differs by them and it takes one graph."""
     if call.graph.edges.has_parallel_edges and chosen.capabilities.parallel_edges == "merged":
-        call = call.merged()
+        call = call.merge_parallel_edges()
     varies = call.graph.batch is not None or call.graph.heads is not None
     if varies and not chosen.capabilities.varying_graphs:
-        return joined([[_run(chosen, part) for part in row] for row in call.parts()])
+        return join_slices([[_run(chosen, part) for part in row] for row in call.parts()])
     result = chosen.run(call)
     if BACKENDS.get(chosen.name) is chosen:
         return result
@@ -177,7 +177,7 @@ def _run(chosen: Backend, call: AttentionCall) -> Result:
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     name, shape = chosen.name, [*call.q.shape[:3], call.v.shape[3]]
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        got = checks.quoted(result)
+        got = checks.quote(result)
         raise TypeError(f"backend {name!r} must return (out, lse or None), its run gave {got}")
     if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
@@ -235,7 +235,7 @@ class AttentionInfo:
         k = edge_softmax.per_query_head(call.k, call.q.shape[1]).to(wide)
         score = call.q[:, :, start:stop].to(wide) @ k.mT * call.scale
         dst = torch.arange(start, stop, device=device).unsqueeze(-1)
-        score = call.modified(score, dst, torch.arange(graph.num_src, device=device))
+        score = call.apply_score_mod(score, dst, torch.arange(graph.num_src, device=device))
         if call.bias is not None or graph.has_parallel_edges:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(wide)

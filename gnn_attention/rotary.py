@@ -40,7 +40,7 @@ class Rotary:
         try:
             object.__setattr__(self, "frequencies", tuple(map(float, self.frequencies)))
         except (TypeError, ValueError):
-            got = checks.quoted(self.frequencies)
+            got = checks.quote(self.frequencies)
             raise TypeError(
                 f"frequencies must be numbers, one for each pair of channels, got {got}"
             ) from None

@@ -39,7 +39,7 @@ FITTED = (single_pairs.map_pairs, single_pairs.call_at_once)
 _probed = WeakIdKeyDictionary()
 
 
-def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
+def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; else TypeError."""
     # A compiler cannot take a signature, and names a function that does not fit.
     if score_mod is not None and not torch.compiler.is_compiling():
@@ -109,7 +109,7 @@ def _needs_single_pairs(score_mod: Any, first: tuple[int, int], like: Tensor) ->
         return None if None in links and True not in links else True in links
     if _is_known(score_mod):
         return False
-    checked(score_mod)
+    check_score_mod(score_mod)
     # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
 
@@ -152,7 +152,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-def _hashed(value: object) -> int:
+def _hash_field(value: object) -> int:
     """A hash by the fields as they are: Dynamo before torch 2.12 hashes a value that is not filled yet."""
     return hash((type(value), *vars(value).values()))
 
@@ -169,12 +169,12 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     """
 
     slopes: tuple[float, ...]
-    __hash__ = _hashed
+    __hash__ = _hash_field
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
             raise TypeError(
-                f"slopes must be those of alibi_slopes(num_heads), got {checks.quoted(self.slopes)}"
+                f"slopes must be those of alibi_slopes(num_heads), got {checks.quote(self.slopes)}"
             )
         slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)
@@ -196,7 +196,7 @@ class softcap:  # noqa: N801
     """
 
     cap: float
-    __hash__ = _hashed
+    __hash__ = _hash_field
 
     def __post_init__(self) -> None:
         checks.number("cap", self.cap, positive=True)

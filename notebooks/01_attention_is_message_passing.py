@@ -325,7 +325,7 @@ for method in ("edge_update", "message", "update"):
     print(textwrap.dedent(inspect.getsource(getattr(ga.MessagePassingAttention, method))))
 
 # %% [markdown]
-# `edge_update` is steps 3 and 4: overlap and listening distribution. (`call.modified` and `call.bias` are where a change of the logits
+# `edge_update` is steps 3 and 4: overlap and listening distribution. (`call.apply_score_mod` and `call.bias` are where a change of the logits
 # by edge would come in; we use none here.) `message` is what travels along an edge: the sender's message, times its weight. Then comes
 # `aggregate`, step 6, which is a plain sum and not printed. `update` is step 7. Steps 1, 2 and 5 happen
 # at the nodes, before anything travels.

@@ -80,7 +80,7 @@ def call_of(graph, option, dtype, kv_heads, needs_gradients):
             options[name] = torch.empty(sizes, device="cuda", dtype=dtype)
     q = torch.empty(1, HEADS, graph.num_dst, 64, device="cuda", dtype=dtype, requires_grad=needs_gradients)
     k = torch.empty(1, kv_heads, graph.num_src, 64, device="cuda", dtype=dtype)
-    return AttentionCall.checked(q, k, k, graph, **options)
+    return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
 def test_every_graph_of_the_table_is_known():

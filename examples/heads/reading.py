@@ -319,6 +319,6 @@ def _chosen(stack: Stack, heads: Iterable[tuple[int, int]] | None) -> list[tuple
 
 def _check(tokens: object) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.dim() != 2:
-        raise TypeError(f"tokens must be passages [samples, T] of int64, got {checks.quoted(tokens)}")
+        raise TypeError(f"tokens must be passages [samples, T] of int64, got {checks.quote(tokens)}")
     if len(tokens) < 2 or tokens.shape[1] < 3:
         raise ValueError(f"tokens must be 2 passages of 3 tokens at least, got {list(tokens.shape)}")

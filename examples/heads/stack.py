@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gnn_attention import patterns
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.graph import TokenGraph
@@ -152,7 +152,7 @@ def of(model: Any) -> Stack:
     if not len(blocks) or not all(hasattr(block, part) for block in blocks for part in parts):
         raise NotImplementedError(
             "model must be a LanguageModel, or a causal model of transformers with the parts of Llama, "
-            f"got {quoted(type(model).__name__)}"
+            f"got {quote(type(model).__name__)}"
         )
     layers = [
         Layer(block.input_layernorm, foreign.layer_of(model, number), partial(_llama_mlp, block))

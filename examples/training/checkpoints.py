@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from gnn_attention._support import atomic_files, checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.text import one_line
 
 _WHOLE = StateDictOptions(full_state_dict=True)
@@ -66,7 +66,7 @@ class Checkpoint:
             raise ValueError(f"{self.file} is no checkpoint of a training: {reason}") from error
         for name, value in expected.items():
             if record.get(name) != value:
-                change = f"{name} was {quoted(record.get(name))}, is {quoted(value)}; take another file"
+                change = f"{name} was {quote(record.get(name))}, is {quote(value)}; take another file"
                 raise ValueError(f"{self.file} is a checkpoint of another training: {change}")
         tensors = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(model, optimizer, **tensors, options=_WHOLE)

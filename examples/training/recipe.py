@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
@@ -54,7 +54,7 @@ class Recipe:
         for name in ("rate", "clip", "repeats", "decay"):
             checks.number(name, getattr(self, name), positive=name in ("rate", "clip"))
         if not isinstance(self.graph, str):
-            raise TypeError(f"graph must be an expression such as 'causal(128)', got {quoted(self.graph)}")
+            raise TypeError(f"graph must be an expression such as 'causal(128)', got {quote(self.graph)}")
         if not 0 <= self.repeats <= 1 or self.decay < 0:
             got = f"{self.repeats}, {self.decay}"
             raise ValueError(f"repeats must be a share from 0 to 1 and decay at least 0, got {got}")

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file open for writing that replaces ``path`` when the block ends well, and is removed otherwise.
 
     A link stays a link to what is replaced, and a mode stays as it was. What is no regular file (a pipe,
@@ -38,7 +38,7 @@ def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write a whole file, text as UTF-8 with its line ends as they are, and return its path."""
-    with written(path) as file:
+    with replace_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from gnn_attention._support.shapes import Tensor
 
 
-def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """``function(*arguments)``, of which only the arguments are saved for the backward pass.
 
     Under ``torch.func`` transforms, which do not support this, everything is saved.

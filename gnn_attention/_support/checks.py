@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def quoted(value: object, longest: int = 60) -> str:
+def quote(value: object, longest: int = 60) -> str:
     """A value in a message: its repr on one line, cut at ``longest``; of a tensor dtype and shape.
 
-    >>> quoted("window"), quoted(list(range(1000)), 20)
+    >>> quote("window"), quote(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
     """
     if getattr(value, "is_nested", False):
@@ -25,8 +25,8 @@ def quoted(value: object, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def described(value: object) -> str:
-    return f"{quoted(value)} of type {type(value).__name__}"
+def describe_type(value: object) -> str:
+    return f"{quote(value)} of type {type(value).__name__}"
 
 
 def size(name: str, value: object, minimum: int = 0) -> int:
@@ -36,7 +36,7 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {described(value)}") from None
+        raise TypeError(f"{name} must be an integer, got {describe_type(value)}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
@@ -60,7 +60,7 @@ def check_order(name: str, values: object) -> None:
     is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
     if is_dict or isinstance(values, (set, frozenset)):
         reason = "the order counts, and this has none of its own"
-        raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
+        raise TypeError(f"{name} must be a list in its order, got {describe_type(values)}: {reason}")
 
 
 def sizes(
@@ -74,7 +74,7 @@ def sizes(
         check_order(name, values)
     numbers = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-        got = quoted(values)
+        got = quote(values)
         raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
     return [size(f"each of {name}", value, minimum) for value in numbers]
 
@@ -88,7 +88,9 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
     """A label for each node, from a list in their order."""
     check_order(name, values)
     if not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
+        raise TypeError(
+            f"{name} must be a list of {count} labels in their order, got {describe_type(values)}"
+        )
     names = list(values)
     if len(names) != count:
         raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
@@ -97,11 +99,11 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
 
 def number(name: str, value: object, positive: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {described(value)}")
+        raise TypeError(f"{name} must be a number, got {describe_type(value)}")
     if not abs(value) < math.inf:
-        raise ValueError(f"{name} must be finite, got {quoted(value)}")
+        raise ValueError(f"{name} must be finite, got {quote(value)}")
     if positive and value <= 0:
-        raise ValueError(f"{name} must be positive, got {quoted(value)}")
+        raise ValueError(f"{name} must be positive, got {quote(value)}")
     return float(value)
 
 
@@ -109,20 +111,20 @@ def probability(name: str, value: float, certain: bool = False) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
         end = "]" if certain else ")"
-        raise ValueError(f"{name} must be a probability in [0, 1{end}, got {quoted(value)}")
+        raise ValueError(f"{name} must be a probability in [0, 1{end}, got {quote(value)}")
     return float(value)
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
+        raise TypeError(f"{name} must be a {kind.__name__}, got {describe_type(value)}")
     return value
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
     """TypeError unless ``function`` takes these positional arguments, where it has a signature."""
     if not callable(function):
-        raise TypeError(f"{name} must be a function ({', '.join(words)}), got {described(function)}")
+        raise TypeError(f"{name} must be a function ({', '.join(words)}), got {describe_type(function)}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -138,5 +140,5 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     words = list(allowed)
     if value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quoted(value)}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quote(value)}")
     return str(value)

@@ -27,7 +27,7 @@ def not_compiled(function: F) -> F:
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
+def _hide_from_dynamo() -> Iterator[None]:
     functions, numbers = torch._C.DisableTorchFunction(), torch.inference_mode(False)
     with functions, torch._C._DisableFuncTorch(), _disable_current_modes(), numbers:
         yield
@@ -42,4 +42,4 @@ def eagerly() -> AbstractContextManager[None]:
     modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
     seen = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
     # Exiting these context managers costs ten times as much as asking whether they are needed.
-    return _unseen() if seen else nullcontext()
+    return _hide_from_dynamo() if seen else nullcontext()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gnn_attention._support.checks import described, instance
+from gnn_attention._support.checks import describe_type, instance
 from gnn_attention._support.shapes import Tensor
 
 
@@ -29,9 +29,9 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
 def groups(x: Tensor, num_heads: int) -> None:
     instance("x", x, Tensor)
     if not hasattr(num_heads, "__index__"):
-        raise TypeError(f"num_heads must be an integer, got {described(num_heads)}")
+        raise TypeError(f"num_heads must be an integer, got {describe_type(num_heads)}")
     if x.dim() < 2:
-        raise ValueError(f"x must be [batch, kv_heads, ...], got {described(x)}")
+        raise ValueError(f"x must be [batch, kv_heads, ...], got {describe_type(x)}")
     if num_heads != x.shape[1] and (x.shape[1] == 0 or num_heads % x.shape[1]):
         raise ValueError(f"num_heads must be a multiple of the {x.shape[1]} kv_heads of x, got {num_heads}")
 
@@ -44,7 +44,7 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     if not q or q[-1:] != k[-1:] or not all(a == b or 1 in (a, b) for a, b in pairs):
         raise ValueError(f"q_dst and k_src must have the same dim and edges, got {q} and {k}")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
-        raise TypeError(f"scale must be a number, such as dim ** -0.5, got {described(scale)}")
+        raise TypeError(f"scale must be a number, such as dim ** -0.5, got {describe_type(scale)}")
 
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
@@ -52,9 +52,9 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     floats(name, x, "[..., E], a number for each edge")
     # Dynamo cannot ask a symbolic number for its attributes.
     if not isinstance(num_dst, (int, torch.SymInt)) and not hasattr(num_dst, "__index__"):
-        raise TypeError(f"num_dst must be an integer, got {described(num_dst)}")
+        raise TypeError(f"num_dst must be an integer, got {describe_type(num_dst)}")
     if not isinstance(dst, Tensor) or dst.dtype != torch.int64:
-        raise TypeError(f"dst must be int64, got {described(dst)}; use dst.long()")
+        raise TypeError(f"dst must be int64, got {describe_type(dst)}; use dst.long()")
     if dst.dim() != 1 or x.shape[-1:] != dst.shape:
         shapes = f"{list(dst.shape)}, {list(x.shape)}"
         raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {shapes}")
@@ -73,7 +73,7 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
 def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
     """Which receivers have in-edges, broadcastable to ``lse``."""
     if not isinstance(has_in_edges, Tensor) or has_in_edges.dtype != torch.bool:
-        got = described(has_in_edges)
+        got = describe_type(has_in_edges)
         raise TypeError(f"has_in_edges must be a bool tensor, graph.in_degree() > 0, got {got}")
     _check_broadcasts("has_in_edges", has_in_edges, lse.shape)
 

@@ -52,7 +52,7 @@ _filtering = threading.RLock()
 
 
 @contextmanager
-def ignored(message: str = "") -> Iterator[None]:
+def ignore_warnings(message: str = "") -> Iterator[None]:
     with _filtering, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message)
         yield
@@ -61,6 +61,6 @@ def ignored(message: str = "") -> Iterator[None]:
 @functools.cache
 def accept_sparse_matrices() -> None:
     """Issue torch's warning about its CSR format once, ignored; no such matrix is returned to a user."""
-    with ignored("Sparse CSR tensor support"):
+    with ignore_warnings("Sparse CSR tensor support"):
         index, none = torch.tensor([0], dtype=torch.int32, device="cpu"), torch.zeros(0, device="cpu")
         torch.sparse_csr_tensor(index, index[:0], none, (0, 0), check_invariants=False)

@@ -65,5 +65,5 @@ def edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
 def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
     """The call as Python text, with the number of graphs where they are many; no empty arguments."""
     names = [graph.name for graph in graphs]
-    shown = names if len(names) <= 6 else [text.listed(names, "graphs")]
+    shown = names if len(names) <= 6 else [text.format_list(names, "graphs")]
     return f"{function}({', '.join([*shown, *filter(None, arguments)])})"

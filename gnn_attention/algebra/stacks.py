@@ -25,7 +25,7 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
     [[1, 2, 2, 2], [1, 2, 3, 4]]
     """
-    return _stacked("per_head", graphs, "heads")
+    return _stack_graphs("per_head", graphs, "heads")
 
 
 @not_compiled
@@ -38,7 +38,7 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
     [[[1, 1, 2, 3]], [[1, 2, 1, 2]]]
     """
-    return _stacked("per_sample", graphs, "batch")
+    return _stack_graphs("per_sample", graphs, "batch")
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def _if_in(
     return reduce(operator.or_, (number == one for one in numbers)) & rule(b, h, dst, src)
 
 
-def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
+def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
     sizes = _operands.varies(function, *graphs)
     first = graphs[0]
     for graph in graphs:

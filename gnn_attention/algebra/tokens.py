@@ -40,7 +40,10 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
         _operands.square("restrict without src", g, hint)
     dst_chosen = _distinct("tokens", tokens, g.num_dst)
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
-    shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
+    shown = (
+        text.format_list(dst_chosen, "tokens"),
+        "" if src is None else text.format_list(src_chosen, "tokens"),
+    )
     name = _operands.name("restrict", (g,), *shown)
     num_dst, num_src = len(dst_chosen), len(src_chosen)
     of_dst, of_src = (torch.tensor(x, dtype=torch.int64, device="cpu") for x in (dst_chosen, src_chosen))
@@ -48,7 +51,7 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     if listed is None:
         rule = partial(rules.of_tokens, g.edges.contains, of_dst, of_src)
         return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
-    edges = edge_list.between(listed, of_dst, of_src, g.num_dst, g.num_src)
+    edges = edge_list.edges_between(listed, of_dst, of_src, g.num_dst, g.num_src)
     return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
 
 
@@ -73,9 +76,9 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     among = checks.choice("among", among, AMONG)
     n, parts = g.num_dst, [(g, 0, 0)]
     if link in ("senders", "both"):
-        parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
+        parts.append((TokenGraph.from_rule(rules.all_pairs, n, count), 0, n))
     if link in ("receivers", "both"):
-        parts.append((TokenGraph.from_rule(rules.everyone, count, n), n, 0))
+        parts.append((TokenGraph.from_rule(rules.all_pairs, count, n), n, 0))
     rule = AMONG[among]
     parts += [] if rule is None else [(TokenGraph.from_rule(rule, count), n, n)]
     words = ("", "") if (link, among) == ("receivers", "causal") else (repr(link), repr(among))
@@ -86,7 +89,7 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
 
 
 AMONG: dict[str, Rule | None]
-AMONG = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules.everyone}
+AMONG = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules.all_pairs}
 
 
 def _distinct(word: str, values: object, count: int) -> list[int]:

@@ -24,7 +24,7 @@ def stack(graphs: Layers) -> list[TokenGraph]:
     checks.check_order("graphs", graphs)
     # graphs of other libraries are iterable, too
     if not isinstance(graphs, (TokenGraph, Sequence, Iterator)):
-        raise TypeError(f"{wanted}; got {checks.quoted(graphs)}")
+        raise TypeError(f"{wanted}; got {checks.quote(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):
@@ -46,7 +46,7 @@ def is_square(graph: TokenGraph) -> bool:
     return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
 
 
-def token(name: str, value: int, count: int) -> int:
+def check_token(name: str, value: int, count: int) -> int:
     if not 0 <= checks.position(name, value) < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value

@@ -13,9 +13,9 @@ from functools import cache
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.analyse._walks import Layers, edges_of, senders_of, spread, stack, token
+from gnn_attention.analyse._walks import Layers, check_token, edges_of, senders_of, spread, stack
 from gnn_attention.analyse.reach import check_all_pairs
 from gnn_attention.graph import TokenGraph
 
@@ -64,7 +64,7 @@ def influence(
     if len(wanted[0]) == len(wanted[1]) == count:
         check_all_pairs("influence", stacked[0], "give some receivers or senders")
     by_rows = len(wanted[0]) <= len(wanted[1])
-    parts = [_followed(mixings, part, by_rows, count) for part in torch.split(wanted[not by_rows], AT_ONCE)]
+    parts = [_propagate(mixings, part, by_rows, count) for part in torch.split(wanted[not by_rows], AT_ONCE)]
     found = torch.cat(parts, 1) if parts else torch.zeros(count, 0, dtype=torch.float64, device="cpu")
     return found.T[:, wanted[1]] if by_rows else found[wanted[0]]
 
@@ -99,7 +99,7 @@ def by_hop(
     chosen = _tokens("receivers", receivers, tokens)
     if not isinstance(influence, Tensor) or tuple(influence.shape) != (len(chosen), tokens):
         expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
-        raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
+        raise ValueError(f"influence must be a tensor {expected}, got {quote(influence)}")
     senders, hops = senders_of(graph), torch.full(influence.shape, -1, device="cpu")
     for row, dst in zip(hops, chosen.tolist(), strict=True):
         row[dst] = 0
@@ -133,7 +133,7 @@ def jacobian_norms(
     out = function(x)
     if not isinstance(out, Tensor) or out.dim() != 2 or x.dim() != 2 or len(out) != len(x):
         raise ValueError(
-            f"function must take x [tokens, width] to as many rows, got {quoted(out)} for {quoted(x)}"
+            f"function must take x [tokens, width] to as many rows, got {quote(out)} for {quote(x)}"
         )
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -152,11 +152,13 @@ def jacobian_norms(
 
 def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
     checks.check_order(name, given)
-    chosen = range(count) if given is None else [token(f"each of {name}", int(one), count) for one in given]
+    chosen = (
+        range(count) if given is None else [check_token(f"each of {name}", int(one), count) for one in given]
+    )
     return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
 
 
-def _followed(mixings: list[Tensor], tokens: Tensor, by_rows: bool, count: int) -> Tensor:
+def _propagate(mixings: list[Tensor], tokens: Tensor, by_rows: bool, count: int) -> Tensor:
     """``[tokens of the graph, chosen]``: what comes to chosen receivers, or from chosen senders."""
     share = torch.zeros(count, len(tokens), dtype=torch.float64, device="cpu")
     share[tokens, torch.arange(len(tokens), device="cpu")] = 1.0
@@ -177,7 +179,7 @@ def _mixings(
     own = [float(residual)] if isinstance(residual, (int, float)) else [float(share) for share in residual]
     if not own or not all(0.0 <= share <= 1.0 for share in own):
         raise ValueError(
-            f"residual must be in 0 .. 1, one number or one for each layer, got {quoted(residual)}"
+            f"residual must be in 0 .. 1, one number or one for each layer, got {quote(residual)}"
         )
     given = [weights] if weights is None or isinstance(weights, Tensor) else list(weights)
     mixing = cache(lambda g, o, w: _mixing(stacked[g], own[o], given[w]))
@@ -189,11 +191,11 @@ def _mixing(graph: TokenGraph, own: float, weights: Tensor | None) -> Tensor:
     if weights is None:
         values = graph.in_degree().double()[edges[1]].reciprocal()
     elif not isinstance(weights, Tensor) or tuple(weights.shape) != (edges.shape[1],):
-        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quoted(weights)}")
+        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quote(weights)}")
     else:
         values = weights.detach().cpu().double()
         if not bool(((values >= 0) & values.isfinite()).all()):
-            raise ValueError(f"weights must be finite and at least 0, got {quoted(values.tolist())}")
+            raise ValueError(f"weights must be finite and at least 0, got {quote(values.tolist())}")
     places = torch.cat([loops, edges.flip(0)], 1)
     values = torch.cat([torch.full_like(loops[0], own, dtype=torch.float64), (1.0 - own) * values])
     return torch.sparse_coo_tensor(places, values, (graph.num_dst,) * 2, check_invariants=False).coalesce()

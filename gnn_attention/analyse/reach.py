@@ -16,7 +16,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.analyse._walks import Layers, senders_for, spread, stack, token
+from gnn_attention.analyse._walks import Layers, check_token, senders_for, spread, stack
 from gnn_attention.graph import TokenGraph, rules, text
 
 ALL_PAIRS = 8192  # tokens up to which every pair is looked at
@@ -37,7 +37,7 @@ def receptive_field(
     [6, 7, 8, 9, 10]
     """
     stacked = stack(graphs)
-    receiver = token("receiver", receiver, stacked[0].num_dst)
+    receiver = check_token("receiver", receiver, stacked[0].num_dst)
     layers = checks.size("layers", layers)
     walks = [senders_for(graph, layers) for graph in stacked]
     backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
@@ -61,7 +61,7 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     """
     stacked = stack(graphs)
     count = stacked[0].num_dst
-    src, dst = token("src", src, count), token("dst", dst, count)
+    src, dst = check_token("src", src, count), check_token("dst", dst, count)
     if src == dst:
         return 0
     steps = enumerate(spread([senders_for(graph.T) for graph in stacked], src, count), 1)
@@ -80,7 +80,7 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     """
     stacked = stack(graphs)
     count = stacked[0].num_dst
-    src, dst = token("src", src, count), token("dst", dst, count)
+    src, dst = check_token("src", src, count), check_token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
     # The layer after which each token first knows of src.
     since = torch.full((count,), -1, device="cpu")
@@ -114,7 +114,7 @@ def diameter(graphs: Layers) -> int | None:
     (4, None)
     """
     count = stack(graphs)[0].num_dst
-    return layers_to_full_reach(graphs, TokenGraph.from_rule(rules.everyone, count))
+    return layers_to_full_reach(graphs, TokenGraph.from_rule(rules.all_pairs, count))
 
 
 def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> int | None:
@@ -148,7 +148,7 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
         reached = twice
     words, count = (wanted & ~reached).numpy(), stacked[0].num_src
     missing = torch.from_numpy(np.unpackbits(words, axis=1, count=count, bitorder="little"))
-    name = f"never_hears({', '.join(text.bracketed(graph.name) for graph in stacked)})"
+    name = f"never_hears({', '.join(text.parenthesize(graph.name) for graph in stacked)})"
     return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
 
@@ -179,7 +179,7 @@ def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None
     check_all_pairs(what, stacked[0], "take single tokens: receptive_field or layers_between")
     if target is None:
         causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
-        target = TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
+        target = TokenGraph.from_rule(rules.causal if causal else rules.all_pairs, stacked[0].num_dst)
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
     return _pack(target.mask())

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from gnn_attention._support.checks import described
+from gnn_attention._support.checks import describe_type
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
 
@@ -121,7 +121,7 @@ def unsupported_reason(
         if not mergeable or options or torch.compiler.is_compiling():
             why = f" with {options[0]}" if options else ""
             return f"it takes no parallel edges{why}; use backend='rows', or graph.coalesce()"
-        call = call.merged()
+        call = call.merge_parallel_edges()
     return special(call)
 
 
@@ -167,7 +167,9 @@ class Backend:
         }
         for name, (form, fits) in forms.items():
             if not fits:
-                raise TypeError(f"{name} of a Backend must be {form}, got {described(getattr(self, name))}")
+                raise TypeError(
+                    f"{name} of a Backend must be {form}, got {describe_type(getattr(self, name))}"
+                )
         special = (
             reason.args[1] if isinstance(reason, partial) and reason.func is unsupported_reason else reason
         )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from typing_extensions import deprecated
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
@@ -52,7 +53,7 @@ class AttentionCall:
     chosen: dict[str, str] | None = field(default=None, init=False)
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls,
         q: Tensor,
         k: Tensor,
@@ -70,7 +71,7 @@ class AttentionCall:
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
         if type(finite) is not bool:
-            raise TypeError(f"finite must be True or False, got {checks.described(finite)}")
+            raise TypeError(f"finite must be True or False, got {checks.describe_type(finite)}")
         plain = score_mod is None, bias is None, sink_logits is None, dropout == 0.0
         key = _key(q, k, v, with_lse, *plain) if type(graph) is TokenGraph else None
         chosen = None if key is None else graph._memo.data.get(key)
@@ -83,7 +84,7 @@ class AttentionCall:
         if score_mod is not None:
             is_empty = not torch.compiler.is_compiling() and not (q.numel() and k.numel())
             if q.is_meta or is_empty:
-                score_mod = score_mods.checked(score_mod)
+                score_mod = score_mods.check_score_mod(score_mod)
             else:
                 score_mod = score_mods.fit_score_mod(score_mod, (graph.dst_offset, graph.src_offset), q)
         if sink_logits is not None:
@@ -111,7 +112,7 @@ class AttentionCall:
         call.chosen = chosen
         return call
 
-    def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    def apply_score_mod(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """``score [B, Hq, ...]`` after the score_mod, at local dst and src; errors for what is no score."""
         if self.score_mod is None:
             return score
@@ -119,11 +120,11 @@ class AttentionCall:
         changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
         return _checked_scores(changed, score)
 
-    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
         ends = dst + self.graph.dst_offset, src + self.graph.src_offset
         first = self.first_sample, self.first_head
-        return backends_dropout.dropped(weights, self.seed, self.dropout, *ends, *first)
+        return backends_dropout.drop_weights(weights, self.seed, self.dropout, *ends, *first)
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """The result with ``sink_logits`` in every softmax, if there are any."""
@@ -150,15 +151,15 @@ class AttentionCall:
             k = edge_softmax.per_query_head(self.k.to(wide), self.q.shape[1])
             # The gradients of index_select are summed in one order.
             q = self.q.to(wide).index_select(2, dst)
-            return self.modified(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
+            return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
 
         # For gradients the gathered ends are computed again, not saved.
         parts = torch.split(pairs, at_once, dim=1)
-        return torch.cat([recomputed(gather, *part) for part in parts], dim=-1)
+        return torch.cat([recompute(gather, *part) for part in parts], dim=-1)
 
-    def merged(self) -> AttentionCall:
+    def merge_parallel_edges(self) -> AttentionCall:
         """The call without parallel edges: an edge that stands m times has ``log m`` added to its score."""
-        graph, log_count = memoized(derived.merged, self.graph)
+        graph, log_count = memoized(derived.merge_parallel_edges, self.graph)
         score_mod = log_count if self.score_mod is None else score_mods.chain(self.score_mod, log_count)
         return replace(self, graph=graph, score_mod=score_mod)
 
@@ -191,6 +192,23 @@ class AttentionCall:
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
+
+    # The names of these methods before 0.3, for this release.
+    @classmethod
+    @deprecated("AttentionCall.checked is now called AttentionCall.from_arguments")
+    def checked(cls, *arguments: Any, **options: Any) -> AttentionCall:
+        """The old name of :meth:`from_arguments`."""
+        return cls.from_arguments(*arguments, **options)
+
+    @deprecated("call.modified is now called call.apply_score_mod")
+    def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """The old name of :meth:`apply_score_mod`."""
+        return self.apply_score_mod(score, dst, src)
+
+    @deprecated("call.dropped is now called call.apply_dropout")
+    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        """The old name of :meth:`apply_dropout`."""
+        return self.apply_dropout(weights, dst, src)
 
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
@@ -227,7 +245,7 @@ def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> T
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
-def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
+def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
     """The result of a call from those of its parts; lse None where a part has none."""
     out = torch.cat([torch.cat([out for out, _ in row], 1) for row in rows], 0)
     if any(lse is None for row in rows for _, lse in row):

@@ -96,7 +96,7 @@ def read(path: Path) -> Costs:
         found: Any = json.loads(path.read_text("utf-8"))
         found = found.get("costs") if isinstance(found, dict) else found
         if not isinstance(found, dict):
-            raise ValueError(f"costs must be an object, got {checks.quoted(found)}")
+            raise ValueError(f"costs must be an object, got {checks.quote(found)}")
         found = {**default, **found}
         measured = {
             name: checks.number(f"the constant {name!r}", found[name], positive=True) for name in default

@@ -128,12 +128,12 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     is_plain = are_plain((q, k, v))
     if not is_plain and needs_every_derivative((q, k, v)):
-        return _unfused(kernel, q, k, v)
+        return _unfused_sdpa(kernel, q, k, v)
     if not is_plain or not any_needs_gradients((q, k, v)):
         return kernel(q, k, v)
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
     if q.device.type == "cpu" and choice == SDPBackend.FLASH_ATTENTION.value:
-        slow = partial(_unfused, kernel)
+        slow = partial(_unfused_sdpa, kernel)
         return _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     out = kernel(q, k, v)
     if choice != SDPBackend.MATH.value:
@@ -173,7 +173,7 @@ class _Flash(torch.autograd.Function):
         return None, None, None, None, *grads
 
 
-def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def _unfused_sdpa(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """SDPA made of operators that have second derivatives."""
     with sdpa_kernel(SDPBackend.MATH):
         return kernel(*inputs)

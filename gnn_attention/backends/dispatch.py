@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, devices, failures, rows
 from gnn_attention.backends.backend import CompilationError
@@ -120,7 +120,7 @@ def explain(
     heads, dim = checks.size("heads", heads, 1), checks.size("dim", dim, 1)
     checks.instance("graph", graph, TokenGraph)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {quote(dtype)}")
     kind = str(device or "cpu").partition(":")[0]
     if kind == "cuda":
         with FakeTensorMode():
@@ -131,7 +131,7 @@ def explain(
             first = _explain_on_cuda(call, _rules_of_first_call(call))
             return replace(first, reason=f"{FIRST_CALL}, {planned.choice}: {planned.reason}")
     if kind != "cpu":
-        raise ValueError(f"device must be 'cpu' or 'cuda', got {quoted(device)}")
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {quote(device)}")
     call = _empty_call(graph, heads, dim, "meta", dtype)
     choice, slices = choose(call), (graph.batch or 1) * heads
     final_choice = _first_that_applies(_rules(call), call).name
@@ -267,7 +267,7 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     kind = WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
     kind = kind if call.is_plain else WRITTEN_OUT
-    names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], kind)
+    names = memoized(_rank_backends, call.graph, call.q.shape[1], call.q.shape[3], kind)
     best, listed = (_work(call.graph, name) or Work() for name in (names[0], "rows"))
     if _has_few_messages(call, listed.edges, best.pairs or FEW_NUMBERS):
         names = ("message_passing", *names)
@@ -356,7 +356,7 @@ def _empty_call(
     """A plain call along the graph whose tensors hold no numbers."""
     q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device=device, dtype=dtype)
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device=device, dtype=dtype)
-    return AttentionCall.checked(q, k, k, graph)
+    return AttentionCall.from_arguments(q, k, k, graph)
 
 
 def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
@@ -370,7 +370,7 @@ def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
     return Explanation(repr(call.graph), rule.backend, strength, rules=answers)
 
 
-def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
+def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     # the fastest first, by estimate; of equals the simpler one
     if not graph.edges.has_structure:
         # what is chosen anew in every step is not counted tile by tile

@@ -35,9 +35,9 @@ def mask(
     probability: float,
 ) -> Bool[Tensor, "..."]:
     """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31."""
-    stream = _mixed(seed + ((sample.long() << 32) + head.long() + 1) * _signed(GOLDEN))
-    bits = _mixed(stream + ((dst.long() << 32) + src.long() + 1) * _signed(GOLDEN))
-    return _shifted(bits, 40) >= threshold(probability)
+    stream = _mix_bits(seed + ((sample.long() << 32) + head.long() + 1) * _as_signed(GOLDEN))
+    bits = _mix_bits(stream + ((dst.long() << 32) + src.long() + 1) * _as_signed(GOLDEN))
+    return _shift_right(bits, 40) >= threshold(probability)
 
 
 def sample_and_head(
@@ -50,7 +50,7 @@ def sample_and_head(
     return sample, head
 
 
-def dropped(
+def drop_weights(
     weights: Float[Tensor, "batch heads ..."],
     seed: Int[Tensor, ""] | None,
     probability: float,
@@ -62,7 +62,7 @@ def dropped(
     """``weights / (1 - p)`` where they stay, else 0; absolute dst and src broadcast to axes after the heads.
 
     >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
-    >>> dropped(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
+    >>> drop_weights(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
     [0.0, 2.0]
     """
     if not probability:
@@ -78,17 +78,17 @@ def dropped(
     return weights.masked_fill(~stays, 0.0).mul_(weights.new_ones(()).div_(1.0 - probability))
 
 
-def _mixed(z: Tensor) -> Tensor:
+def _mix_bits(z: Tensor) -> Tensor:
     """SplitMix64's finalizer, whose bits all depend on all bits of z; in place."""
-    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(FIRST))
-    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(SECOND))
-    return z.bitwise_xor_(_shifted(z, 31))
+    z.bitwise_xor_(_shift_right(z, 30)).mul_(_as_signed(FIRST))
+    z.bitwise_xor_(_shift_right(z, 27)).mul_(_as_signed(SECOND))
+    return z.bitwise_xor_(_shift_right(z, 31))
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
+def _shift_right(z: Tensor, by: int) -> Tensor:
     """A shift to the right that fills up with zeros: torch's own repeats the sign."""
     return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number

@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask
 from gnn_attention.backends.backend import REMEDIES, Backend, Capabilities, CompilationError
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.cpu.dense_blocks_eager import isolated
+from gnn_attention.backends.cpu.dense_blocks_eager import isolated_rows
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import memoized
 from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_multiplicity, relative_bias
@@ -43,13 +43,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``(out, lse or None)``; NotImplementedError where the call cannot be compiled."""
     if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
-        nothing, minus_infinity = isolated(call, call.graph.num_dst)
+        nothing, minus_infinity = isolated_rows(call, call.graph.num_dst)
         return nothing.to(call.q.dtype), minus_infinity if call.with_lse else None
     if call.score_mod is not None:
         _first_score(call)
     device, value_dim = call.q.device, call.v.shape[3]
     needs_lse = call.with_lse or call.sink_logits is not None
-    q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
+    q, k, v = (_pad_for_kernel(x, call.score_mod is None) for x in (call.q, call.k, call.v))
     plan = memoized(_flex_block_mask.plan, call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
     out, lse = _flex((q, k, v), plan, mod, call.scale, needs_lse)
@@ -92,7 +92,7 @@ def _first_score(call: AttentionCall) -> Tensor:
     """The score_mod at the first pair: its result is checked, and its parameters are seen."""
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
-    return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
+    return call.apply_score_mod(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
 
 
 @cache
@@ -115,7 +115,7 @@ def _has_triton() -> bool:
     return bool(has_triton() if torch.cuda.is_available() else has_triton_package())
 
 
-def _filled(x: Tensor, may_add_token: bool) -> Tensor:
+def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
     """At least two tokens, since one would be a kernel of its own, and as many channels as a kernel needs."""
     # a score_mod must not see another token: its tables may end at the last
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
@@ -126,13 +126,13 @@ def _filled(x: Tensor, may_add_token: bool) -> Tensor:
 def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
     """The score_mod with its tensors made before: a kernel changes none that it indexes."""
     if isinstance(score_mod, alibi):
-        return partial(_sloped, _numbers(score_mod.slopes, device))
+        return partial(_add_alibi, _numbers(score_mod.slopes, device))
     if isinstance(score_mod, (relative_bias, RelativeBias)):
         return relative_bias(score_mod.table.to(device, torch.float32))
     if isinstance(score_mod, log_multiplicity):
         return partial(_add_logs, score_mod.multiplicity.to(device, torch.float32).log())
     if isinstance(score_mod, chain):
-        return partial(_chained, tuple(_in_kernel(mod, device) for mod in score_mod.mods))
+        return partial(_apply_in_order, tuple(_in_kernel(mod, device) for mod in score_mod.mods))
     return score_mod
 
 
@@ -141,7 +141,7 @@ def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
-def _sloped(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _add_alibi(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return score - slopes[h] * (dst - src).abs()
 
 
@@ -149,7 +149,7 @@ def _add_logs(logs: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, sr
     return score + (logs[src] if logs.dim() == 1 else logs[dst, src])
 
 
-def _chained(
+def _apply_in_order(
     mods: tuple[ScoreMod, ...], score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
     return reduce(lambda score, mod: mod(score, b, h, dst, src), mods, score)
@@ -165,7 +165,7 @@ def _flex(
         return _attention(*tokens, *plan, score_mod, scale, with_lse, flash)
     q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
     table, lists = plan[0], tuple(_of_any_size(x, *range(x.dim())) for x in plan[1])
-    kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
+    kernel = _compile_kernel(torch.get_num_threads() if on_cpu else 0)
     given, flash = (q, k, v, table, lists, score_mod, scale, with_lse), _kernel(q.device, q.dtype)
     # Python numbers are constants, and tensors keep their shapes unless marked: kernels for CPUs support
     # neither a captured number nor a captured tensor whose size is a symbol. A kernel too many is an error,
@@ -183,7 +183,7 @@ def _flex(
                 _REFUSED.add(flash)
                 out, lse = kernel(*given, "")
     except Exception as error:
-        raise _explained(error) from error
+        raise _translate_error(error) from error
     return out, lse
 
 
@@ -214,7 +214,7 @@ def _of_any_size(x: Tensor, *axes: int) -> Tensor:
     return view
 
 
-def _explained(error: Exception) -> Exception:
+def _translate_error(error: Exception) -> Exception:
     """An error of the compiler, or of what it made, in words of the call; others as they are."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._inductor.exc import InductorError
@@ -235,7 +235,7 @@ def _explained(error: Exception) -> Exception:
 
 
 @cache
-def _compiled(threads: int) -> Any:
+def _compile_kernel(threads: int) -> Any:
     """The one compiled function; kernels for CPUs have buffers for so many threads."""
     options: dict[str, Any] | None = {"cpp.threads": threads} if threads else None
     return torch.compile(_attention, fullgraph=True, dynamic=None, options=options)
@@ -259,7 +259,7 @@ def _attention(
     def is_edge(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return _flex_block_mask.is_edge(table, block, b, h, dst, src)
 
-    def modified(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    def apply_score_mod(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         wide = score.to(torch.float32)
         dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
         changed = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
@@ -269,7 +269,7 @@ def _attention(
     mask = BlockMask((q.shape[2], k.shape[2]), *eight, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     options |= {"kernel_options": {"BACKEND": kernel}} if kernel else {}
-    mod = None if score_mod is None else modified
+    mod = None if score_mod is None else apply_score_mod
     if not with_lse:
         return flex_attention(q, k, v, mod, mask, **options), None
     out, aux = flex_attention(q, k, v, mod, mask, return_aux=AuxRequest(lse=True), **options)

@@ -51,10 +51,10 @@ def attend_along(
     if call.is_plain and not call.with_lse and call.sink_logits is None:
         weights, lse = edge_softmax.softmax(logits.mT, row, len(q), check=False)[0].mT, None
     else:
-        logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
+        logits = call.apply_score_mod(logits.view(batch, len(dst), heads).mT, dst, src)
         logits = logits if call.bias is None else logits + call.bias.to(dtype)
         of_edge, lse = edge_softmax.softmax(logits, receiver, num_dst, call.sink_logits, check=False)
-        of_edge = call.dropped(of_edge, dst, src) if call.dropout else of_edge
+        of_edge = call.apply_dropout(of_edge, dst, src) if call.dropout else of_edge
         weights = of_edge.mT.reshape(batch * len(dst), heads)
     messages = weights.unsqueeze(-1) * v.index_select(0, of_src)
     out = messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, row, messages)

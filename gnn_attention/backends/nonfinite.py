@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch.autograd import forward_ad
 
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import devices, rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
@@ -48,7 +48,7 @@ def _along_edges(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """The call by the formula over its edges, in ranges of receivers whose lists of edges fit into memory."""
     graph, bias, half = call.graph, call.bias, call.graph.num_dst // 2
     if graph.num_edges <= MOST_EDGES or not half:
-        return recomputed(rows.run, replace(call, with_lse=True))  # type: ignore[no-any-return]
+        return recompute(rows.run, replace(call, with_lse=True))  # type: ignore[no-any-return]
     parts = []
     for start, stop in ((0, half), (half, graph.num_dst)):
         if call.bias is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gnn_attention import edge_softmax
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
@@ -40,7 +40,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     listed = torch.split(order, [count for *_, count in rows])
     for (start, stop, _), chosen in zip(rows, listed, strict=True):
         given = call, start, stop, src[chosen], dst[chosen], chosen
-        parts.append(recomputed(_some_rows, *given) if len(rows) > 1 else _some_rows(*given))
+        parts.append(recompute(_some_rows, *given) if len(rows) > 1 else _some_rows(*given))
     out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
 

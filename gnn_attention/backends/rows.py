@@ -13,15 +13,15 @@ import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, joined
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, join_slices
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edges_of, order_of
-from gnn_attention.backends.plan.plan import Plan, packed
+from gnn_attention.backends.plan.plan import Plan, pack_plan
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
 # bytes of edge lists and numbers of edges, of which int32 numbers more
@@ -36,7 +36,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:
-        return joined([[run(part) for part in row] for row in call.parts()])
+        return join_slices([[run(part) for part in row] for row in call.parts()])
     if kernel:
         return row_attention.run(call)
     if call.is_plain:
@@ -44,13 +44,13 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             return attention_op.along_plan(call, "rows")
         group = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
         edges = edges_of(graph, call.q.device, group)
-        return attention_op.along_all_tokens(call, packed(Plan((edges,), complete=True)))
+        return attention_op.along_all_tokens(call, pack_plan(Plan((edges,), complete=True)))
     listed = edges_of(graph, call.q.device)
     arguments, (batch, heads) = (listed.tensors, order_of(graph, call.q.device)), call.q.shape[:2]
     if batch * heads * listed.src.numel() <= AT_ONCE:
         return _formula(call, *arguments)
-    return joined(
-        [[recomputed(_formula, call.part(b, h), *arguments) for h in range(heads)] for b in range(batch)]
+    return join_slices(
+        [[recompute(_formula, call.part(b, h), *arguments) for h in range(heads)] for b in range(batch)]
     )
 
 
@@ -108,12 +108,12 @@ def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tu
     wide = edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
     src, dst = listed[1].long(), listed[2].long()
-    logits = call.modified(csr_ops.products(q, k, listed) * call.scale, dst, src)
+    logits = call.apply_score_mod(csr_ops.products(q, k, listed) * call.scale, dst, src)
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
     sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
     weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks, check=False)
-    return csr_ops.incoming(call.dropped(weights, dst, src), v, listed).to(call.q.dtype), lse
+    return csr_ops.incoming(call.apply_dropout(weights, dst, src), v, listed).to(call.q.dtype), lse
 
 
 BACKEND = Backend(

@@ -14,7 +14,7 @@ from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
-from gnn_attention.backends.plan.plan import unpacked
+from gnn_attention.backends.plan.plan import unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes, mixed_work
 from gnn_attention.graph import memoized
@@ -26,7 +26,7 @@ MOST_EDGES = 2**28  # outside of well filled tiles, whose list takes some GiB
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
         return attention_op.along_plan(call, "tiles")
-    return formula(call, unpacked(*memoized(packed_plan, call.graph, "whole rows", call.q.device)))
+    return formula(call, unpack_plan(*memoized(packed_plan, call.graph, "whole rows", call.q.device)))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

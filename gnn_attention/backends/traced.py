@@ -26,7 +26,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.csr import edges_of
-from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, packed
+from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, pack_plan
 from gnn_attention.graph import TokenGraph, edge_list, indices
 from gnn_attention.graph.edges import ListedEdges, RuleEdges
 
@@ -60,7 +60,7 @@ class TracedEdges(Traced):
         if torch.compiler.is_compiling():
             edges = torch.ops.gnn_attention.edge_list(plain, num_dst, num_src)
         else:
-            edges = edge_list.checked(plain, num_dst, num_src).to(plain.device)
+            edges = edge_list.check_edge_index(plain, num_dst, num_src).to(plain.device)
         return cls(ListedEdges(edges, num_dst, num_src, "keep"), num_dst, num_src, name="edges")
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
@@ -83,15 +83,20 @@ def is_edge_list(edges: Any) -> bool:
     return not (edges.is_floating_point() or edges.is_complex())
 
 
-def _checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    return edge_list.checked(edge_index, num_dst, num_src).to(edge_index.device)
+def _check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
+    return edge_list.check_edge_index(edge_index, num_dst, num_src).to(edge_index.device)
 
 
 def _like_checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edge_index.new_empty((2, edge_index.shape[-1]), dtype=torch.int64)
 
 
-define("edge_list", "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor", _checked, _like_checked)
+define(
+    "edge_list",
+    "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor",
+    _check_edge_index,
+    _like_checked,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -126,27 +131,27 @@ class TracedIndices(Traced):
     def __post_init__(self) -> None:
         """NotImplementedError for what an operator makes of it: its edges would not be those of the lists."""
         if self.edges is not UNKNOWN:
-            _unknown()
+            _refuse_edges()
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
         return partial(_run, backend)
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
-        return _unknown(device)
+        return _refuse_edges(device)
 
 
-def _unknown(*ends: Any) -> Tensor:
+def _refuse_edges(*ends: Any) -> Tensor:
     what = "the edges of an index in a traced program are not known"
     raise NotImplementedError(f"{what}: combine its graph, or look at it, outside of the program")
 
 
-UNKNOWN = RuleEdges(_unknown)
+UNKNOWN = RuleEdges(_refuse_edges)
 
 
 def _axes(index: Tensor) -> tuple[int | None, int | None]:
     """``heads, batch`` of the graph."""
     if not isinstance(index, Tensor) or not 2 <= index.dim() <= 4:
-        raise ValueError(f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quoted(index)}")
+        raise ValueError(f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quote(index)}")
     return indices.varying_sizes(index)[::-1]
 
 
@@ -187,7 +192,7 @@ def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     q = functional.pad(call.q, (0, 0, 0, blocks * size - num_dst))
     q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))
     if device.type == "cpu":
-        found = attention_op.attention(q, k, v, packed(plan), call.scale)
+        found = attention_op.attention(q, k, v, pack_plan(plan), call.scale)
     else:
         found = formula(AttentionCall(q, k, v, graph, call.scale), plan)
     out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)

@@ -43,7 +43,7 @@ class ResidentSenders:
         return self.stop - self.start
 
     @property
-    def needed(self) -> Int[Tensor, " senders"]:
+    def indices_in_use(self) -> Int[Tensor, " senders"]:
         last: Tensor = memoized(last_receivers, self.graph)[self.positions]
         return (last >= self.start).nonzero().flatten()
 
@@ -60,7 +60,7 @@ class ResidentSenders:
             advice = f"give at least {latest + 1 - start} tokens in the next chunk"
             raise ValueError(f"{edge}, which has not come: {advice}")
         later = replace(self, start=start, stop=stop, before=len(self.positions))
-        new, stay = torch.arange(start, stop, device="cpu"), later.needed
+        new, stay = torch.arange(start, stop, device="cpu"), later.indices_in_use
         rows = len(stay) + count
         if len(self.positions) + count <= self.room <= 4 * (rows + SPARE):
             return replace(later, positions=torch.cat([self.positions, new]), stay=None)
@@ -84,7 +84,7 @@ class ResidentSenders:
         return int(self.positions[-1] - self.positions[0]) + 1 != len(self.positions)
 
     @property
-    def few(self) -> bool:
+    def has_few_pairs(self) -> bool:
         """True for so few pairs that evaluating all of them is cheaper than a plan."""
         return self.count * len(self.positions) <= enumerate_pairs.FEW
 
@@ -92,8 +92,8 @@ class ResidentSenders:
     def view(self) -> TokenGraph:
         """The edges of the last chunk. Few pairs are looked up; the edges of a list are renumbered."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
-        name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
-        if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.few):
+        name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
+        if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
             src, dst = graph.rows(self.start, self.stop).edge_index
             listed = torch.stack([torch.searchsorted(self.positions, src), dst])
             parallel: Parallel = "keep" if graph.has_parallel_edges else "error"

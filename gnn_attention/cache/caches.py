@@ -70,7 +70,7 @@ class TokenCache:
     @property
     def positions(self) -> Int[Tensor, " senders"]:
         """The absolute positions of the senders that the last chunk or a later receiver attends to."""
-        return self._senders.positions[self._senders.needed] + self.graph.src_offset
+        return self._senders.positions[self._senders.indices_in_use] + self.graph.src_offset
 
     @property
     def nbytes(self) -> int:
@@ -126,13 +126,13 @@ class TokenCache:
             raise
 
     def __repr__(self) -> str:
-        senders = f"{len(self._senders.needed)} senders of {self.length} in {self.layers} layers"
+        senders = f"{len(self._senders.indices_in_use)} senders of {self.length} in {self.layers} layers"
         return f"{type(self).__name__}({self.graph.name}: {senders}, {self.nbytes / 2**20:.1f} MB)"
 
     def _sender_rows(self, layer: int) -> tuple[Tensor, ...]:
         if layer in self._behind or not self._rows[layer]:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
-        return tuple(x[:, :, self._senders.needed.to(x.device)] for x in self._rows[layer])
+        return tuple(x[:, :, self._senders.indices_in_use.to(x.device)] for x in self._rows[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
         """The next chunk of a layer, each ``[B, H, chunk, D]``; checked before anything changes."""
@@ -166,7 +166,7 @@ class TokenCache:
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.gap:
             mod = partial(_at_positions, mod, senders.positions + self.graph.src_offset)
-        if options["backend"] == "auto" and senders.few:
+        if options["backend"] == "auto" and senders.has_few_pairs:
             options["backend"] = "dense"
         out: Tensor = attend(q, k, v, senders.view, scale, mod, **options)
         return out
@@ -244,7 +244,7 @@ class KeyValueCache(TokenCache):
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {checks.quoted(x)}")
+            raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {checks.quote(x)}")
         first = self.graph.dst_offset + (self._senders.start if layer in self._behind else self.length)
         positions = torch.arange(first, first + x.shape[1], device=x.device)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
@@ -333,10 +333,10 @@ def _update_of_mixtures(heads: FactoredHeads | MergedHeads, z: Tensor) -> States
     if isinstance(heads, MergedHeads):
         return heads.collect(z[..., : heads.message.shape[1]].to(heads.message.dtype) @ heads.message)
     own, z = heads.standard, z.to(heads.standard.W_V.dtype)
-    values = z[..., :-1] @ arrays.grouped(own.W_V, own.num_heads)
+    values = z[..., :-1] @ arrays.repeat_for_query_heads(own.W_V, own.num_heads)
     if own.b_V is not None:
         # the last channel is the sum of the weights, 0 for an isolated row
-        values = values + z[..., -1:] * arrays.grouped(own.b_V, own.num_heads).unsqueeze(1)
+        values = values + z[..., -1:] * arrays.repeat_for_query_heads(own.b_V, own.num_heads).unsqueeze(1)
     return own.collect(values)
 
 

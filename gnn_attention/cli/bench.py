@@ -170,7 +170,7 @@ def measure(
                 one.take()
         cases += [{**about, "method": name, **_numbers(one, ours)} for name, one in samples.items()]
         q, k, v = problem.inputs
-        cases[-len(samples)]["backend"] = choose(AttentionCall.checked(q, k, v, problem.graph)).name
+        cases[-len(samples)]["backend"] = choose(AttentionCall.from_arguments(q, k, v, problem.graph)).name
     sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
     about = {"device": str(device), "threads": torch.get_num_threads(), "torch": torch.__version__}
     return {"bench": "short", "schema": 2, **about, **sizes, "cases": cases}

@@ -68,7 +68,7 @@ def _draw(args: argparse.Namespace) -> int:
         if args.kind not in ("degrees", "hops"):
             options["labels"] = labels
         made = KINDS[args.kind or "mask"](graph, **options)
-        with atomic_files.written(args.out) as file:
+        with atomic_files.replace_file(args.out) as file:
             made.savefig(file, format=Path(args.out).suffix[1:].lower())
     print(f"{args.out}: {graph!r}")
     return 0

@@ -27,7 +27,7 @@ import torch
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support import checks
-from gnn_attention._support.locks import ignored
+from gnn_attention._support.locks import ignore_warnings
 from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import one_line
 from gnn_attention.graph import TokenGraph
@@ -73,7 +73,7 @@ def parse(text: str, *, n: int | None = None) -> TokenGraph:
     graph = evaluate(text, n=n)
     if not isinstance(graph, TokenGraph):
         expected = "a graph such as 'window(64, 8)', or one of several graphs, by [0]"
-        raise ValueError(f"{checks.quoted(text, 40)} is {checks.quoted(graph)}, expected {expected}")
+        raise ValueError(f"{checks.quote(text, 40)} is {checks.quote(graph)}, expected {expected}")
     return graph
 
 
@@ -84,20 +84,22 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
     torch.Size([16])
     """
     if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {checks.described(text)}")
+        raise TypeError(
+            f"an expression is a string such as 'window(64, 8)', got {checks.describe_type(text)}"
+        )
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     text = re.sub(r"\s", " ", text).strip()
     reader = _Reader(text, None if n is None else checks.size("n", n))
     try:
         # "1or 2" warns, and is an error anyway
-        with ignored():
+        with ignore_warnings():
             tree = ast.parse(text, mode="eval")
         return reader.read(tree.body)
     except (SyntaxError, UnicodeEncodeError) as error:
         column = getattr(error, "offset", None) or 1
         reason = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
-        raise ValueError(f"column {column}, {checks.quoted(text, 40)}: {reason}") from None
+        raise ValueError(f"column {column}, {checks.quote(text, 40)}: {reason}") from None
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression has too many brackets and operators inside one another") from error
 
@@ -167,7 +169,7 @@ class _Reader:
     def read_graph(self, node: ast.expr) -> TokenGraph:
         value = self.read(node)
         if not isinstance(value, TokenGraph):
-            self.refuse(node, f"expected a graph here, got {checks.quoted(value)}")
+            self.refuse(node, f"expected a graph here, got {checks.quote(value)}")
         return value
 
     def limit_pairs(self, node: ast.expr, pairs: int) -> None:
@@ -199,14 +201,14 @@ class _Reader:
     def refuse(self, node: Any, reason: str = NOT_ALLOWED, cause: Exception | None = None) -> NoReturn:
         place = ast.get_source_segment(self.text, node) or self.text
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
-        raise ValueError(f"column {column}, {checks.quoted(place, 40)}: {one_line(reason, 600)}") from cause
+        raise ValueError(f"column {column}, {checks.quote(place, 40)}: {one_line(reason, 600)}") from cause
 
 
 def describe_unknown_builder(name: str) -> str:
     """The error message for a name that no builder has."""
     near = difflib.get_close_matches(name, FUNCTIONS, 1)
     hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
-    return f"there is no builder {checks.quoted(name)}; {hint}"
+    return f"there is no builder {checks.quote(name)}; {hint}"
 
 
 def _fits(function: Callable[..., Any], positional: Any, named: Mapping[str, Any]) -> bool:

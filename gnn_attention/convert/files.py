@@ -17,7 +17,7 @@ from typing import Any
 import networkx as nx
 
 from gnn_attention._support import atomic_files, checks
-from gnn_attention._support.locks import ignored
+from gnn_attention._support.locks import ignore_warnings
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
 from gnn_attention.convert._file_readers import PLACE, READERS, add_tokens, are_integers, parse_number
@@ -103,7 +103,7 @@ def load(
     try:
         text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
-        with ignored():
+        with ignore_warnings():
             network = parse(text, weight, nx.MultiGraph() if undirected else nx.MultiDiGraph())
         if undirected is not None and network.is_directed() == undirected:
             direction = "directed" if undirected else "undirected"

@@ -30,7 +30,7 @@ NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the functions of the others."""
-    return TypeError(f"{expected}, got {checks.quoted(value)}; other kinds of graph: {OTHERS}")
+    return TypeError(f"{expected}, got {checks.quote(value)}; other kinds of graph: {OTHERS}")
 
 
 def from_edge_index(
@@ -65,7 +65,7 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
         raise wrong_kind("A must be a SciPy sparse array or a NumPy array", A)
     checks.choice("rows", rows, ("src", "dst"))
     if A.ndim != 2 or A.dtype.kind not in "biuf":
-        raise ValueError(f"A must be a matrix of numbers, got {checks.quoted(A)}")
+        raise ValueError(f"A must be a matrix of numbers, got {checks.quote(A)}")
     if hasattr(A, "tocoo"):
         entries = A.tocoo()
         row, column, values = entries.row, entries.col, entries.data
@@ -132,7 +132,7 @@ def from_networkx(
     try:
         wrong = set(nodes).symmetric_difference(graph.nodes)
     except TypeError:
-        got = checks.described(order)
+        got = checks.describe_type(order)
         raise TypeError(f"order must be a list of nodes, every one once, got {got}") from None
     if wrong:
         differing = sorted(map(repr, wrong))[:3]
@@ -303,7 +303,7 @@ def from_triples(
     checks.instance("weight", weight, str)
     for src, dst, value in triples:
         if not isinstance(value, Real):
-            got = f"{checks.quoted(value)} at the edge {src} -> {dst}"
+            got = f"{checks.quote(value)} at the edge {src} -> {dst}"
             raise ValueError(f"weight={weight!r} must name a number of every edge, got {got}")
     values = torch.tensor([float(value) for *_, value in triples], device="cpu")
     return _build(edges, values, count, count, "merge", name)
@@ -322,7 +322,7 @@ def _build(
         raise ValueError(f"a graph takes one weight of parallel edges: join them first ({ways})")
     if values.is_complex() or values.numel() != edges.shape[1]:
         expected = f"one number for each of {edges.shape[1]} edges"
-        raise ValueError(f"weight must be {expected}, got {checks.quoted(values)}")
+        raise ValueError(f"weight must be {expected}, got {checks.quote(values)}")
     values = values.reshape(-1)
     if not (is_number := values.isfinite()).all():
         src, dst = edges[:, ~is_number][:, 0].tolist()
@@ -334,7 +334,7 @@ def _build(
 
 def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
     if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
-        got = checks.quoted(weights)
+        got = checks.quote(weights)
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
     weights = weights.detach().cpu()
     # SciPy has no other floating point numbers

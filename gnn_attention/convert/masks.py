@@ -113,6 +113,6 @@ def _from_table(mask: Tensor) -> TokenGraph:
         dst, src = mask[0, 0].nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([src, dst]), num_dst, num_src, name="mask")
     # an axis of size 1 is the same for all
-    rule = partial(rules.chosen, mask.clone() if batch > 1 else mask[0].clone(), 1, 1)
+    rule = partial(rules.look_up_blocks, mask.clone() if batch > 1 else mask[0].clone(), 1, 1)
     varies = {"heads": heads if heads > 1 else None, "batch": batch if batch > 1 else None}
     return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **varies)

@@ -9,9 +9,9 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described
+from gnn_attention._support.checks import describe_type
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import attended, checked_backend
+from gnn_attention.attend import checked_backend, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives
@@ -37,7 +37,7 @@ def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: A
     """
     group = _group(group)
     if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
-        raise TypeError(f"graph must be the TokenGraph of all tokens, got {described(graph)}")
+        raise TypeError(f"graph must be the TokenGraph of all tokens, got {describe_type(graph)}")
     partition = partition_of(graph, partition, distributed.get_world_size(group))
     view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group)
     return view
@@ -78,8 +78,8 @@ def attend(
     with collectives.raised_on_all_ranks(ranks, q):
         view = local(graph, partition, ranks)
         checked_backend(backend)
-        call = AttentionCall.checked(q, k, v, view, scale, score_mod, None, sink_logits, dropout)
-    return attended(call, backend)[0]
+        call = AttentionCall.from_arguments(q, k, v, view, scale, score_mod, None, sink_logits, dropout)
+    return run_attention(call, backend)[0]
 
 
 def scatter(
@@ -138,7 +138,9 @@ def _group(group: Any) -> Any:
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh of one axis, got {described(group)}")
+        raise TypeError(
+            f"group must be a ProcessGroup or a DeviceMesh of one axis, got {describe_type(group)}"
+        )
     if distributed.get_rank(group) < 0:
         raise ValueError(f"this process, rank {distributed.get_rank()} of all, is not in the group")
     return group

@@ -16,10 +16,10 @@ from torch import distributed, nn
 
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.attend import attended, checked_backend
+from gnn_attention.attend import checked_backend, run_attention
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.dropout import dropped
+from gnn_attention.backends.dropout import drop_weights
 from gnn_attention.distributed import collectives
 from gnn_attention.distributed.halo_sets import halo, remote_senders
 from gnn_attention.distributed.partition import Partition
@@ -99,7 +99,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
         backend = "rows"
     learned = list(call.score_mod.parameters()) if isinstance(call.score_mod, nn.Module) else []
     others = [x for x in (call.q, rows, call.sink_logits, *learned) if x is not None]
-    out, lse = attended(whole, backend)
+    out, lse = run_attention(whole, backend)
     lse = None if lse is None else collectives.keep_in_graph(lse, *others)
     return collectives.keep_in_graph(out, *others), lse
 
@@ -111,10 +111,10 @@ class _CallAtPositions(AttentionCall):
     dst_at: Tensor | None = None
     src_at: Tensor | None = None
 
-    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         dst = _looked_up(self.dst_at, dst + self.graph.dst_offset)
         src = _looked_up(self.src_at, src + self.graph.src_offset)
-        return dropped(weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head)
+        return drop_weights(weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head)
 
 
 def _score_at_positions(
@@ -146,7 +146,7 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
     optional = {"score_mod": call.score_mod, "sink_logits": call.sink_logits}
     others = ", ".join(name for name, value in optional.items() if value is not None) or "nothing else"
-    values = memoized(_described, graph.whole, graph.partition) | {
+    values = memoized(_describe_shards, graph.whole, graph.partition) | {
         "backend": backend if isinstance(backend, str) else backend.name,
         "q, k and v": f"[B, Hq, Hkv, D, Dv] = {sizes} in {call.k.dtype}",
         "gradients": "wanted" if grad else "not wanted",
@@ -160,12 +160,12 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     collectives.check_agreement(values, "", graph.group, call.q.device)
     if backend != "auto":
         chosen = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = _unsupported(call, memoized(neighbourhood, graph, call.q.device), chosen)
+        reason = _unsupported_reason(call, memoized(neighbourhood, graph, call.q.device), chosen)
         collectives.check_agreement({}, reason, graph.group, call.q.device)
     agreed.add(key)
 
 
-def _unsupported(call: AttentionCall, near: Neighbourhood, backend: Backend) -> str:
+def _unsupported_reason(call: AttentionCall, near: Neighbourhood, backend: Backend) -> str:
     """Why a backend does not support the part of this rank; empty if it does."""
     if call.dropout and near.has_gaps and backend.name not in DROP_AT_POSITIONS:
         reason: str | None = (
@@ -179,7 +179,7 @@ def _unsupported(call: AttentionCall, near: Neighbourhood, backend: Backend) -> 
     return "" if reason is None else f"backend {backend.name!r} cannot hold {near.graph!r}: {reason}"
 
 
-def _described(graph: TokenGraph, partition: Partition) -> dict[str, str]:
+def _describe_shards(graph: TokenGraph, partition: Partition) -> dict[str, str]:
     # all edges of a list, or the number of in-edges of each receiver
     numbers = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
     fingerprint = hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]

@@ -16,7 +16,7 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from torch_geometric.utils.sparse import index2ptr
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -43,7 +43,7 @@ class Shares:
         owner, world_size = self.owner, checks.size("world_size", self.world_size, 1)
         checks.instance("owner", owner, Tensor)
         if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
-            raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quoted(owner)}")
+            raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quote(owner)}")
         owner = owner.to("cpu", torch.int64)
         if len(owner) and not 0 <= (least := int(owner.min())) <= (most := int(owner.max())) < world_size:
             raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {least} .. {most}")
@@ -122,7 +122,9 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
     >>> partition.dst, partition.src
     (Shares(4 tokens on 3 ranks: 2, 1, 1), Shares(7 tokens on 3 ranks: 3, 2, 2))
     """
-    return Partition(_even(graph.num_dst, world_size), _even(graph.num_src, world_size), "contiguous")
+    return Partition(
+        _even_shares(graph.num_dst, world_size), _even_shares(graph.num_src, world_size), "contiguous"
+    )
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
@@ -136,7 +138,7 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)
     [(0, 2), (6, 8)]
     """
-    dst, src = (_mirrored(size, world_size) for size in (graph.num_dst, graph.num_src))
+    dst, src = (_mirrored_shares(size, world_size) for size in (graph.num_dst, graph.num_src))
     return Partition(dst, src, "zigzag")
 
 
@@ -229,13 +231,13 @@ def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
 
 
-def _even(num_tokens: int, world_size: int) -> Shares:
+def _even_shares(num_tokens: int, world_size: int) -> Shares:
     world_size = checks.size("world_size", world_size, 1)
     # the larger shares first
     return Shares(torch.arange(num_tokens, device="cpu") * world_size // max(num_tokens, 1), world_size)
 
 
-def _mirrored(num_tokens: int, world_size: int) -> Shares:
-    half = _even(num_tokens // 2, world_size)
+def _mirrored_shares(num_tokens: int, world_size: int) -> Shares:
+    half = _even_shares(num_tokens // 2, world_size)
     middle = half.owner.new_full((num_tokens % 2,), half.world_size - 1)
     return Shares(torch.cat([half.owner, middle, half.owner.flip(0)]), half.world_size)

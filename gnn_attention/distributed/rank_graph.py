@@ -67,9 +67,9 @@ def subgraph(
     the structure of the rule; other tokens are looked up in a table. That of an edge list is an edge list.
     """
     row_of_dst, row_of_src = _range_or_table(dst), _range_or_table(src)
-    name = f"{text.bracketed(graph.name)} between ranks"
+    name = f"{text.parenthesize(graph.name)} between ranks"
     if graph.edges.listed() is not None:
-        edges = edge_list.between(graph.edge_index, dst, src, graph.num_dst, graph.num_src)
+        edges = edge_list.edges_between(graph.edge_index, dst, src, graph.num_dst, graph.num_src)
         part = TokenGraph.from_edges(edges, len(dst), len(src), name=name, parallel="keep")
     else:
         rule = partial(of_tokens, graph.edges.contains, row_of_dst, row_of_src)

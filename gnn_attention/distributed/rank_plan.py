@@ -107,7 +107,7 @@ def plan(
         if own not in (None, sizes[word]):
             raise ValueError(f"{word}={sizes[word]}, but {graph!r} differs by them and has {own}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quoted(dtype)}")
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quote(dtype)}")
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
         limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"

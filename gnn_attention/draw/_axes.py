@@ -136,7 +136,7 @@ def headline(made: Figure, name: str) -> None:
     made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
 
 
-def shared(names: Sequence[str]) -> str:
+def common_name(names: Sequence[str]) -> str:
     """What the graphs of some layers are called: one name if it is the same for all."""
     numbered = ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
     return names[0] if len(set(names)) == 1 else numbered

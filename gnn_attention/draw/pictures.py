@@ -159,7 +159,7 @@ def layers(
     """
     stack = _stack("layers", graphs, layers)
     tokens, _ = _axes.read_sides(stack[0], labels, None)
-    last = walks.token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
+    last = walks.check_token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
     # for each row of tokens, the input first: which of them the token at the top has received from
     reached = [torch.arange(tokens.count) == last]
     for each in reversed(stack):
@@ -169,7 +169,7 @@ def layers(
     axes.plot([], [], color=BLUE, label="edge src → dst")
     if residual:
         axes.plot([], [], ":", color=BLACK, label="own state carried along")
-    shown = _axes.shared([each.name for each in stack]) if title is None else title
+    shown = _axes.common_name([each.name for each in stack]) if title is None else title
     who = tokens.names[last] if tokens.names else last
     _axes.title(axes, shown, f"lit: from which token {who} has received from after {len(stack)} layers", 90)
     return _axes.finish(made, ax)
@@ -192,7 +192,7 @@ def over_time(
     if not 1 <= count <= MOST_TABLES or len(titles or graphs) != count:
         raise ValueError(f"over_time() draws 1 to {MOST_TABLES} graphs, a title for each, got {count}")
     alike = analyse.overlap(graphs)
-    name = _axes.shared([each.name for each in graphs]) if title is None else title
+    name = _axes.common_name([each.name for each in graphs]) if title is None else title
     made, grid = _axes.tables(None, count, *_axes.read_sides(graphs[0], None, None), name)
     for step, axes in enumerate(grid):
         before, now = graphs[max(step - 1, 0)].mask(), graphs[step].mask()
@@ -231,7 +231,7 @@ def weights(
     numbers = _choose_heads(heads, len(tables), ax)
     tables = tables[numbers]
     num_dst, num_src = tables.shape[1:]
-    frame = graph or TokenGraph.from_rule(rules.everyone, num_dst, num_src, name="the weights")
+    frame = graph or TokenGraph.from_rule(rules.all_pairs, num_dst, num_src, name="the weights")
     made, grid = _axes.tables(ax, len(numbers), *_axes.read_sides(frame, labels, src_labels), title)
     # all tables have one scale, so that they can be compared
     high = tables.abs().nan_to_num().max().item() if tables.numel() else 0.0
@@ -283,7 +283,7 @@ def hops(
     """
     stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
     n = stack[0].num_dst
-    last = walks.token("token", n - 1 if token is None else token, n)
+    last = walks.check_token("token", n - 1 if token is None else token, n)
     counts = _reached_counts(stack, residual)
     while layers is None and len(counts) > 1 and counts[-1].equal(counts[-2]):
         counts = counts[:-1]
@@ -296,7 +296,7 @@ def hops(
     axes.set(xlabel="layers", ylabel="tokens reached", ylim=(0, 1.06 * n))
     axes.locator_params(integer=True)
     axes.grid(axis="y", color=LIGHT)
-    _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
+    _axes.title(axes, _axes.common_name([each.name for each in stack]) if title is None else title)
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
     return made
 
@@ -330,7 +330,7 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     else:
         raise TypeError(
             "weights must be a tensor, an array of numbers, an AttentionInfo, a LayerTrace (run.layers[0]), "
-            f"or a pair (edge_index, weights) with graph=, got {checks.described(weights)}"
+            f"or a pair (edge_index, weights) with graph=, got {checks.describe_type(weights)}"
         )
     tables = tables.detach().cpu().double()
     tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables

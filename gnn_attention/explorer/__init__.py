@@ -21,10 +21,10 @@ from torch import nn
 
 from gnn_attention import model as language_model
 from gnn_attention._support import checks
-from gnn_attention._support.checks import check_order, described, quoted
+from gnn_attention._support.checks import check_order, describe_type, quote
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.explorer._html import Page, assembled
-from gnn_attention.explorer._masks import Choice, distinct, own, typed, users, zoo
+from gnn_attention.explorer._html import Page, assemble_page
+from gnn_attention.explorer._masks import Choice, distinct, mask_of_text, masks_of_typed_text, users, zoo
 from gnn_attention.explorer._pack import Source, whole
 from gnn_attention.graph import TokenGraph
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS
@@ -80,8 +80,8 @@ def page(
     others = zoo(count, room) if offered is None else users(offered, count, room)
     title = _title(source, words) if title is None else title
     data = _data(source, title, wanted, others)
-    more = {"typed": typed(first)} if source.model["kind"] == "model" else {}
-    return Page(assembled(title, data | more), title, count)
+    more = {"typed": masks_of_typed_text(first)} if source.model["kind"] == "model" else {}
+    return Page(assemble_page(title, data | more), title, count)
 
 
 def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
@@ -92,14 +92,14 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
         model, called = language_model.load(path)[:2], path.stem
     elif name is not None and name.endswith(".safetensors"):
         advice = "give one of gnn_attention.model.save, or a Hugging Face name or folder"
-        raise FileNotFoundError(f"model {quoted(name)} is no file: {advice}")
+        raise FileNotFoundError(f"model {quote(name)} is no file: {advice}")
     first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
         if layers is not None:
             needed = "of this one the page holds, and needs, every layer"
-            raise ValueError(f"layers={quoted(layers)} is for a Hugging Face model: {needed}")
+            raise ValueError(f"layers={quote(layers)} is for a Hugging Face model: {needed}")
         return whole(words, first, rest[0], called, room)
     if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
         expected = "a file, a name, (model, vocabulary) or (model, tokenizer)"
@@ -108,7 +108,7 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
     foreign = importlib.import_module("gnn_attention.explorer._recorded")
     if name is not None:
         first, *rest = foreign.from_pretrained(name)
-    source: Source = foreign.recorded(words, first, *rest, name=name, layers=layers)
+    source: Source = foreign.record_source(words, first, *rest, name=name, layers=layers)
     return source
 
 
@@ -118,7 +118,7 @@ def _several(name: str, graphs: Any) -> list[Any]:
     check_order(name, graphs)
     if not isinstance(graphs, Iterable):
         expected = "a TokenGraph, an expression such as 'window(n, 4)', or several of them"
-        raise TypeError(f"{name} must be {expected}, got {described(graphs)}")
+        raise TypeError(f"{name} must be {expected}, got {describe_type(graphs)}")
     return list(graphs)
 
 
@@ -132,13 +132,13 @@ def _title(source: Source, words: Any) -> str:
 
 def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]) -> dict[str, Any]:
     # in the form of web/src/types.ts
-    shown = distinct([own(source.own), *wanted], others)
+    shown = distinct([mask_of_text(source.own), *wanted], others)
     return {
         "version": 1,
         "title": title,
         "tokens": [{"id": token, "text": text} for token, text in source.tokens],
         "room": source.room,
-        "masks": [choice.packed() for choice in shown],
+        "masks": [choice.to_json() for choice in shown],
         "start": 1 if wanted else 0,
         "model": source.model,
         "words": [

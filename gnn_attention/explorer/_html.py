@@ -42,7 +42,7 @@ class Page:
         return f"Page({self.title!r}, {self.tokens} tokens, {len(self.html) / 1e6:.1f} MB)"
 
 
-def assembled(title: str, data: Mapping[str, Any]) -> str:
+def assemble_page(title: str, data: Mapping[str, Any]) -> str:
     """The text of the page; OSError without the built template.
 
     The data are pure ASCII, and nothing in them can end their element.

@@ -29,12 +29,12 @@ class Choice:
     mask: Bool[Tensor, "size size"]
     tokens: int
 
-    def packed(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         named = {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask)}
         return named | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
 
 
-def own(graph: TokenGraph) -> Choice:
+def mask_of_text(graph: TokenGraph) -> Choice:
     n, which = graph.num_dst, "every token attends to those that its mask allows"
     if graph == patterns.causal(n):
         which = "every token attends to itself and all before it"
@@ -87,14 +87,14 @@ def distinct(shown: list[Choice], others: Iterable[Choice]) -> list[Choice]:
     return shown
 
 
-def typed(graphs: Iterable[Any]) -> dict[str, Any]:
+def masks_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
     """The graphs of a text that is typed on the page: of those given, expressions that fit any length."""
     sizes, general = (TYPED - ROOM, ROOM), []
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):
             general += users([expression], *sizes)
-    choices = distinct([own(patterns.causal(TYPED)), *general], zoo(*sizes))
-    return {"size": TYPED, "start": min(1, len(general)), "masks": [choice.packed() for choice in choices]}
+    choices = distinct([mask_of_text(patterns.causal(TYPED)), *general], zoo(*sizes))
+    return {"size": TYPED, "start": min(1, len(general)), "masks": [choice.to_json() for choice in choices]}
 
 
 def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:

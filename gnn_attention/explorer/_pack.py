@@ -40,12 +40,12 @@ class Source:
     room: int = 0
 
 
-def stored(tensor: Tensor) -> dict[str, Any]:
+def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     """A tensor as the page reads it: shape, dtype and its bytes in base64.
 
     Exact for half types and float32; float16 wherever it holds every number, float64 is rounded to float32.
 
-    >>> stored(torch.tensor([[1.0, -2.0]]))
+    >>> encode_tensor(torch.tensor([[1.0, -2.0]]))
     {'shape': [1, 2], 'dtype': 'float16', 'data': 'ADwAwA=='}
     """
     tensor = tensor.detach().cpu().contiguous()
@@ -129,5 +129,5 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
         "reach": config.reach,
         # the page computes in float64
         "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,
-        "tensors": {key: stored(tensor) for key, tensor in state.items()},
+        "tensors": {key: encode_tensor(tensor) for key, tensor in state.items()},
     }

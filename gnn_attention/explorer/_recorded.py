@@ -19,7 +19,15 @@ from gnn_attention import edge_softmax, huggingface
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, Words, bits, check_length, check_weight, stored
+from gnn_attention.explorer._pack import (
+    EACH_ITS_OWN,
+    Source,
+    Words,
+    bits,
+    check_length,
+    check_weight,
+    encode_tensor,
+)
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import LayerTrace, record
 
@@ -32,7 +40,7 @@ def from_pretrained(name: str) -> tuple[nn.Module, Any]:
     return model, AutoTokenizer.from_pretrained(name)
 
 
-def recorded(
+def record_source(
     words: Words, model: nn.Module, tokenizer: Any = None, name: str | None = None, layers: Layers = None
 ) -> Source:
     """What the attention of a text model did in one run over the text; the model is left as it was."""
@@ -44,7 +52,7 @@ def recorded(
     name = name or Path(getattr(model, "name_or_path", "")).name or type(model).__name__
     packed = {"kind": "record", "name": name, "width": width, "layers": shown}
     check_weight(packed, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
-    return Source(tokens, packed, _own([trace.call for trace in traces]))
+    return Source(tokens, packed, _union_of_calls([trace.call for trace in traces]))
 
 
 def _tokens(words: Words, tokenizer: Any) -> list[tuple[int, str]]:
@@ -75,7 +83,7 @@ def _traces(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[LayerTrac
         most = config.num_hidden_layers - 1
         raise IndexError(f"layers must be some of 0 .. {most}, the model's, got {layers}")
     ids = ids.to(next(model.parameters()).device)
-    with _routed(model):
+    with _route_attention(model):
         found = record(model, input_ids=ids, use_cache=False, layers=layers).layers
     if len(found) != (config.num_hidden_layers if layers is None else len(set(layers))):
         got = f"makes {len(found)} calls of transformers' attention in {config.num_hidden_layers} layers"
@@ -84,7 +92,7 @@ def _traces(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[LayerTrac
 
 
 @contextmanager
-def _routed(model: Any) -> Iterator[None]:
+def _route_attention(model: Any) -> Iterator[None]:
     # the model attends through this library, in eval mode; afterwards as before
     before, training = model.config._attn_implementation, [(part, part.training) for part in model.modules()]
     model.eval()
@@ -108,14 +116,14 @@ def _layer(trace: LayerTrace) -> dict[str, Any]:
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": number,
-        "q": stored(call.q[0]),
-        "k": stored(call.k[0]),
-        "v": stored(call.v[0]),
-        "output": None if as_messages else stored(W_O),
-        "messages": stored(values @ W_O.to(values)) if as_messages else None,
-        "outputBias": None if b_O is None else stored(b_O),
-        "bias": None if call.score_mod is None else stored(_bias(call)),
-        "sinks": None if call.sink_logits is None else stored(call.sink_logits),
+        "q": encode_tensor(call.q[0]),
+        "k": encode_tensor(call.k[0]),
+        "v": encode_tensor(call.v[0]),
+        "output": None if as_messages else encode_tensor(W_O),
+        "messages": encode_tensor(values @ W_O.to(values)) if as_messages else None,
+        "outputBias": None if b_O is None else encode_tensor(b_O),
+        "bias": None if call.score_mod is None else encode_tensor(_bias(call)),
+        "sinks": None if call.sink_logits is None else encode_tensor(call.sink_logits),
         "scale": call.scale,
         "mask": bits(_mask(call)),
     }
@@ -126,7 +134,7 @@ def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
     keys = edge_softmax.per_query_head(call.k.double(), call.q.shape[1])
     plain = call.scale * call.q.double() @ keys.mT
     dst, src = torch.meshgrid(torch.arange(plain.shape[2]), torch.arange(plain.shape[3]), indexing="ij")
-    changed = call.modified(plain, dst.to(plain.device), src.to(plain.device))
+    changed = call.apply_score_mod(plain, dst.to(plain.device), src.to(plain.device))
     return torch.nan_to_num(changed - plain, neginf=-1e30)[0]
 
 
@@ -136,7 +144,7 @@ def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 
-def _own(calls: list[AttentionCall]) -> TokenGraph:
+def _union_of_calls(calls: list[AttentionCall]) -> TokenGraph:
     masks, graph = [_mask(call) for call in calls], calls[0].graph
     same = all(torch.equal(mask, masks[0]) for mask in masks)
     if same and graph.batch is None:

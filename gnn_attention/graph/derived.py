@@ -20,7 +20,7 @@ Graph = Any
 # bytes for each edge while a list is made: its keys, their order, and the list
 LISTING_BYTES = 48
 TAKE_ROWS = "take some rows(start, stop)"
-EVERY_PAIR, PAST = RuleEdges(rules.everyone), RuleEdges(rules.causal)
+EVERY_PAIR, PAST = RuleEdges(rules.all_pairs), RuleEdges(rules.causal)
 
 
 def mask(graph: Graph, device: torch.device) -> Tensor:
@@ -99,7 +99,7 @@ def is_causal(graph: Graph) -> bool:
     return has_edges_of(graph, PAST)
 
 
-def merged(graph: Graph) -> tuple[Graph, Any]:
+def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
     """The graph without parallel edges, and the score_mod that counts each edge as often as it stood."""
     width = graph.src_offset + graph.num_src
     dst, src = graph.edge_index[1] + graph.dst_offset, graph.edge_index[0] + graph.src_offset

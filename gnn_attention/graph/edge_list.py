@@ -131,7 +131,7 @@ def elements(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch
     return plain if kind is Tensor else plain.as_subclass(Tensor)
 
 
-def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
+def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     """A copy of the list as int64 on the CPU; TypeError, ValueError or IndexError where it is none."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
         got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
@@ -166,7 +166,7 @@ def duplicate_message(edges: Tensor, key: Tensor) -> str:
     return f"edge_index holds {number} duplicate edges (the edge {places}), but a graph is a set: {advice}"
 
 
-def between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
+def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
     """The edges between these receivers and senders, numbered by their places among them, in order."""
     places = torch.stack([_places(src, num_src)[edges[0]], _places(dst, num_dst)[edges[1]]])
     return places[:, (places >= 0).all(0)]

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import edge_list, rules
@@ -32,14 +32,14 @@ def read_table(
     if not isinstance(index, Tensor) or index.dtype not in SIGNED:
         advice = "torch.as_tensor(index).long() makes one of other integers, convert.from_mask takes a mask"
         wanted = "a tensor of signed integers [..., dst, K]"
-        raise TypeError(f"index must be {wanted}, got {quoted(index)}; {advice}")
+        raise TypeError(f"index must be {wanted}, got {quote(index)}; {advice}")
     index = elements("index", index)
     if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
         forms = "[dst, K], [heads, dst, K] or [batch, heads or 1, dst, K]"
         raise ValueError(f"index must be {forms}, got shape {list(index.shape)}")
     table = index.detach()[(None,) * (4 - index.dim())]
     if count is not None:
-        table = table.masked_fill(~_counted(index, count).view(table.shape), -1)
+        table = table.masked_fill(~_valid_entries(index, count).view(table.shape), -1)
     lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
     if lowest < -1 or highest >= num_src:
         src, dst = _find_first(table, (table < -1) | (table >= num_src))
@@ -51,10 +51,10 @@ def read_table(
     return table.masked_fill_(table < 0, num_src) if lowest < 0 else table
 
 
-def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
+def _valid_entries(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
     """Which entries are valid: the first ``count`` of each receiver."""
     if not isinstance(count, Tensor) or count.dtype not in SIGNED:
-        raise TypeError(f"count must be a tensor of signed integers, got {quoted(count)}")
+        raise TypeError(f"count must be a tensor of signed integers, got {quote(count)}")
     count = elements("count", count)
     if count.shape != index.shape[:-1]:
         raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
@@ -149,7 +149,7 @@ def read_senders(
 ) -> tuple[ChosenEdges, log_count | None]:
     """The edges of ``TokenGraph.from_indices``, and the multiplicity if it is asked for."""
     if not isinstance(coalesce, bool) and coalesce != COUNT:
-        raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quoted(coalesce)}")
+        raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quote(coalesce)}")
     num_src = checks.size("num_src", num_src)
     with eagerly():
         rows = Rows(read_table(index, num_src, count), num_src)
@@ -165,7 +165,7 @@ def read_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, caus
     with eagerly():
         blocks = rows_of_blocks(index, block_size, num_dst, num_src).choose()
         table = edge_list.mask(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
-    return RuleEdges(rules.past(partial(rules.chosen, table, block_size, block_size), causal))
+    return RuleEdges(rules.past(partial(rules.look_up_blocks, table, block_size, block_size), causal))
 
 
 def rows_of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Rows:

@@ -105,7 +105,7 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
     sizes = (*mask.seq_lengths, heads, batch, "block_mask")
     holds = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *sizes)
-    of_tiles = (partial(rules.chosen, table, *mask.BLOCK_SIZE) for table in tables)
+    of_tiles = (partial(rules.look_up_blocks, table, *mask.BLOCK_SIZE) for table in tables)
     is_partial, *is_full = (TokenGraph.from_rule(rule, *sizes) for rule in of_tiles)
     graph = holds & is_partial
     return replace(graph | is_full[0] if is_full else graph, name="block_mask")
@@ -146,7 +146,9 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     meant = _band(left, right, 0) & (look_up(owner, dst) == look_up(owner, src))
     if not graph.has_edges_of(RuleEdges(meant)):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
-    return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
+    return Varlen(
+        bounds.to(torch.int32), longest, (_window_side(left, longest - 1), _window_side(right, longest - 1))
+    )
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
@@ -168,7 +170,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     left, right = (int(side.max()) if len(side) else 0 for side in (before, after))
     if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
         raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
-    return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
+    return _window_side(left, graph.num_src - 1), _window_side(right, graph.num_dst - 1)
 
 
 def _check_plain(what: str, graph: TokenGraph) -> None:
@@ -178,7 +180,7 @@ def _check_plain(what: str, graph: TokenGraph) -> None:
         raise ValueError(f"{what} one graph for all heads and samples, got {graph!r}: {advice}")
 
 
-def _open(side: int, furthest: int) -> int:
+def _window_side(side: int, furthest: int) -> int:
     return -1 if side >= furthest else side
 
 

@@ -11,7 +11,15 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import quadtree
-from gnn_attention.graph.regions.quadtree import Bands, Boxes, bands_of, decompose, profile, ragged, root
+from gnn_attention.graph.regions.quadtree import (
+    Bands,
+    Boxes,
+    bands_of,
+    decompose,
+    enumerate_groups,
+    profile,
+    root,
+)
 from gnn_attention.graph.token_graph import TokenGraph
 
 
@@ -48,7 +56,7 @@ def _ends_of_rows(band: Bands) -> tuple[Tensor, Tensor]:
     src, width, last = band.src, band.width, band.dst + band.rows - 1
     needed = torch.ones_like(src, dtype=torch.bool)
     needed[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
-    part, column = ragged(width[needed])
+    part, column = enumerate_groups(width[needed])
     return src[needed][part] + column, last[needed][part]
 
 
@@ -59,7 +67,7 @@ def _ends_of_diagonals(edges: EdgeSet, piece: quadtree.Piece) -> tuple[Tensor, T
     # the last diagonal with edges up to each, in boxes before it too
     latest = torch.where(edge, place, -1).cummax(0).values
     length = boxes.height + boxes.width - 1
-    box, column = ragged(boxes.width)
+    box, column = enumerate_groups(boxes.width)
     top = (length.cumsum(0) - length + boxes.width - 1)[box] - column
     row = latest[top + boxes.height[box] - 1] - top
     attended = row >= 0

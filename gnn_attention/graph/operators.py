@@ -46,7 +46,7 @@ class GraphOperators(Frozen):
         if not start <= stop <= self.num_dst:
             expected = f"0 <= start <= stop <= num_dst = {self.num_dst}"
             raise IndexError(f"rows({start}, {stop}): expected {expected}")
-        name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
+        name = f"{text.parenthesize(self.name)}.rows({start}, {stop})"
         first = self.dst_offset + start
         return replace(
             self, edges=self.edges.rows(start, stop), num_dst=stop - start, name=name, dst_offset=first
@@ -61,7 +61,7 @@ class GraphOperators(Frozen):
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
         if self.heads is None and self.batch is None:
             return self
-        name = f"{text.bracketed(self.name)}.select({batch}, {head})"
+        name = f"{text.parenthesize(self.name)}.select({batch}, {head})"
         edges = self.edges.select(batch if self.batch else 0, head if self.heads else 0)
         return replace(self, edges=edges, heads=None, batch=None, name=name)
 
@@ -82,7 +82,7 @@ class GraphOperators(Frozen):
             num_src=self.num_dst,
             dst_offset=self.src_offset,
             src_offset=self.dst_offset,
-            name=f"{text.bracketed(self.name)}.T",
+            name=f"{text.parenthesize(self.name)}.T",
         )
 
     def __or__(self: G, other: G) -> G:
@@ -100,7 +100,7 @@ class GraphOperators(Frozen):
     @not_compiled
     def __invert__(self: G) -> G:
         edges = CombinedEdges(operator.invert, (self.edges.distinct,))
-        return replace(self, edges=edges, name=f"~{text.bracketed(self.name)}")
+        return replace(self, edges=edges, name=f"~{text.parenthesize(self.name)}")
 
     def __matmul__(self: G, other: G) -> G:
         """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
@@ -116,7 +116,7 @@ class GraphOperators(Frozen):
         sizes = self.num_dst, self.num_src, other.num_src
         left, right = cast("tuple[Graph, Graph]", (self.coalesce(), other.coalesce()))
         edges = ListedEdges(edge_list.product(left.edge_index, right.edge_index, *sizes), sizes[0], sizes[2])
-        name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
+        name = f"{text.parenthesize(self.name)} @ {text.parenthesize(other.name)}"
         return replace(self, edges=edges, num_src=other.num_src, name=name, src_offset=other.src_offset)
 
     def __pow__(self: G, hops: int) -> G:
@@ -129,7 +129,7 @@ class GraphOperators(Frozen):
         result = replace(self, edges=edges, heads=None, batch=None, name="loops")
         for _ in range(hops):
             result = result @ self
-        base = text.bracketed(self.name)
+        base = text.parenthesize(self.name)
         return replace(result, name=f"({base}) ** {hops}" if base.startswith("~") else f"{base} ** {hops}")
 
 
@@ -142,7 +142,7 @@ def _combine(left: G, right: G, sign: str, join: Callable[..., Any]) -> G:
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
         return cast("G", NotImplemented)
     _check_same_nodes(left, right, sign)
-    name = f"{text.bracketed(left.name)} {sign} {text.bracketed(right.name)}"
+    name = f"{text.parenthesize(left.name)} {sign} {text.parenthesize(right.name)}"
     heads, batch = left.heads or right.heads, left.batch or right.batch
     edges = _join_stored(left.edges.distinct, right.edges.distinct, sign, (batch or 1, heads or 1), left)
     if edges is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnn_attention._support import single_pairs
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.table_bounds import in_boxes
 from gnn_attention.graph.intervals.values import Interval
@@ -27,7 +27,7 @@ Shape = tuple[int, int, int, int]
 LAST_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
 
 
-def everyone(b: Token, h: Token, dst: Token, src: Token) -> Any:
+def all_pairs(b: Token, h: Token, dst: Token, src: Token) -> Any:
     return (dst >= 0) & (src >= 0)
 
 
@@ -43,7 +43,7 @@ def difference(left: Any, right: Any) -> Any:
     return left & ~right
 
 
-def joined(
+def combine(
     join: Callable[..., Tensor], rules: tuple[Rule, ...], b: Token, h: Token, dst: Token, src: Token
 ) -> Any:
     return join(*(rule(b, h, dst, src) for rule in rules))
@@ -57,14 +57,14 @@ def of_tokens(
     inner: Rule, of_dst: int | Tensor, of_src: int | Tensor, b: Token, h: Token, dst: Token, src: Token
 ) -> Any:
     """The rule of rows that stand for tokens: for those from a number on, or those in a table."""
-    return inner(b, h, _token(of_dst, dst), _token(of_src, src))
+    return inner(b, h, _token_of_row(of_dst, dst), _token_of_row(of_src, src))
 
 
-def _token(tokens: int | Tensor, row: Token) -> Any:
+def _token_of_row(tokens: int | Tensor, row: Token) -> Any:
     return row + tokens if isinstance(tokens, int) else tokens.to(row.device)[row]
 
 
-def pinned(inner: Rule, batch: int, head: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
+def fix_slice(inner: Rule, batch: int, head: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
     return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
 
 
@@ -106,13 +106,13 @@ def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
     return here[(h, *index)] if extra else here[index]
 
 
-def chosen(table: Tensor, height: int, width: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
+def look_up_blocks(table: Tensor, height: int, width: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
     """The rule of a table with a row for ``height`` receivers each, and a column for ``width`` senders."""
     return look_up(table, b, h, dst // height, src // width)
 
 
 def past(rule: Rule, only: bool = True) -> Rule:
-    return partial(joined, operator.and_, (rule, causal)) if only else rule
+    return partial(combine, operator.and_, (rule, causal)) if only else rule
 
 
 def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
@@ -130,7 +130,7 @@ def check_signature(rule: object) -> None:
     try:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
-        raise TypeError(f"{expected}, got the builtin {quoted(rule)}") from None
+        raise TypeError(f"{expected}, got the builtin {quote(rule)}") from None
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
     if len(needed) != 4:

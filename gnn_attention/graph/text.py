@@ -21,14 +21,14 @@ def summary(graph: Any) -> str:
     return f"TokenGraph({name}: {graph.num_src} src -> {graph.num_dst} dst{varies})"
 
 
-def bracketed(name: str) -> str:
+def parenthesize(name: str) -> str:
     """An operand's name, in brackets if it is itself an expression, with a space outside brackets."""
     depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
     expression = any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
     return f"({name})" if expression else name
 
 
-def listed(values: Sequence[object], word: str, longest: int = 6) -> str:
+def format_list(values: Sequence[object], word: str, longest: int = 6) -> str:
     """A list as Python text, or its length in words where it is long: ``[50 lengths]``."""
     return str(list(values)) if len(values) <= longest else f"[{len(values)} {word}]"
 

@@ -14,7 +14,7 @@ from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import counting, enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import decompose, ragged, root
+from gnn_attention.graph.regions.quadtree import decompose, enumerate_groups, root
 from gnn_attention.graph.token_graph import TokenGraph
 
 __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
@@ -84,7 +84,7 @@ class Tiles:
         [[1, 0, 0, 0], [2, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1]]
         """
         kinds = torch.zeros(self.num_tiles, dtype=torch.uint8, device="cpu")
-        run, number = ragged(self.stop - self.first)
+        run, number = enumerate_groups(self.stop - self.first)
         kinds[self.row[run] * self.columns + self.first[run] + number] = (1 + self.full.to(torch.uint8))[run]
         return kinds.view(self.graph.batch or 1, self.graph.heads or 1, self.rows, self.columns)
 
@@ -115,7 +115,7 @@ Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Columns:
-    if graph.edges.listed() is not None or enumerate_pairs.few(graph.shape4):
+    if graph.edges.listed() is not None or enumerate_pairs.has_few_pairs(graph.shape4):
         columns = _count_pairs(graph, block)
     else:
         pieces = decompose(graph.edges, root(graph.shape4), block, grid=True)
@@ -167,7 +167,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
         boxes = piece.boxes
         row, column = boxes.owner * rows + boxes.dst // block, boxes.src // block
         if piece.kind == quadtree.FULL:
-            box, number = ragged(-(-boxes.height // block))
+            box, number = enumerate_groups(-(-boxes.height // block))
             stop, every = column - (-boxes.width // block), torch.ones_like(box, dtype=torch.bool)
             parts.append((row[box] + number, column[box], stop[box], every, torch.zeros_like(box)))
         else:

@@ -119,7 +119,7 @@ class TokenGraph(GraphOperators):
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         kind = checks.choice("parallel", "merge" if coalesce else parallel, get_args(Parallel))
-        listed = edge_list.checked(edge_index, num_dst, num_src)
+        listed = edge_list.check_edge_index(edge_index, num_dst, num_src)
         edges = ListedEdges(listed, num_dst, num_src, "keep")
         if kind == "error" and edges.has_parallel_edges:
             raise ValueError(edge_list.duplicate_message(listed, edge_list.keys_of(listed, num_src)))
@@ -232,7 +232,7 @@ class TokenGraph(GraphOperators):
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
         """The places of edges ``[2, K]`` in :attr:`edge_index`; ValueError names one that is none."""
-        wanted = edge_list.checked(edges, self.num_dst, self.num_src)
+        wanted = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
         return edge_list.positions(self.edge_index, wanted, self.num_src, repr(self))
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
@@ -242,7 +242,7 @@ class TokenGraph(GraphOperators):
         Cached: do not write into it. Raises ValueError for more pairs than there are bytes of memory left.
         """
         if not isinstance(device, (str, torch.device, type(None))):
-            raise TypeError(f"device must be a torch.device or the name of one, got {checks.quoted(device)}")
+            raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")
         return memoized(derived.mask, self, torch.device(device or "cpu"))
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 
 # The product of fewer tokens with larger matrices takes less time than a copy of the matrices.
@@ -59,7 +59,7 @@ def plus_bias(update: Tensor, b_O: Tensor | None) -> Tensor:
     return update if b_O is None else update + (b_O if b_O.dim() == 1 else b_O.sum(0))
 
 
-def grouped(matrix: Any, num_heads: int) -> Any:
+def repeat_for_query_heads(matrix: Any, num_heads: int) -> Any:
     """One matrix (or bias) for each query head from one for each key/value head."""
     return None if matrix is None else matrix.repeat_interleave(num_heads // matrix.shape[0], dim=0)
 
@@ -98,7 +98,7 @@ def _in_rows(name: str, array: Any, layout: str) -> Tensor:
     try:
         matrix = torch.as_tensor(array).detach().clone()
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be an array or nested lists of numbers, got {quoted(array)}") from None
+        raise TypeError(f"{name} must be an array or nested lists of numbers, got {quote(array)}") from None
     if not matrix.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {matrix.dtype}")
     return matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix

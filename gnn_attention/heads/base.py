@@ -65,14 +65,14 @@ class HeadsBase(nn.Module):
 
     def _rotate(self, x: Tensor, positions: Tensor | None, norm: nn.RMSNorm | None = None) -> Tensor:
         """After the norm, if any."""
-        x = x if norm is None else normed(x, norm)
+        x = x if norm is None else apply_norm(x, norm)
         if self.rotary is None:
             return x
         positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
         return self.rotary.turn(x, positions)
 
 
-def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+def apply_norm(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     # The dtypes differ under torch.autocast.
     return x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
 

@@ -8,7 +8,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
-from gnn_attention.heads.base import HeadsBase, axis, check_rotary, normed
+from gnn_attention.heads.base import HeadsBase, apply_norm, axis, check_rotary
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
@@ -100,7 +100,7 @@ class LatentHeads(HeadsBase):
     ) -> Float[Tensor, "batch heads dst dim"]:
         """The receivers' patterns ``[(u W_UQ) W_UK^T, R (u W_QR)]``; ``positions`` default to 0, 1, ..."""
         arrays.check_states(x, self.width, self.W_O.dtype)
-        u = x if self.W_DQ is None else normed(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
+        u = x if self.W_DQ is None else apply_norm(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
         pattern = torch.einsum("bti,hic->bhtc", u, self.W_UQ) @ self.W_UK.mT
         rotated = self._rotate(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
         return torch.cat([pattern, rotated], dim=-1)
@@ -120,7 +120,7 @@ class LatentHeads(HeadsBase):
     def latents(self, x: Float[Tensor, "batch src width"]) -> Float[Tensor, "batch src latent"]:
         """``c = norm(x W_DKV + b_DKV)``: the latent of a sender."""
         arrays.check_states(x, self.source_width, self.W_DKV.dtype)
-        return normed(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
+        return apply_norm(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
         """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``.

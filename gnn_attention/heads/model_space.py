@@ -23,7 +23,7 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.heads.arrays import check_states, grouped, like_products, project
+from gnn_attention.heads.arrays import check_states, like_products, project, repeat_for_query_heads
 from gnn_attention.heads.base import HeadsBase
 from gnn_attention.heads.standard import StandardHeads
 
@@ -101,7 +101,11 @@ class FactoredHeads(_ModelSpaceHeads):
         """``M = (x W_V + b_V) W_O``."""
         own, W_O = self.standard, self.standard.W_O
         assert W_O is not None
-        values = project(x, grouped(own.W_V, self.num_heads), grouped(own.b_V, self.num_heads))
+        values = project(
+            x,
+            repeat_for_query_heads(own.W_V, self.num_heads),
+            repeat_for_query_heads(own.b_V, self.num_heads),
+        )
         return values @ W_O
 
     def _pattern_of(self, x: Tensor) -> Tensor:
@@ -162,7 +166,10 @@ class MergedHeads(_ModelSpaceHeads):
         with torch.no_grad():
             near, far = (factor.double() for factor in _pattern_factors(standard))
             values = _affine(standard.W_V, standard.b_V) if standard.b_V is not None else standard.W_V
-            message = grouped(values, standard.num_heads).double() @ standard.message_matrix().right.double()
+            message = (
+                repeat_for_query_heads(values, standard.num_heads).double()
+                @ standard.message_matrix().right.double()
+            )
             result.pattern = nn.Parameter((near @ far.mT).to(standard.W_Q.dtype))
             result.message = nn.Parameter(message.to(standard.W_Q.dtype))
         if standard.b_O is not None:
@@ -207,7 +214,10 @@ def _affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 def _pattern_factors(heads: StandardHeads) -> tuple[Tensor, Tensor]:
     """``W_Q`` and ``W_K`` of each query head, with biases as last rows where there are any."""
-    W_K, b_K = grouped(heads.W_K, heads.num_heads), grouped(heads.b_K, heads.num_heads)
+    W_K, b_K = (
+        repeat_for_query_heads(heads.W_K, heads.num_heads),
+        repeat_for_query_heads(heads.b_K, heads.num_heads),
+    )
     if heads.b_Q is None and heads.b_K is None:
         return heads.W_Q, W_K
     return _affine(heads.W_Q, heads.b_Q), _affine(W_K, b_K)

@@ -99,7 +99,7 @@ class StandardHeads(HeadsBase):
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
         left: Tensor = self.W_Q
-        right = arrays.grouped(self.W_K, self.num_heads).mT
+        right = arrays.repeat_for_query_heads(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
                 raise ValueError("rotary heads have a pattern matrix for each distance: give dst - src")
@@ -110,7 +110,7 @@ class StandardHeads(HeadsBase):
         """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``; ValueError without ``W_O``."""
         if self.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
-        return FactoredMatrix(arrays.grouped(self.W_V, self.num_heads), self.W_O)
+        return FactoredMatrix(arrays.repeat_for_query_heads(self.W_V, self.num_heads), self.W_O)
 
     def extra_repr(self) -> str:
         """The sizes."""

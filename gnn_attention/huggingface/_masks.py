@@ -26,10 +26,10 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, joined, map_pairs, of_tokens
+from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
-from gnn_attention.huggingface._overrides import ACTIVE, Override, named
+from gnn_attention.huggingface._overrides import ACTIVE, Override, block_name
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.selectors._choice import tokens_of, within
 
@@ -120,7 +120,7 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
         own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
         both = own.edges.contains, alignment.sends_token(padding)
-        edges = RuleEdges(partial(joined, operator.and_, both))
+        edges = RuleEdges(partial(combine, operator.and_, both))
         own = replace(own, edges=edges, batch=own.batch or (batch if len(padding) > 1 else None))
     place = Place(own, batch, padding, left, cached=is_known and padding is None and left is None)
     return LazyMask(place, device, ACTIVE.get())
@@ -148,11 +148,11 @@ def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | Non
     tokens = tokens.to(torch.bool)[:, :slots]
     # False beyond the end of the 2-D mask
     tokens = torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
-    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, first_src:])
-    return _collapsed(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
+    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _drop_equal_samples(tokens[:, first_src:])
+    return _drop_equal_samples(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
 
 
-def _collapsed(table: Tensor) -> Tensor:
+def _drop_equal_samples(table: Tensor) -> Tensor:
     return table[:1] if bool((table == table[:1]).all()) else table
 
 
@@ -194,10 +194,12 @@ def _read(table: Tensor) -> tuple[TokenGraph, bool]:
     """The graph, and whether there are other numbers than 0 on its edges."""
     edges = table if table.dtype == torch.bool else additive_edges(table)
     adds = table.is_floating_point() and bool((table.masked_select(edges) != 0).any())
-    return convert.from_mask(_collapsed(_collapsed(edges).transpose(0, 1)).transpose(0, 1)), adds
+    return convert.from_mask(
+        _drop_equal_samples(_drop_equal_samples(edges).transpose(0, 1)).transpose(0, 1)
+    ), adds
 
 
-def narrowed(call: Arguments, place: Place) -> Place:
+def restrict_to_selection(call: Arguments, place: Place) -> Place:
     """The place with the edges alone whose senders the model chose itself; as it is where it chose none.
 
     DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]`` to their attention function,
@@ -212,14 +214,16 @@ def narrowed(call: Arguments, place: Place) -> Place:
     shape: list[Any] = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
     fits = len(given) == 1 and len(shape) == (4 if blocks else 3) and shape[-2] == own.num_dst
     if not fits or (blocks and (heads % shape[1] or not isinstance(size, int))):
-        what = f"{named(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
+        what = (
+            f"{block_name(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
+        )
         axes = "[batch, groups of heads, dst, K] and an indexer.block_size" if blocks else "[batch, dst, K]"
         raise NotImplementedError(f"{what} and {heads} heads, expected one selection {axes}: use 'eager'")
     if blocks and place.left is not None:
         what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
         advice = "pad on the right, or give it one sample at a time"
         warnings.warn(
-            f"{named(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
+            f"{block_name(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
         )
     return place.along(once(selection, Known.of(own), partial(_within, own, selection, size, heads)))
 

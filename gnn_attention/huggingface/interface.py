@@ -37,8 +37,14 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
-from gnn_attention.huggingface._masks import LazyMask, lazy_mask, narrowed, of_tensor, once
-from gnn_attention.huggingface._overrides import NAME, GraphFunction, InterventionBlock, Override, named
+from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, once, restrict_to_selection
+from gnn_attention.huggingface._overrides import (
+    NAME,
+    GraphFunction,
+    InterventionBlock,
+    Override,
+    block_name,
+)
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -121,7 +127,7 @@ def attention(
     """
     sinks = s_aux if sinks is None else sinks
     if sinks is not None and sinks.numel() != query.shape[1]:
-        raise NotImplementedError(f"{named(module)} passes a sink for each receiver: use 'eager'")
+        raise NotImplementedError(f"{block_name(module)} passes a sink for each receiver: use 'eager'")
     sinks = None if sinks is None else sinks.reshape(-1)
     kind = query.device.type
     if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(kind):
@@ -141,9 +147,9 @@ def attention(
 @not_compiled
 def _along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
     if call.others.get("cache") is not None:
-        raise NotImplementedError(f"{named(call.module)} passes cache, a paged cache: use 'eager'")
-    place, overrides, numbers = _placed(call)
-    place = narrowed(call, place)
+        raise NotImplementedError(f"{block_name(call.module)} passes cache, a paged cache: use 'eager'")
+    place, overrides, numbers = _locate_call(call)
+    place = restrict_to_selection(call, place)
     positions = call.others.get("position_ids")
     if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == place.own.num_dst:
         once(positions, Known.of(place.own), partial(_warn_of_packing, call.module, place, positions))
@@ -160,11 +166,15 @@ def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> 
     """Softcap first, then the numbers that are added, as all models do."""
     first = (graph.dst_offset, graph.src_offset)
     links: list[ScoreMod] = [] if cap is None else [softcap(cap)]
-    links += [partial(_added, table[..., : graph.num_src], first) for table in tables if table is not None]
+    links += [
+        partial(_add_mask_numbers, table[..., : graph.num_src], first)
+        for table in tables
+        if table is not None
+    ]
     return None if not links else links[0] if len(links) == 1 else chain(*links)
 
 
-def _added(
+def _add_mask_numbers(
     table: Tensor, first: tuple[int, int], score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor
 ) -> Tensor:
     """``score + table[b, h, dst, src]`` for a table from the ``first`` positions on; size 1 broadcasts."""
@@ -173,20 +183,22 @@ def _added(
     return score + table.squeeze()[at].to(score.dtype)
 
 
-def _placed(call: Arguments) -> tuple[Place, list[Override], Tensor | None]:
+def _locate_call(call: Arguments) -> tuple[Place, list[Override], Tensor | None]:
     """The place of a call, the blocks that cover it, whose graphs it has, and numbers that its mask adds."""
     module, mask, num_dst, num_src = call.module, call.mask, call.q.shape[2], call.k.shape[2]
     numbers, has_positions = None, isinstance(mask, LazyMask)
     if has_positions:
         if tuple(mask.shape[2:]) != (num_dst, num_src):
             got = f"{num_dst} receivers and {num_src} senders, but its mask has {list(mask.shape[2:])}"
-            raise ValueError(f"{named(module)} has {got}: senders without a position; use 'eager'")
+            raise ValueError(f"{block_name(module)} has {got}: senders without a position; use 'eager'")
         place, overrides = mask.place, mask.overrides
     else:
         own, numbers = (_without_mask(call), None) if mask is None else of_tensor(mask, num_dst, num_src)
         place, overrides = Place(own, call.q.shape[0], cached=True), _overrides.overrides_of(module)
     if call.others.get("cu_seq_lens_q") is not None:
-        place = place.under(_pattern(patterns.documents, _lengths(call), causal=False), False, named(module))
+        place = place.under(
+            _pattern(patterns.documents, _lengths(call), causal=False), False, block_name(module)
+        )
     covering = [override for override in overrides if override.covers(module)]
     for override in covering:
         override.num_calls += 1
@@ -205,7 +217,7 @@ def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str
         if isinstance(block, InterventionBlock) and block.intervention.change and block.holds_in(call.module):
             change = partial(block.intervention.change, block.layer_of(call.module))
             split = partial(block.split, call.module, call.q.shape[1])
-            parts = block.intervention.divided(parts, split, change)
+            parts = block.intervention.split_edges(parts, split, change)
     # Where samples have padding on the left, this is a tensor with a position for each.
     first = place.own.src_offset - (0 if place.left is None else place.left)
     changed = [(part.own, partial(_values, changes, first)) for part, changes in parts]
@@ -244,7 +256,9 @@ def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "ba
         first = f"(sample {int(sample[leaks[0]])}, token {int(before[leaks[0]]) + 1})"
         what = f"position_ids begin again {first}, but that token attends to the one before it"
         advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
-        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
+        warnings.warn(
+            f"{block_name(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2
+        )
 
 
 def _lengths(call: Arguments) -> tuple[int, ...]:
@@ -255,8 +269,9 @@ def _lengths(call: Arguments) -> tuple[int, ...]:
     rows, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
     if rows > 1 or of_keys not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
         raise NotImplementedError(
-            f"{named(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers and "
-            f"{num_src} senders: pack all documents into one row, from 0 to its length, with use_cache=False"
+            f"{block_name(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers "
+            f"and {num_src} senders: pack all documents into one row, from 0 to its length, "
+            "with use_cache=False"
         )
     return lengths
 
@@ -267,7 +282,7 @@ def _pattern(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> T
 
 
 def _without_mask(call: Arguments) -> TokenGraph:
-    name, num_dst, num_src = named(call.module), call.q.shape[2], call.k.shape[2]
+    name, num_dst, num_src = block_name(call.module), call.q.shape[2], call.k.shape[2]
     is_causal = False if num_dst == 1 else call.is_causal  # the newest token attends to all of the cache
     if is_causal is None:
         raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")

@@ -16,7 +16,7 @@ from typing import Any
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.traced import TracedEdges
@@ -71,7 +71,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         # The axis of nodes stands before that of heads: [..., N, H, D].
         super().__init__(node_dim=-3)
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
-        self.score_mod = score_mods.checked(score_mod)
+        self.score_mod = score_mods.check_score_mod(score_mod)
         self.dropout = checks.probability("dropout", dropout)
         self.backend = backend  # type: ignore[assignment]
 
@@ -154,7 +154,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         q = self.heads.receive(x_dst, dst_positions)
         k, v = self.heads.send(x_src, src_positions)
         dropout = self.dropout if self.training else 0.0
-        return AttentionCall.checked(
+        return AttentionCall.from_arguments(
             q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights
         )
 
@@ -165,7 +165,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         """
         if self.takes_messages() or isinstance(call.graph, TracedEdges):
             return self._pass_messages(call, batched)
-        z, lse = attended(call, self.backend, seen_once)
+        z, lse = run_attention(call, self.backend, seen_once)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _pass_messages(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         weights = alpha
         if call.dropout:
             by_head = alpha.mT.reshape(*call.q.shape[:2], -1)  # [B, H, E]
-            weights = call.dropped(by_head, edge_index[1], edge_index[0]).mT.reshape(alpha.shape)
+            weights = call.apply_dropout(by_head, edge_index[1], edge_index[0]).mT.reshape(alpha.shape)
         return self.propagate(edge_index, size=size, v=v, alpha=weights), alpha
 
     def edge_update(
@@ -194,7 +194,9 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:
             # The logits are [..., E, H] here, but [B, H, E] for score_mod and bias.
-            score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j)
+            score = call.apply_score_mod(
+                logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j
+            )
             score = score if call.bias is None else score + call.bias.to(score.dtype)
             logits = score.mT.reshape(logits.shape)
         return edge_softmax.softmax(logits.mT, index, size_i, check=False)[0].mT

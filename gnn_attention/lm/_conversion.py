@@ -40,7 +40,7 @@ class Model:
         return found[0]
 
 
-def converted(name: str, model: Model, cache_dir: Any) -> Path:
+def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     """The folder of a model's weights, made if it is not there: whole, or not at all."""
     cache = _user_cache() if cache_dir is None else Path(cache_dir)
     folder = cache / f"{name}-{model.sha256[:12]}"

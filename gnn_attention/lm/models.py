@@ -22,7 +22,7 @@ try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from gnn_attention.huggingface import NAME
-    from gnn_attention.lm._conversion import Model, converted, without_bars
+    from gnn_attention.lm._conversion import Model, convert_weights, without_bars
 except ImportError as error:
     message = f"lm needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[lm]'"
     raise ModuleNotFoundError(message) from None
@@ -49,8 +49,8 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
         is not installed. OSError: the folder cannot be written.
     """
     if dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {checks.quoted(dtype)}")
-    folder = converted(name, MODELS[checks.choice("name", name, MODELS)], cache_dir)
+        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {checks.quote(dtype)}")
+    folder = convert_weights(name, MODELS[checks.choice("name", name, MODELS)], cache_dir)
     with without_bars():
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **LOCAL)
     is_there = (folder / "tokenizer.json").exists()

@@ -20,7 +20,7 @@ from torch import nn
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support import atomic_files, checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention._support.text import one_line
 from gnn_attention.backends import Backend
@@ -147,7 +147,7 @@ class LanguageModel(nn.Module):
         Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the
         vocabulary, or a graph of another size.
         """
-        tokens, graph = self._checked(tokens, graph)
+        tokens, graph = self._check_input(tokens, graph)
         state = self.embedding(tokens)
         for block in self.blocks:
             state = block(state, graph)
@@ -161,8 +161,8 @@ class LanguageModel(nn.Module):
         for ``backend="message_passing"`` and with hooks on a block or its attention, which are not called.
         """
         if not hasattr(cache, "all_or_nothing"):
-            raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
-        tokens, _ = self._checked(tokens, cache.graph)
+            raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quote(cache)}")
+        tokens, _ = self._check_input(tokens, cache.graph)
         if cache.layers != len(self.blocks):
             raise ValueError(f"cache must have {len(self.blocks)} layers, as the model, got {cache.layers}")
         if not self.can_proceed():
@@ -185,7 +185,7 @@ class LanguageModel(nn.Module):
 
     def states(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[States]:
         """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""
-        tokens, graph = self._checked(tokens, graph)
+        tokens, graph = self._check_input(tokens, graph)
         states = [self.embedding(tokens)]
         for block in self.blocks:
             states.append(states[-1] + block.communicate(states[-1], graph))
@@ -194,7 +194,7 @@ class LanguageModel(nn.Module):
 
     def listen(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[Weights]:
         """For each layer the weight of every edge and head, in the order of ``edge_index``."""
-        tokens, graph = self._checked(tokens, graph)
+        tokens, graph = self._check_input(tokens, graph)
         # before each communication
         before = zip(self.blocks, self.states(tokens, graph)[:-1:2], strict=True)
         results = (
@@ -203,9 +203,9 @@ class LanguageModel(nn.Module):
         )
         return [weights for _, (_, weights) in results]
 
-    def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
+    def _check_input(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            got = checks.described(tokens)
+            got = checks.describe_type(tokens)
             raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; try tokens[None]")
@@ -234,9 +234,9 @@ def generate(
     before these. ValueError for no tokens, a negative temperature, too small a graph, or another cache's.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
-        raise TypeError(f"tokens must be an integer tensor [T], got {checks.described(tokens)}")
+        raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")
     if checks.number("temperature", temperature) < 0 or not len(tokens):
-        got = f"{len(tokens)} tokens and {quoted(temperature)}"
+        got = f"{len(tokens)} tokens and {quote(temperature)}"
         raise ValueError(f"generate needs a first token and temperature >= 0, got {got}")
     count = checks.size("count", count)
     length = len(tokens) + count

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, SupportsIndex
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.text import one_line
 
 Pair = tuple[bytes, bytes]
@@ -69,7 +69,7 @@ class BytePair:
         for index, (left, right) in enumerate(self.merges):
             if not {left, right} <= known or left + right in known:
                 expected = "two pieces of bytes, each made before, that make a new one"
-                raise ValueError(f"merges[{index}] is {quoted((left, right))}: expected {expected}")
+                raise ValueError(f"merges[{index}] is {quote((left, right))}: expected {expected}")
             known.add(left + right)
         object.__setattr__(self, "merges", tuple((left, right) for left, right in self.merges))
 

@@ -56,7 +56,7 @@ def _arguments(call: inspect.BoundArguments) -> str:
     """The arguments of a call as text, without options that are the default."""
     words = []
     for word, value in call.arguments.items():
-        default, shown = call.signature.parameters[word].default, _shown(word, value)
+        default, shown = call.signature.parameters[word].default, _format_value(word, value)
         if default is inspect.Parameter.empty:
             words.append(shown)
         elif shown != repr(default):
@@ -64,7 +64,7 @@ def _arguments(call: inspect.BoundArguments) -> str:
     return ", ".join(words)
 
 
-def _shown(word: str, value: Any) -> str:
+def _format_value(word: str, value: Any) -> str:
     if isinstance(value, TokenGraph):
         return value.name
     if isinstance(value, Tensor) and value.dim() != 1:

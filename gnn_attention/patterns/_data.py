@@ -30,7 +30,7 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
             data = torch.as_tensor(data, dtype=dtype, device="cpu")
         except (RuntimeError, TypeError, ValueError):
             wanted = "a tensor or lists of numbers of one length"
-            raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
+            raise TypeError(f"{name} must be {wanted}, got {checks.quote(data)}") from None
     if data.dtype == torch.bool or data.is_complex():
         raise TypeError(f"{name} must be a tensor of numbers, got {data.dtype}")
     form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
@@ -62,7 +62,7 @@ def owners(sizes: Sequence[int]) -> Int[Tensor, " tokens"]:
     return torch.arange(len(sizes), device="cpu").repeat_interleave(table(sizes))
 
 
-def marked(places: Sequence[int], count: int) -> Bool[Tensor, " count"]:
+def mark_positions(places: Sequence[int], count: int) -> Bool[Tensor, " count"]:
     marks = torch.zeros(count, dtype=torch.bool, device="cpu")
     marks[places] = True
     return marks

@@ -17,7 +17,7 @@ def full(n: int) -> TokenGraph:
     >>> full(5).num_edges
     25
     """
-    return TokenGraph.from_rule(rules.everyone, n)
+    return TokenGraph.from_rule(rules.all_pairs, n)
 
 
 @builder()
@@ -39,7 +39,7 @@ def cross(num_dst: int, num_src: int) -> TokenGraph:
     >>> cross(2, 3).in_degree().tolist()
     [3, 3]
     """
-    return TokenGraph.from_rule(rules.everyone, num_dst, num_src)
+    return TokenGraph.from_rule(rules.all_pairs, num_dst, num_src)
 
 
 @builder()

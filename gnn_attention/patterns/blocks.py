@@ -49,7 +49,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
     chosen = _choice.are_largest(forced.masked_fill(column > own, -torch.inf), k)
-    rule = rules.past(partial(rules.chosen, _data.own_axes(chosen, sizes), 1, block))
+    rule = rules.past(partial(rules.look_up_blocks, _data.own_axes(chosen, sizes), 1, block))
     return TokenGraph.from_rule(rule, n, **sizes)
 
 
@@ -82,11 +82,11 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     [1, 2, 2, 2, 2]
     """
     queries, keys, sizes = _data.queries_and_keys(q, k, -2)
-    bounds = signed(queries) @ block_extremes(keys, page).mT
+    bounds = positive_and_negative_parts(queries) @ block_extremes(keys, page).mT
     # Of its own page a token knows the keys so far.
     high, low = (in_blocks(x, page, -torch.inf).cummax(dim=-2).values.flatten(-3, -2) for x in (keys, -keys))
     so_far = torch.cat([high, -low], dim=-1)[..., : keys.shape[-2], :]
-    own = (signed(queries) * so_far).sum(dim=-1, keepdim=True)
+    own = (positive_and_negative_parts(queries) * so_far).sum(dim=-1, keepdim=True)
     own_page = (torch.arange(keys.shape[-2], device="cpu") // page).unsqueeze(-1).expand(own.shape)
     return block_top_k(_data.own_axes(bounds.scatter(-1, own_page, own), sizes), page, top, local=0)
 
@@ -125,7 +125,7 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     queries, keys, sizes = _data.queries_and_keys(q, k)
     products = block_means(queries, tile) @ block_means(keys, tile).mT
     chosen = _data.own_axes(_choice.are_largest(products, top), sizes)
-    rule = partial(rules.chosen, chosen, tile, tile)
+    rule = partial(rules.look_up_blocks, chosen, tile, tile)
     return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
 
 
@@ -183,7 +183,7 @@ def block_extremes(k: Tensor, block: int) -> Tensor:
     return torch.cat([highest.amax(dim=-2), lowest.amin(dim=-2)], dim=-1)
 
 
-def signed(q: Tensor) -> Tensor:
+def positive_and_negative_parts(q: Tensor) -> Tensor:
     """The positive part of a query, then the negative one."""
     return torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules
@@ -195,7 +195,7 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):
-        raise TypeError(f"{name} must be a list of positions, or one for each head, got {quoted(positions)}")
+        raise TypeError(f"{name} must be a list of positions, or one for each head, got {quote(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
-    return _data.marked(_operands.positions(name, positions, n), n)
+    return _data.mark_positions(_operands.positions(name, positions, n), n)

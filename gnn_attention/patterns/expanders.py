@@ -49,7 +49,7 @@ def expander(n: int, d: int, seed: int = 0, causal: bool = True) -> TokenGraph:
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     cycles = [torch.randperm(n, generator=generator, device="cpu") for _ in range(d)]
-    graph = _undirected(torch.cat([torch.stack([cycle, cycle.roll(1)], 1) for cycle in cycles]), n)
+    graph = _undirected_graph(torch.cat([torch.stack([cycle, cycle.roll(1)], 1) for cycle in cycles]), n)
     return graph & strict_causal(n) if causal else graph
 
 
@@ -123,7 +123,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
     import networkx
 
     p = checks.probability("p", p, certain=True)
-    return _undirected(list(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges), n)
+    return _undirected_graph(list(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges), n)
 
 
 @builder()
@@ -140,7 +140,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     import networkx
 
     p = checks.probability("p", p, certain=True)
-    return _undirected(list(networkx.fast_gnp_random_graph(n, p, seed=seed).edges), n)
+    return _undirected_graph(list(networkx.fast_gnp_random_graph(n, p, seed=seed).edges), n)
 
 
 def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r rows"]:
@@ -157,7 +157,7 @@ def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r 
     return taken
 
 
-def _undirected(pairs: Any, n: int) -> TokenGraph:
+def _undirected_graph(pairs: Any, n: int) -> TokenGraph:
     """The edges ``[E, 2]`` in both directions, each once, without self loops."""
     one, other = torch.as_tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2).unbind(1)
     keys = torch.unique(torch.cat([one * n + other, other * n + one])[(one != other).repeat(2)])

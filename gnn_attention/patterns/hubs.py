@@ -46,7 +46,7 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
     listed = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    table = _data.marked(_operands.positions("tokens", listed, n, any_order=True), n)
+    table = _data.mark_positions(_operands.positions("tokens", listed, n, any_order=True), n)
     return TokenGraph.from_rule(rules.past(look_up(table, dst) | look_up(table, src), causal), n)
 
 
@@ -102,7 +102,7 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     row, column = dst // block, src // block
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
     near = abs(row - column) <= 1
-    rule = hubs | near | _drawn(row, column, last + 1, {0, last}, num_random, heads, seed)
+    rule = hubs | near | _is_random_block(row, column, last + 1, {0, last}, num_random, heads, seed)
     return TokenGraph.from_rule(rule, n, heads=heads)
 
 
@@ -121,7 +121,7 @@ def bigbird_etc(
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
     row, column = (compute(torch.clamp, token - num_global, 0) // block for token in (dst, src))
-    drawn = _drawn(row, column, -(-n // block), set(), num_random, heads, seed)
+    drawn = _is_random_block(row, column, -(-n // block), set(), num_random, heads, seed)
     rule = (dst < num_global) | (src < num_global) | (abs(row - column) <= 1) | drawn
     return TokenGraph.from_rule(rule, num_global + n, heads=heads)
 
@@ -143,7 +143,7 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     """
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
     # A graph of no tokens may be unable to answer.
-    inner = graph.edges.contains if graph.num_dst else rules.everyone
+    inner = graph.edges.contains if graph.num_dst else rules.all_pairs
     rule = rules.past(partial(_memory, m, inner), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
@@ -230,7 +230,7 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     return cross(m, n), full(m)
 
 
-def _drawn(
+def _is_random_block(
     row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
 ) -> Any:
     """Whether the block ``column`` is in R(row): drawn, or the row itself where there are fewer blocks."""

@@ -129,7 +129,7 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
     chosen = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
-    attended = (src < s) | (dst - src < w) | look_up(_data.marked(chosen, heads), head)
+    attended = (src < s) | (dst - src < w) | look_up(_data.mark_positions(chosen, heads), head)
     return TokenGraph.from_rule((src <= dst) & attended, n, heads=heads)
 
 

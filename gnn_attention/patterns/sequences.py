@@ -115,7 +115,7 @@ def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
     """
     places = checks.integers("order", order, "positions")
     if sorted(places) != list(range(len(places))):
-        got = f"got {text.listed(places, 'positions', 8)}"
+        got = f"got {text.format_list(places, 'positions', 8)}"
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")
     rank = _data.table(places).argsort()
     return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank.clamp(min=context - 1), dst), len(places))
@@ -194,6 +194,8 @@ def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
     """
     places = _operands.positions("media", media, n, "text positions")
     if any(later <= earlier for earlier, later in pairwise(places)):
-        raise ValueError(f"media must be strictly increasing positions, got {text.listed(places, 'media')}")
-    so_far = look_up(_data.marked(places, n).cumsum(0), dst)
+        raise ValueError(
+            f"media must be strictly increasing positions, got {text.format_list(places, 'media')}"
+        )
+    so_far = look_up(_data.mark_positions(places, n).cumsum(0), dst)
     return TokenGraph.from_rule(src // tokens + 1 == so_far, n, len(places) * tokens)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import at_positions_of
@@ -92,7 +92,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     _operands.square("temporal", graph, "only these have one time for a token")
     values, sizes = _data.all_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
-        raise ValueError(f"times must be {graph.num_dst} numbers, one for each token, got {quoted(times)}")
+        raise ValueError(f"times must be {graph.num_dst} numbers, one for each token, got {quote(times)}")
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
     return graph & at_positions_of(graph, order)
@@ -114,7 +114,7 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     checks.instance("graph", graph, TokenGraph)
     checks.check_order("parts", parts)
     if not isinstance(parts, Iterable):
-        raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quoted(parts)}")
+        raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quote(parts)}")
     src, dst = graph.edge_index
     nowhere = torch.zeros_like(src)
     frame = (graph.num_dst, graph.num_src, None, None)

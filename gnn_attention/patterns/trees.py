@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.symbols import dst, look_up, src
@@ -36,7 +36,9 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """
     enter, leave = _visits(parents)
     above = _above(enter, leave)
-    rule = above if causal else partial(rules.joined, operator.or_, (above, partial(rules.transposed, above)))
+    rule = (
+        above if causal else partial(rules.combine, operator.or_, (above, partial(rules.transposed, above)))
+    )
     return TokenGraph.from_rule(rule, len(enter))
 
 
@@ -117,7 +119,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     """
     checks.check_order("sections", sections)
     if not isinstance(sections, Iterable):
-        raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
+        raise TypeError(f"sections must be a list of lists of sentence lengths, got {quote(sections)}")
     document = [checks.sizes(f"sections[{number}]", section) for number, section in enumerate(sections)]
     parents = [-1]
     for sentences in document:

@@ -11,11 +11,11 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.indices import Rows
-from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
+from gnn_attention.graph.regions.enumerate_pairs import evaluate, has_few_pairs
 from gnn_attention.patterns._choice import top_rows
 
 
-def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
+def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
     """The graph to choose from, by default causal; TypeError or ValueError for one of other tokens."""
     for name, x in (("q", q), ("k", k)):
         edge_checks.floats(name, x, "[batch, ..., tokens, dim]")
@@ -40,11 +40,11 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
     return evaluate(graph.edges.contains, graph.name, *ends).expand(shape)
 
 
-def allowed(
+def mask_rows(
     graph: TokenGraph, rows: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch heads rows src"]:
     """The rows of the mask of ``graph``; a small one is cached, for all layers have the graph of a token."""
-    if rows == (0, graph.num_dst) and few(graph.shape4):
+    if rows == (0, graph.num_dst) and has_few_pairs(graph.shape4):
         return graph.mask(device).view(graph.shape4)
     dst = torch.arange(*rows, device=device).unsqueeze(-1)
     return edges_among(graph, dst, torch.arange(graph.num_src, device=device))

@@ -9,7 +9,7 @@ from torch import nn
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.cpu import csr_ops
@@ -63,15 +63,15 @@ class Indexer(nn.Module):
     def receive(self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"]) -> Received:
         """Queries and weights of the receivers with states ``x``."""
         queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        return self._turned(queries, positions), self.weights(x).mT * self.scale
+        return self._rotate(queries, positions), self.weights(x).mT * self.scale
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"]
     ) -> Float[Tensor, "batch src dim"]:
         """Keys of the senders with states ``x``: what a decoding step caches of its past."""
-        return self._turned(self.key_norm(self.keys(x)), positions)
+        return self._rotate(self.key_norm(self.keys(x)), positions)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         return x if self.rotary is None else self.rotary.turn(x, positions)
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class Indexer(nn.Module):
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = _scores(queries, received[1], keys, rows).unsqueeze(1)
-            return found.masked_fill_(~_choice.allowed(graph, rows, keys.device), -torch.inf)
+            return found.masked_fill_(~_choice.mask_rows(graph, rows, keys.device), -torch.inf)
 
         width = queries.shape[0] * self.num_heads * graph.num_src
         return _choice.choose(scores, graph, width, self.k, f"indexed {self.k}")
@@ -147,7 +147,7 @@ class Indexer(nn.Module):
             width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
             for first, last in row_blocks(stop - start, width):
                 chunk = partial(_in_rows, info, (start + first, start + last))
-                total = total + recomputed(chunk, *received, keys)
+                total = total + recompute(chunk, *received, keys)
         return total / max(1, int(count) * (1 if graph.batch else len(keys)))
 
     def _ends(
@@ -159,8 +159,8 @@ class Indexer(nn.Module):
             fits = fits and len(x) == (batch or len(q))
             if not fits or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
                 form = f"states [batch, tokens, {width}] in {dtype}, of the same samples"
-                raise ValueError(f"{name} must be {form}, got {checks.quoted(x)}")
-        graph = _choice.checked(graph, q, k)
+                raise ValueError(f"{name} must be {form}, got {checks.quote(x)}")
+        graph = _choice.check_candidates(graph, q, k)
         received = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
         return received, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
 
@@ -191,7 +191,7 @@ def _in_rows(
     with torch.no_grad():
         p = info.weight_matrix(rows=rows).sum(1)
         p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
-        edge = _choice.allowed(info.call.graph, rows, p.device).flatten(0, 1)
+        edge = _choice.mask_rows(info.call.graph, rows, p.device).flatten(0, 1)
     scores = _scores(queries, weights, keys, rows).to(p.dtype).masked_fill(~edge, -torch.inf)
     isolated = ~edge.any(-1, keepdim=True)
     likely = scores.masked_fill(isolated, 0.0).log_softmax(-1).masked_fill(~edge, 0.0)

@@ -75,10 +75,10 @@ class NativeSparseAttention(nn.Module):
         """The update of every token."""
         n, q = x.shape[1], self.heads.receive(x)
         (k, v), own = self.heads.send(x), [[project(x, W) for W in pair] for pair in self.senders]
-        pooled_k, pooled_v = (self._pooled(y, branch) for branch, y in enumerate(own[0]))
+        pooled_k, pooled_v = (self._pool(y, branch) for branch, y in enumerate(own[0]))
         graph = patterns.compressed_blocks(n, self.block, self.stride)
         compressed, info = attend(q, pooled_k, pooled_v, graph, backend=self.backend, return_info=True)
-        turned, near, far = (self._turned(y) for y in (q, k, own[1][0]))
+        turned, near, far = (self._rotate(y) for y in (q, k, own[1][0]))
         selected = attend(turned, far, own[1][1], self.select(info), backend=self.backend)
         recent = attend(turned, near, v, patterns.window(n, self.window), backend=self.backend)
         gates = self.gates(x).sigmoid().unflatten(-1, (3, -1, 1)).permute(2, 0, 3, 1, 4)
@@ -108,12 +108,12 @@ class NativeSparseAttention(nn.Module):
         name = f"{self.top} selected blocks of {self.selected}"
         return _choice.choose(scores, patterns.causal(n), width, self.top, name, q.shape[1], self.selected)
 
-    def _pooled(self, x: Tensor, branch: int) -> Tensor:
+    def _pool(self, x: Tensor, branch: int) -> Tensor:
         if x.shape[2] < self.block:
             return x[:, :, :0]
         apart = x.unfold(2, self.block, self.stride).mT + self.places[branch]
         pooled: Tensor = self.pools[branch](apart.flatten(-2))
         return pooled
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor) -> Tensor:
         return x if self.rotary is None else self.rotary.turn(x, torch.arange(x.shape[2], device=x.device))

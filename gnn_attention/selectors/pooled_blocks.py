@@ -42,18 +42,18 @@ class PooledBlocks(nn.Module):
 
         Raises as ``attend`` does for q and k.
         """
-        graph = _choice.checked(graph, q, k)
-        AttentionCall.checked(q, k, k, graph)
+        graph = _choice.check_candidates(graph, q, k)
+        AttentionCall.from_arguments(q, k, k, graph)
         # the scores are linear in the pooled keys
         if self.pool == "mean":
             queries, pooled = q, blocks.block_means(k, self.block)
         else:
-            queries, pooled = blocks.signed(q), blocks.block_extremes(k, self.block)
+            queries, pooled = blocks.positive_and_negative_parts(q), blocks.block_extremes(k, self.block)
         keys = edge_softmax.per_query_head(pooled, q.shape[1])
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = queries[:, :, slice(*rows)] @ keys.mT
-            allowed = _choice.allowed(graph, rows, q.device)
+            allowed = _choice.mask_rows(graph, rows, q.device)
             there = blocks.in_blocks(allowed.mT, self.block, False).any(-2).mT
             dst = torch.arange(*rows, device=q.device) + graph.dst_offset - graph.src_offset
             own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)

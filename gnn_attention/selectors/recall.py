@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 
@@ -37,7 +37,7 @@ def recall(
     call = replace(call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
     if info.call.bias is not None or call.sink_logits is not None:
         raise NotImplementedError("recall of a call with a bias or sinks: leave them out of the call")
-    lse = AttentionInfo(call, attended(call, backend)[1]).lse
+    lse = AttentionInfo(call, run_attention(call, backend)[1]).lse
     share = (lse - info.lse).exp()
     if bool((share > 1 + ROUNDING).any()):
         raise ValueError(

@@ -43,8 +43,8 @@ class TopK(nn.Module):
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
         """The chosen edges of ``graph`` (None: causal). Raises as ``attend`` does for q and k."""
-        graph = _choice.checked(graph, q, k)
-        info = AttentionInfo(AttentionCall.checked(q, k, k, graph, self.scale, self.score_mod), None)
+        graph = _choice.check_candidates(graph, q, k)
+        info = AttentionInfo(AttentionCall.from_arguments(q, k, k, graph, self.scale, self.score_mod), None)
         groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
 
         def scores(rows: tuple[int, int]) -> Tensor:

@@ -15,10 +15,10 @@ from itertools import product
 
 import torch
 
-from gnn_attention._support.checks import choice, quoted, size
+from gnn_attention._support.checks import choice, quote, size
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify import processes
-from gnn_attention.verify.groups import GROUPS, checks_of, covering, unsupported
+from gnn_attention.verify.groups import GROUPS, checks_of, covering, unsupported_reason
 from gnn_attention.verify.report import Check, Report, Result, environment
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
@@ -87,7 +87,9 @@ def checks(device: str | None = None, backends: Sequence[str | Backend] | None =
     chosen = list(BACKENDS) if backends is None else backends
     named = [x if isinstance(x, Backend) else BACKENDS[choice("backends", x, BACKENDS)] for x in chosen]
     if backends is None and device.startswith("cpu"):
-        named = [x for x in named if not x.compiled and unsupported(x, device, "float32", "plain") is None]
+        named = [
+            x for x in named if not x.compiled and unsupported_reason(x, device, "float32", "plain") is None
+        ]
     # what is compiled for seconds comes last
     for compiled, (group, values) in product((False, True), GROUPS.items()):
         yield from checks_of(group, values, device, [x for x in named if x.compiled == compiled])
@@ -99,7 +101,7 @@ def _choose(every: Sequence[Check], selection: str, only: str | None) -> Sequenc
     chosen = [check for check in every if only in check.label]
     if not chosen:
         example = "attend: causal, plain, inputs x1 [dense, float32]"
-        raise ValueError(f"only: no check has {quoted(only)} in its label; a label is like {example!r}")
+        raise ValueError(f"only: no check has {quote(only)} in its label; a label is like {example!r}")
     return chosen
 
 

@@ -58,7 +58,7 @@ def checks_of(
     for (number, row), backend in product(enumerate(rows), backends):
         factors = {name: value for name, value in row.items() if name != "dtype"}
         option = row["option"] if "option" in row else RULES[row["rule"]][1]
-        skipped = unsupported(backend, device, row["dtype"], option)
+        skipped = unsupported_reason(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
             skipped = f"{backend.name}: it assumes finite tokens, and no number is looked at on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
@@ -84,11 +84,11 @@ def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
 
 @functools.lru_cache(maxsize=1024)
 @torch.no_grad()
-def unsupported(backend: Backend, device: str, dtype: str, option: str) -> str | None:
+def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -> str | None:
     """Why a backend does not take calls with an option, without gradients; or None."""
     problem = drawn_problem(device, dtype, "causal", option)
     q, k, v = (problem.inputs[name] for name in "qkv")
-    call = AttentionCall.checked(q, k, v, problem.graph, **problem.options(problem.inputs))
+    call = AttentionCall.from_arguments(q, k, v, problem.graph, **problem.options(problem.inputs))
     reason = backend.unsupported_reason(call)
     return None if reason is None else f"{backend.name}: {reason}"
 

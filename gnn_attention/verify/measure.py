@@ -163,7 +163,7 @@ def _description(name: str, result: Tensor, true: Tensor, allowed: float) -> str
 
 
 @torch.enable_grad()
-def rounded(
+def widen_by_roundings(
     truth: Truth, formula: Callable[..., tuple[Tensor, ...]], leaves: Mapping[str, Tensor], direction: Tensor
 ) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings do to it: the least that a dtype can promise.
@@ -186,7 +186,7 @@ def rounded(
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
     wide, grad_out = {name: x.detach().double() for name, x in leaves.items()}, direction.double()
 
-    def moved(number: int, delta: float, lse: float) -> Attempt:
+    def perturbed_attempt(number: int, delta: float, lse: float) -> Attempt:
         """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
         rng = torch.Generator().manual_seed(number)
         inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
@@ -202,7 +202,9 @@ def rounded(
 
     def worst(delta: float, lse: float) -> dict[str, float]:
         true = truth.out, truth.gradients
-        return largest_of(errors_of(moved(number, delta, lse), true) for number in range(1, 1 + MOVES))
+        return largest_of(
+            errors_of(perturbed_attempt(number, delta, lse), true) for number in range(1, 1 + MOVES)
+        )
 
     yardstick = largest_of([truth.yardstick, worst(single, 0.0)])
     recomputed = largest_of([yardstick, truth.recomputed, worst(own, single)])

@@ -90,7 +90,7 @@ def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tens
     return logits.masked_fill(~attends, 0.0).logsumexp(-1) * attends.squeeze(-1)
 
 
-def reordered(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def reorder_channels(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The same logits, but other roundings: channels in another order, for number 0 in theirs."""
     if not number:
         return q, k
@@ -116,7 +116,7 @@ def sdpa(
     0), and a mask that learns as it is: only then does SDPA run its fused kernel. Its gradients have larger
     roundings, since it computes the weights again from lse: a yardstick for backends that do so too alone.
     """
-    q, k = reordered(number, q, k)
+    q, k = reorder_channels(number, q, k)
     shape = *q.shape[:3], k.shape[2]
     additive = torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     additive = additive if added is None else additive + added.to(q.dtype)

@@ -19,7 +19,15 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Attempt, Truth, errors_of, gradients_of, largest_of, nearby, rounded
+from gnn_attention.verify.measure import (
+    Attempt,
+    Truth,
+    errors_of,
+    gradients_of,
+    largest_of,
+    nearby,
+    widen_by_roundings,
+)
 
 OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 
@@ -71,7 +79,7 @@ class Problem:
                 plain.append(errors_of(self.attempt(moved, number), solved))
                 fused.append(errors_of(self.attempt(moved, number, widened=True), solved))
             truth = Truth(*true, largest_of(plain), largest_of(fused))
-            return rounded(truth, self._sums, inputs, self.direction)
+            return widen_by_roundings(truth, self._sums, inputs, self.direction)
 
     def attempt(
         self, inputs: Mapping[str, Tensor], number: int | None = None, widened: bool = False
@@ -109,7 +117,7 @@ class Problem:
             if number is not None and self.additive and self.factors is None:
                 added = dense(q.new_zeros(self.mask.shape))
                 return oracle.sdpa(q, k, v, self.mask, self.scale, added, sinks, widened, number)
-            q, k = oracle.reordered(number or 0, q, k)
+            q, k = oracle.reorder_channels(number or 0, q, k)
             return oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
 
         if self.heads is None:

@@ -17,7 +17,7 @@ def test_a_file_takes_its_place_when_all_is_written(tmp_path, stop):
     place.write_text("before")
     place.chmod(0o640)
     link.symlink_to(place)
-    with suppress(stop or ()), atomic_files.written(link) as file:
+    with suppress(stop or ()), atomic_files.replace_file(link) as file:
         file.write(b"after")
         assert place.read_text() == "before"
         if stop is not None:

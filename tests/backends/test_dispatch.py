@@ -66,7 +66,7 @@ TAKEN = {
 def call_on(graph, heads=8, dim=64, batch=1, **options):
     q = torch.empty(graph.batch or batch, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or batch, heads, graph.num_src, dim, device="meta")
-    return AttentionCall.checked(q, k, k, graph, **options)
+    return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -98,7 +98,7 @@ def test_the_bound_on_memory(monkeypatch):
     """Dense is passed over beyond it, for many samples of a small graph too; else all reasons are named."""
     few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=half_of) for n in (1, 10**6))
     assert (dispatch.choose(few).name, dispatch.choose(many).name) == ("dense", "rows")
-    monkeypatch.setattr(dispatch, "_ordered", lambda graph, *rest: ("dense", "rows", "reference"))
+    monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *rest: ("dense", "rows", "reference"))
     assert dispatch.choose(call_on(patterns.window(1024, 1000))).name == "dense"
     monkeypatch.setattr(dense, "COMFORTABLE", 1024 * 1024)
     assert dispatch.choose(call_on(patterns.window(1024, 999))).name == "rows"
@@ -157,7 +157,7 @@ def choice_on_cuda(graph, **options):
     with FakeTensorMode():
         shapes = (8, graph.num_dst, 64), (4, graph.num_src, 64)
         q, k = (torch.empty(1, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
-        return dispatch.choose(AttentionCall.checked(q, k, k, graph, **options)).name
+        return dispatch.choose(AttentionCall.from_arguments(q, k, k, graph, **options)).name
 
 
 @pytest.mark.parametrize("name", ON_CUDA)
@@ -222,7 +222,7 @@ def test_a_step_with_gradients_is_no_step_of_decoding():
     """Nor is one with a score_mod. The other rules take it: dense, since its pairs are few."""
     with FakeTensorMode():
         q, k = (torch.empty(1, 8, tokens, 64, device="cuda", requires_grad=True) for tokens in (1, N))
-        call = AttentionCall.checked(q, k, k, ON_CUDA["decoding row"][0]())
+        call = AttentionCall.from_arguments(q, k, k, ON_CUDA["decoding row"][0]())
         assert dispatch.choose(call).name == "dense"
         with torch.no_grad():
             assert dispatch.choose(call).name == "rows"

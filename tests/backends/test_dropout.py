@@ -52,7 +52,7 @@ def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probabili
 
 def test_a_seed_is_needed_and_comes_from_torchs_generator():
     with pytest.raises(ValueError, match=r"dropout 0\.5 needs a seed, got None"):
-        dropout.dropped(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
+        dropout.drop_weights(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
     torch.manual_seed(5)
     first, second = dropout.draw_seed(CPU), dropout.draw_seed(CPU)
     torch.manual_seed(5)

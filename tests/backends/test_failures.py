@@ -73,7 +73,7 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
 
 def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
     """Its errors of a compiler name the call, and are no refusal of the call."""
-    error = flex._explained(TorchDynamoException("no kernel"))
+    error = flex._translate_error(TorchDynamoException("no kernel"))
     assert isinstance(error, NotImplementedError)
     fail(monkeypatch, "dense", error)
     with pytest.warns(RuntimeWarning, match="cannot compile this call"):

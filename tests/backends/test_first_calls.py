@@ -30,7 +30,7 @@ class Looks:
     """Counts how often the edges of a graph are ordered by estimates, and who is chosen."""
 
     def __init__(self, monkeypatch):
-        self.counts, self.names, ordered, run = 0, [], dispatch._ordered, attending._run
+        self.counts, self.names, ordered, run = 0, [], dispatch._rank_backends, attending._run
 
         def count(*arguments):
             self.counts += 1
@@ -40,7 +40,7 @@ class Looks:
             self.names.append(backend.name)
             return run(backend, call)
 
-        monkeypatch.setattr(dispatch, "_ordered", count)
+        monkeypatch.setattr(dispatch, "_rank_backends", count)
         monkeypatch.setattr(attending, "_run", note)
 
 
@@ -69,7 +69,7 @@ def test_the_first_choice_is_by_the_numbers_of_edges_and_tokens_alone(edges_of_e
     graph = fresh_list(400, edges_of_each)
     q = torch.randn(1, heads, 400, dim)
     known = set(graph._memo)
-    assert dispatch.choose(AttentionCall.checked(q, q, q, graph)).name == backend
+    assert dispatch.choose(AttentionCall.from_arguments(q, q, q, graph)).name == backend
     about_edges = {key[0].__name__ for key in set(graph._memo) - known if callable(key[0])} - {"_key"}
     assert about_edges <= {"num_edges", "is_full", "is_causal", "in_degree", "has_empty_rows"}
 

@@ -29,7 +29,7 @@ needs_compiler = pytest.mark.skipif(
 def run_uncompiled(monkeypatch):
     """FlexAttention as Python runs it, without a C++ compiler, nor traced anew in each call."""
     monkeypatch.setattr(UNTRACED, True, raising=False)
-    monkeypatch.setattr(flex, "_compiled", lambda threads: flex._attention)
+    monkeypatch.setattr(flex, "_compile_kernel", lambda threads: flex._attention)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
 
 
@@ -51,10 +51,10 @@ def traced(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", without_compiler)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
-    flex._compiled.cache_clear()
+    flex._compile_kernel.cache_clear()
     torch.compiler.reset()
     yield made
-    flex._compiled.cache_clear()
+    flex._compile_kernel.cache_clear()
     torch.compiler.reset()
 
 
@@ -100,7 +100,7 @@ def test_lse_and_sinks_where_they_are_given(name, sinks, monkeypatch):
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
     chosen = torch.randn(HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
-    call = flex.AttentionCall.checked(q, k, v, case.graph, sink_logits=chosen, with_lse=True)
+    call = flex.AttentionCall.from_arguments(q, k, v, case.graph, sink_logits=chosen, with_lse=True)
     out, lse = flex.run(call)
     with torch.no_grad():
         assert_rule(out, {}, attention_truth(q, k, v, case.mask, sink_logits=chosen))
@@ -215,7 +215,7 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_it_does_not_support(message, monkeypatch):
     """Each is named, with what to do, before anything is compiled."""
-    monkeypatch.setattr(flex, "_compiled", None)
+    monkeypatch.setattr(flex, "_compile_kernel", None)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     given = [x.float() for x in draw(patterns.causal(5))]
     error = TypeError if "must return" in message else NotImplementedError
@@ -306,7 +306,7 @@ def test_where_the_flash_kernel_fails_the_usual_one_is_taken(fails, monkeypatch)
 
     monkeypatch.setattr(flex, "_REFUSED", set())
     monkeypatch.setattr(flex, "_kernel", lambda device, dtype: "" if flex._REFUSED else "FLASH")
-    monkeypatch.setattr(flex, "_compiled", lambda threads: kernel)
+    monkeypatch.setattr(flex, "_compile_kernel", lambda threads: kernel)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     for _ in range(2):
         attend(*(torch.randn(1, 1, 40, 8) for _ in "qkv"), patterns.window(40, 9), backend="flex")

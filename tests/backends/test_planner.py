@@ -11,7 +11,7 @@ from support.plans import PLAIN, random_mask, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.plan import EdgeRows, Rectangles, Strided, unpacked
+from gnn_attention.backends.plan.plan import EdgeRows, Rectangles, Strided, unpack_plan
 from gnn_attention.backends.plan.planner import PLANS, packed_plan, tiles_plan
 from gnn_attention.backends.plan.planner import _documents as documents_of
 from gnn_attention.graph import memoized
@@ -58,7 +58,7 @@ def test_a_plan_is_its_graph(name):
     for kind in PLANS:
         check(kind, graph, mask)
         plan = memoized(packed_plan, graph, kind, CPU)
-        check_plan(unpacked(*plan), kind, graph, mask)
+        check_plan(unpack_plan(*plan), kind, graph, mask)
         assert memoized(packed_plan, graph, kind, CPU) is plan
 
 

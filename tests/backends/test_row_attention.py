@@ -25,7 +25,7 @@ GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
 def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
     """A call with so many heads."""
     q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
-    return AttentionCall.checked(q, k, k, graph, **options)
+    return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
 @pytest.fixture

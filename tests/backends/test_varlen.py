@@ -63,7 +63,7 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     q, k, v = drawn()
     given = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph, with_lse=True)
+    call = ga.backends.AttentionCall.from_arguments(*(x.detach() for x in given), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     assert varlen.bytes_needed(call) >= sum(x.nbytes for x in (call.q, call.k, call.v, call.q))
     monkeypatch.setattr(dense, "written_out", None)

@@ -186,8 +186,8 @@ def test_bfloat16_and_float32_in_the_engine() -> None:
     made = explorer.page("xyz", (model, vocabulary), room=0)
     data = data_of(made)
     tensors = data["model"]["tensors"]
-    tensors["unembedding.weight"] = _pack.stored(model.unembedding.weight.bfloat16())
+    tensors["unembedding.weight"] = _pack.encode_tensor(model.unembedding.weight.bfloat16())
     assert {tensor["dtype"] for tensor in tensors.values()} == {"float32", "bfloat16"}
-    changed = explorer.Page(_html.assembled("", data), "", 3)
+    changed = explorer.Page(_html.assemble_page("", data), "", 3)
     (answer,) = ask(changed, [run()])
     check_run(answer, model.state_dict(), list(b"xyz"), edges_of(data, 0, [], 3, 1, 2))

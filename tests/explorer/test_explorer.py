@@ -36,7 +36,7 @@ class TestData:
             *((drawn.half(), half), (drawn.half().float(), half), (drawn.half().double(), half)),
             *((drawn, torch.float32), (drawn.mT, torch.float32), (drawn.bfloat16(), torch.bfloat16)),
         ):
-            found = _pack.stored(tensor)
+            found = _pack.encode_tensor(tensor)
             raw = torch.frombuffer(bytearray(base64.b64decode(found["data"])), dtype=dtype)
             assert f"torch.{found['dtype']}" == str(dtype)
             assert torch.equal(raw.view(found["shape"]).double(), tensor.double())
@@ -137,7 +137,7 @@ class TestFile:
         for words in MARKS:
             data = data_of(plain)
             data["title"] = data["tokens"][1]["text"] = data["masks"][1]["name"] = words
-            text = _html.assembled(words, data)
+            text = _html.assemble_page(words, data)
             assert Elements(text).tags == Elements(plain.html).tags
             assert json.loads(text_of_data(explorer.Page(text, words, 3))) == data
             text.encode("utf-8")

@@ -124,7 +124,7 @@ def check_call(
     graph, rng = GRAPHS[family](n), torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, DIM, generator=rng, dtype=dtype).requires_grad_() for _ in range(3))
     options = _options(kind, graph, dtype)
-    call = AttentionCall.checked(q, k, v, graph, **options)
+    call = AttentionCall.from_arguments(q, k, v, graph, **options)
     backend = choose(call) if name == "auto" else BACKENDS[name]
 
     def forward() -> Tensor:

@@ -93,7 +93,7 @@ def test_of_two_that_convert_the_first_is_taken(package, tmp_path, monkeypatch):
     def late(file):
         found = tiny(file)
         changed(monkeypatch, package)
-        _conversion.converted("tiny", package, cache)
+        _conversion.convert_weights("tiny", package, cache)
         return found
 
     changed(monkeypatch, package, read=late)

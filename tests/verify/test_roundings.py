@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.verify.measure import Truth, judge, rounded
+from gnn_attention.verify.measure import Truth, judge, widen_by_roundings
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -22,7 +22,7 @@ def by_one_rounding(q, v):
     gradients = {"q": torch.zeros(1, 1, 1, 1), "k": torch.zeros(1, 1, 1, 1), "v": torch.ones(1, 1, 1, 1)}
     lucky = dict.fromkeys(["out", *gradients], 0.0)
     truth = Truth(leaves["v"].double(), gradients, lucky, lucky)
-    return rounded(truth, one_sender, leaves, torch.ones(1, 1, 1, 1))
+    return widen_by_roundings(truth, one_sender, leaves, torch.ones(1, 1, 1, 1))
 
 
 def test_lse_is_rounded_by_those_that_compute_weights_again():
@@ -57,7 +57,7 @@ def test_gradients_of_keys_are_rounded_before_they_are_summed(dtype):
         return z + 1.5, z, k.logsumexp(0).view(1, 1, 1), k  # z is 0: delta has no rounding
 
     true = Truth(torch.full((1, 1, 1, 1), 1.5), {"b": torch.zeros(1)}, {"out": 0.0, "b": 0.0}, {})
-    found = rounded(true, layer, {"b": torch.zeros(1)}, torch.ones(1, 1, 1, 1, dtype=dtype))
+    found = widen_by_roundings(true, layer, {"b": torch.zeros(1)}, torch.ones(1, 1, 1, 1, dtype=dtype))
     assert 0.05 / 4 < found.yardstick["b"] / torch.finfo(dtype).eps <= 2 / 4 + 1e-3
 
 

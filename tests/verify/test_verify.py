@@ -265,7 +265,7 @@ def test_wrong_arguments_are_named(options, message):
 
 def test_float32_is_refused_by_name_where_tf32_products_are_enabled(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(groups, "unsupported", lambda *call: None)
+    monkeypatch.setattr(groups, "unsupported_reason", lambda *call: None)
     monkeypatch.setattr(verify, "environment", lambda device: {})
     before = torch.backends.cuda.matmul.fp32_precision
     try:

@@ -168,7 +168,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
 @pytest.mark.slow
 def test_on_a_gpu_every_backend_is_checked_and_what_compiles_comes_last(monkeypatch):
     monkeypatch.setattr(verify, "_device", str)
-    monkeypatch.setattr(groups, "unsupported", lambda *call: None)
+    monkeypatch.setattr(groups, "unsupported_reason", lambda *call: None)
     checks = list(verify.checks("cuda"))
     compiled = [verify.BACKENDS[check.backend].compiled for check in checks]
     assert compiled == sorted(compiled)

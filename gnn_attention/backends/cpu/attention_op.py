@@ -18,7 +18,7 @@ from gnn_attention.backends import devices
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
-from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpacked
+from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
 
@@ -77,7 +77,7 @@ def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: Any, scale: float) -> Pair:
-    return _forward(q, k, v, sinks, unpacked(tensors, numbers), scale)
+    return _forward(q, k, v, sinks, unpack_plan(tensors, numbers), scale)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -97,7 +97,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
         delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
         weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 without in-edges: lse is inf there
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
-    plan = unpacked(tensors, numbers)
+    plan = unpack_plan(tensors, numbers)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
 
 

@@ -36,10 +36,10 @@ def forward(
         out.zero_()
         lse.fill_(-torch.inf)
     for shared, heads in groups:
-        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
+        key, value = work.stage("k", k[shared]), work.stage("v", v[shared])
         # one head, or all of a folded list: what has its index has axes of samples and heads then
         for head in heads:
-            sampled_products(work.first, work.staged("q", q[head]), key, scale)
+            sampled_products(work.first, work.stage("q", q[head]), key, scale)
             logits = work.first.values()
             shift: Tensor | float = 0.0
             # Each receiver's largest logit is subtracted, unless exp can reach it. No result may depend on
@@ -87,7 +87,7 @@ def backward(
     for x in results if not add and not groups else ():
         x.zero_()
     for shared, heads in groups:
-        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
+        key, value = work.stage("k", k[shared]), work.stage("v", v[shared])
         sums: list[Tensor] = []
         for at in heads:
             of_q, *of_ends = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale)
@@ -107,7 +107,7 @@ def _backward_head(
     infinite = lse.isinf() & (work.edges.ptr.diff() > 0)
     # receivers with in-edges that must contribute nothing: usually there are none
     excluded = None if asks and not infinite.any() else infinite
-    query = _without(excluded, work.staged("q", q))
+    query = _without(excluded, work.stage("q", q))
     sampled_products(work.first, query, key, scale)
     # the weights of a receiver are mass * factor
     if asks and within_reach(mass):

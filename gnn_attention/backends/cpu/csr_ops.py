@@ -26,9 +26,9 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_products(q, k, tensors).zero_()
     work, groups = batches(EdgeRows(*tensors), q.shape[:2], k.shape[1], q.dtype)
     for shared, heads in groups:
-        key = work.staged("k", k[shared])
+        key = work.stage("k", k[shared])
         for head in heads:
-            sampled_products(work.first, work.staged("q", q[head]), key)
+            sampled_products(work.first, work.stage("q", q[head]), key)
             result[head] = work.first.values().view(result[head].shape)
     return result
 
@@ -37,7 +37,7 @@ def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_incoming(weights, v, tensors).zero_()
     work, groups = batches(EdgeRows(*tensors), weights.shape[:2], v.shape[1], v.dtype)
     for shared, heads in groups:
-        value = work.staged("v", v[shared])
+        value = work.stage("v", v[shared])
         for head in heads:
             result[head] = work.incoming(weights[head].reshape(-1), value).view(result[head].shape)
     return result
@@ -48,7 +48,7 @@ def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: i
     work, groups = batches(EdgeRows(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for shared, heads in groups:
         for head in heads:
-            rows, spare = work.staged("x", x[head]), work.first.values()
+            rows, spare = work.stage("x", x[head]), work.first.values()
             sums = work.outgoing(weights[head].reshape(-1), rows, spare)
             result[shared] += sums.view(result[shared].shape)
     return result

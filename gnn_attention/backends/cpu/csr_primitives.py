@@ -146,7 +146,7 @@ class Head:
             self._rows[name] = torch.empty(like.shape, dtype=self.dtype, device=like.device)
         return self._rows[name]
 
-    def staged(self, name: str, x: Rows) -> Float[Tensor, "rows dim"]:
+    def stage(self, name: str, x: Rows) -> Float[Tensor, "rows dim"]:
         """The rows of ``x``, head after head, in the dtype of sums: a view if it can be."""
         if x.dtype == self.dtype and x.is_contiguous():
             return x.flatten(0, -2)
@@ -181,7 +181,7 @@ def batches(edges: EdgeRows, shape: Sequence[int], kv_heads: int, dtype: torch.d
     if not edges.src.numel():
         return Head(edges, dtype), []
     if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
-        return Head(folded(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
+        return Head(repeat_over_slices(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
     group = heads // kv_heads
     return Head(edges, dtype), [
         ((sample, kv_head), [(sample, kv_head * group + member) for member in range(group)])
@@ -190,7 +190,7 @@ def batches(edges: EdgeRows, shape: Sequence[int], kv_heads: int, dtype: torch.d
     ]
 
 
-def folded(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
+def repeat_over_slices(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
     """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
 
     def fold(ptr: Tensor) -> EdgeRows:

@@ -7,7 +7,7 @@ no more than a small part of the logits is ever in memory.
 import torch
 
 from gnn_attention import edge_softmax
-from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
@@ -26,18 +26,18 @@ def formula(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
     most = max(LOGITS_AT_ONCE // max(cell, 1), sum(piece.cells for piece in pieces) // MOST_PARTS)
     bands = [band for piece in pieces for band in piece.bands(max(1, most // piece.src.size))]
     parts = [part for band in bands for part in band.parts(max(1, most // (band.dst.size * band.src.size)))]
-    results = [recomputed(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
+    results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
     # where each receiver's result stands among those of the parts; after them all if it is in none
     found = [_tokens(part.dst, call.q.device).flatten() for part in parts]
     dst = torch.cat([*found, torch.zeros(0, dtype=torch.int64, device=call.q.device)])
     order = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
     order = order.index_copy(0, dst, torch.arange(len(dst), device=call.q.device))
-    each = zip(*results, isolated(call, 1), strict=True)
+    each = zip(*results, isolated_rows(call, 1), strict=True)
     out, lse = (torch.cat(some, 2).index_select(2, order) for some in each)
     return out.to(call.q.dtype), lse
 
 
-def isolated(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
+def isolated_rows(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
     """The result of receivers without in-edges, in float32 or better, with gradients that are 0."""
     wide, shape = edge_softmax.accumulation_dtype(call.q.dtype), (*call.q.shape[:2], num_dst)
     zero = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
@@ -79,7 +79,7 @@ def written_out(
     """
     wide, heads = edge_softmax.accumulation_dtype(call.q.dtype), call.q.shape[1]
     q, k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in ends)
-    logits = call.modified(q @ k.mT * call.scale, *_ends(call, dst, src, mask))
+    logits = call.apply_score_mod(q @ k.mT * call.scale, *_ends(call, dst, src, mask))
     logits = (logits if bias is None else logits + bias).masked_fill(~mask, -torch.inf)
     sinks = None
     if call.sink_logits is not None:
@@ -87,7 +87,7 @@ def written_out(
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
     weights, lse = edge_softmax.row_softmax(logits, sinks)
     # a row that is NaN gives non-edges no gradient
-    weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
+    weights = call.apply_dropout(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse
 
 

@@ -44,9 +44,11 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
 ) -> tuple[Tensor, Tensor]:
     width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
-    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
+    out, lse = _forward_kernel(
+        _pack_samples(q, width), _pack_samples(k, width), _pack_samples(v, width), ends, numbers, scale
+    )
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
-    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
+    return _unpack_samples(out, (*q.shape[:3], v.shape[3])), lse
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,12 +61,12 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tens
         out = torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
     width = max(q.shape[3], out.shape[3])
     ends, rows = _of_samples(bounds, q, k), lse.transpose(0, 1).flatten(1)
-    tensors = [_packed(x, width) for x in (grad_out, q, k, v, out)]
+    tensors = [_pack_samples(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
-    return _unpacked(dq, q.shape), _unpacked(dk, k.shape), _unpacked(dv, v.shape)
+    return _unpack_samples(dq, q.shape), _unpack_samples(dk, k.shape), _unpack_samples(dv, v.shape)
 
 
-def _packed(
+def _pack_samples(
     x: Float[Tensor, "batch heads tokens dim"], width: int
 ) -> Float[Tensor, "batch_tokens heads width"]:
     """All samples one after the other, the channels padded to a multiple of eight; a view where possible."""
@@ -74,7 +76,7 @@ def _packed(
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _unpacked(x: Tensor, sizes: Given) -> Float[Tensor, "batch heads tokens dim"]:
+def _unpack_samples(x: Tensor, sizes: Given) -> Float[Tensor, "batch heads tokens dim"]:
     batch, heads, tokens, dim = sizes
     return x[..., :dim].contiguous().view(batch, tokens, heads, dim).transpose(1, 2)
 

@@ -43,7 +43,7 @@ def attention(
     return out, lse
 
 
-def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
+def _restore_problem(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
     """The problem, and the rows of its graph, from the operator's arguments."""
     *x, bias, seed, tensors, limits, (has_bias, *offsets), (scale, softcap, dropout) = given
     q, k, v = map(_with_plain_channels, x)
@@ -54,7 +54,7 @@ def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     from gnn_attention.backends.gpu.kernels import rows
 
-    return rows.forward(*_restored(*given))
+    return rows.forward(*_restore_problem(*given))
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tens
     from gnn_attention.backends.gpu.kernels import rows
 
     *x, out, lse, seed, tensors, limits, places, constants = given
-    problem, sides = _restored(*x, seed, tensors, limits, places, constants)
+    problem, sides = _restore_problem(*x, seed, tensors, limits, places, constants)
     grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
     delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
     *grads, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())

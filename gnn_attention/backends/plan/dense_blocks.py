@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.regions.quadtree import ragged
+from gnn_attention.graph.regions.quadtree import enumerate_groups
 from gnn_attention.graph.tiling import Tiles
 
 STEP = 16  # senders that the kernel takes at once: others of a width that is no multiple cost as much
@@ -59,16 +59,16 @@ def rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
         # both move on in equal steps, senders not backwards
         strided = ((down == down[:1]) & (right == right[:1]) & (right >= 0)).all() & part.joined.all()
         if not bool(strided):
-            rectangle, number = ragged(part.end - part.begin)
+            rectangle, number = enumerate_groups(part.end - part.begin)
             run = part.begin[rectangle] + number
-            item, place = ragged(width[run])
+            item, place = enumerate_groups(width[run])
             src = Gathered((left[run][item] + place).view(len(part.top), -1))
             # receivers are gathered, too, unless they follow each other
             if bool((down != dst.size).any()):
                 dst = Gathered(part.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
         piece = Rectangles(dst, src)
         if bool(part.masked[0]):
-            piece = trimmed(replace(piece, masks=_masks(part, width, mask, tiles)))
+            piece = trim_senders(replace(piece, masks=_masks(part, width, mask, tiles)))
         pieces.append(piece)
     return pieces
 
@@ -77,7 +77,7 @@ def by_piece(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
     """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
     if not len(runs.row):
         return []
-    stack = _stacked(graph, runs)
+    stack = _stack_tiles(graph, runs)
     kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
     large = (stack.joined & (stack.height * stack.width >= LARGE)).tolist()
     # runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one
@@ -103,23 +103,23 @@ def _widths(graph: TokenGraph, runs: Tiles) -> Int[Tensor, " runs"]:
     return (runs.stop * runs.block).clamp(max=graph.num_src) - runs.first * runs.block
 
 
-def _stacked(graph: TokenGraph, runs: Tiles) -> _Stack:
+def _stack_tiles(graph: TokenGraph, runs: Tiles) -> _Stack:
     """One rectangle for each row of tiles."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count
     row_of = torch.repeat_interleave(count)
-    masked = _some(~runs.full, row_of, len(rows))
+    masked = _any_by_row(~runs.full, row_of, len(rows))
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
-    joined = ~_some(gap, row_of, len(rows))
+    joined = ~_any_by_row(gap, row_of, len(rows))
     width = torch.zeros_like(rows).index_add_(0, row_of, _widths(graph, runs))
     top = rows * runs.block
     height = (top + runs.block).clamp(max=graph.num_dst) - top
     return _Stack(top, height, runs.first[begin] * runs.block, width, joined, masked, begin, end)
 
 
-def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor, " rows"]:
+def _any_by_row(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor, " rows"]:
     return torch.zeros(rows, dtype=torch.int64, device="cpu").index_add_(0, row_of, flag.to(torch.int64)) > 0
 
 
@@ -128,7 +128,7 @@ def _steps(first: Tensor, size: Tensor) -> Strided:
     return Strided(int(first[0]), stride, len(first), int(size[0]))
 
 
-def trimmed(piece: Rectangles) -> Rectangles:
+def trim_senders(piece: Rectangles) -> Rectangles:
     """A masked piece without senders that have no edge, but for those that make a width of whole steps.
 
     Of strided ones only those at the ends go. The others are masked: ``masks`` has no edge of theirs.
@@ -160,13 +160,13 @@ def _masks(stack: _Stack, width: Tensor, mask_of: Tensor, tiles: Tensor) -> Mask
 
     ``width`` and ``mask_of`` are those of each run, ``tiles`` the masks.
     """
-    rectangle, number = ragged(stack.end - stack.begin)
+    rectangle, number = enumerate_groups(stack.end - stack.begin)
     run = stack.begin[rectangle] + number
     before = width[run].cumsum(0) - width[run]
     place = before - before[(stack.end - stack.begin).cumsum(0) - (stack.end - stack.begin)][rectangle]
     some = mask_of[run] >= 0
     rectangle, place, mask = rectangle[some], place[some], mask_of[run][some]
-    _, position = ragged(torch.bincount(rectangle, minlength=len(stack.top)))
+    _, position = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
     rows = torch.full((len(stack.top), 2 * int(position.max()) + 2), -1, dtype=torch.int64, device="cpu")
     rows[rectangle, 2 * position], rows[rectangle, 2 * position + 1] = place, mask
     which, example = classes(rows)

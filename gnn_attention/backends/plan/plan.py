@@ -163,7 +163,7 @@ STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
 Packed = tuple[list[Tensor], list[int]]
 
 
-def packed(plan: Plan) -> Packed:
+def pack_plan(plan: Plan) -> Packed:
     """The plan as tensors and integers; :func:`unpacked` undoes it."""
     tensors: list[Tensor] = []
     numbers = [int(plan.complete)]
@@ -186,7 +186,7 @@ def packed(plan: Plan) -> Packed:
     return tensors, numbers
 
 
-def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
+def unpack_plan(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     parts, words = iter(tensors), iter(numbers)
     complete = bool(next(words))
     pieces: list[Piece] = []

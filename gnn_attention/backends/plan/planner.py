@@ -21,8 +21,8 @@ from gnn_attention.backends.plan.plan import (
     Plan,
     Rectangles,
     Strided,
-    packed,
-    unpacked,
+    pack_plan,
+    unpack_plan,
 )
 from gnn_attention.backends.plan.tile_masks import cells_at, left_over, split_tiles
 from gnn_attention.graph import TokenGraph, memoized
@@ -88,12 +88,12 @@ PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan
 
 def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
     """The plan of this kind, on a device."""
-    tensors, numbers = packed(PLANS[kind](graph))
+    tensors, numbers = pack_plan(PLANS[kind](graph))
     return [x.to(device) for x in tensors], numbers
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
-    return unpacked(*memoized(packed_plan, graph, kind, device))
+    return unpack_plan(*memoized(packed_plan, graph, kind, device))
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:

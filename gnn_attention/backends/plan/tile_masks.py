@@ -98,7 +98,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]
         if piece.kind == CELLS:
             for boxes_of, edge in quadtree.cells(graph.edges, part.boxes):
                 which, some = classes(packed_bits(edge.flatten(1)))
-                yield boxes_of.owner, which, _padded(edge[some], block)
+                yield boxes_of.owner, which, _pad_masks(edge[some], block)
             continue
         count, height, width = len(part.boxes), int(part.boxes.height[0]), int(part.boxes.width[0])
         row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
@@ -109,10 +109,10 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]
             places = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
             place = places.get(piece.kind, column + 0 * row)
         which, some = classes(packed_bits(edge))
-        yield part.boxes.owner, which, _padded(edge[some][:, place], block)
+        yield part.boxes.owner, which, _pad_masks(edge[some][:, place], block)
 
 
-def _padded(masks: Tensor, block: int) -> Tensor:
+def _pad_masks(masks: Tensor, block: int) -> Tensor:
     return torch.nn.functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
 
 

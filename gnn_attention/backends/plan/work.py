@@ -84,7 +84,7 @@ def is_estimated(graph: TokenGraph) -> bool:
     """Whether the work on a graph is estimated: not that of a list, of chosen rows, or of few pairs."""
     if graph.edges.count() is not None or graph.edges.has_slices:
         return False
-    return not enumerate_pairs.few((1, 1, graph.num_dst, graph.num_src))
+    return not enumerate_pairs.has_few_pairs((1, 1, graph.num_dst, graph.num_src))
 
 
 def num_edges(graph: TokenGraph) -> int:

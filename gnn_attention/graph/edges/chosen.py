@@ -86,7 +86,7 @@ class ChosenEdges(EdgeSet):
 
     def rows(self, start: int, stop: int) -> EdgeSet:
         first = [number * self.shape[2] for number in range(self.slices)]
-        parts = [self._between(row + start, row + stop) for row in first]
+        parts = [self._slice_rows(row + start, row + stop) for row in first]
         count = torch.cat([ptr.diff() for ptr, _ in parts]).cumsum(0)
         listed = self.index_order
         if listed is not None:
@@ -95,7 +95,7 @@ class ChosenEdges(EdgeSet):
         src, shape = torch.cat([src for _, src in parts]), (*self.shape[:2], stop - start, self.shape[3])
         return ChosenEdges(torch.cat([count.new_zeros(1), count]), src, shape, listed)
 
-    def _between(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+    def _slice_rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """``ptr`` and ``src`` of the rows ``first .. stop - 1``, counted through samples and heads."""
         ptr = self.ptr[first : stop + 1]
         begin, end = ptr[[0, -1]].tolist()
@@ -107,7 +107,7 @@ class ChosenEdges(EdgeSet):
         if self.slices == 1:
             return self
         first = (batch * self.shape[1] + head) * self.shape[2]
-        return ChosenEdges(*self._between(first, first + self.shape[2]), (1, 1, *self.shape[2:]))
+        return ChosenEdges(*self._slice_rows(first, first + self.shape[2]), (1, 1, *self.shape[2:]))
 
     def transposed(self) -> EdgeSet:
         batch, heads, num_dst, num_src = self.shape

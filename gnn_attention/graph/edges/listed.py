@@ -35,19 +35,19 @@ class ListedEdges(EdgeSet):
     parallel: Parallel = "error"
 
     @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor | None]:
+    def _sorted_edges(self) -> tuple[Tensor, Tensor | None]:
         return edge_list.sort_by_receiver(self.edge_index, self.num_src)
 
     @property
     def order(self) -> Int[Tensor, " edges"] | None:
         """The order of the edges by receiver, then sender; None for a list that stands in it."""
-        return self._sorted[1]
+        return self._sorted_edges[1]
 
     @cached_property
     def sorted_keys(self) -> Int[Tensor, " edges"]:
         """``dst * num_src + src`` of every edge in ascending order."""
         if self.count() > SHORT:
-            return self._sorted[0]
+            return self._sorted_edges[0]
         # NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
         keys = edge_list.keys_of(self.edge_index, self.num_src)
         edge_list.numbers(keys).sort()

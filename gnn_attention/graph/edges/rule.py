@@ -55,7 +55,7 @@ class RuleEdges(EdgeSet):
         return RuleEdges(partial(rules.of_tokens, self.contains, start, 0), self._obstacles)
 
     def select(self, batch: int, head: int) -> EdgeSet:
-        return RuleEdges(partial(rules.pinned, self.contains, batch, head), self._obstacles)
+        return RuleEdges(partial(rules.fix_slice, self.contains, batch, head), self._obstacles)
 
     def transposed(self) -> EdgeSet:
         return RuleEdges(partial(rules.transposed, self.contains), self._obstacles)
@@ -81,7 +81,7 @@ class CombinedEdges(EdgeSet):
 
     @property
     def rule(self) -> Rule:  # type: ignore[override]
-        return partial(rules.joined, self.join, tuple(edges.rule for edges in self.operands))
+        return partial(rules.combine, self.join, tuple(edges.rule for edges in self.operands))
 
     def rows(self, start: int, stop: int) -> EdgeSet:
         return CombinedEdges(self.join, tuple(edges.rows(start, stop) for edges in self.operands))

@@ -36,7 +36,7 @@ from gnn_attention.graph.intervals.values import (
 )
 
 
-def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
     """The operator, whose result is :class:`Unknown` where it has no bounds."""
 
     @wraps(function)
@@ -305,12 +305,12 @@ _OTHERS: dict[Callable[..., Any], str] = {
 }
 for _function, _names in (_BINARY | _OTHERS).items():
     _python = f"__{_names.split()[0]}__"
-    OPERATORS |= dict.fromkeys((*_names.split(), _python), bounded(_function))
-    setattr(Value, _python, bounded(_function))
+    OPERATORS |= dict.fromkeys((*_names.split(), _python), with_unknown_bounds(_function))
+    setattr(Value, _python, with_unknown_bounds(_function))
 for _function, _names in _BINARY.items():
     _first = _names.split()[0]
-    OPERATORS[f"__r{_first}__"] = bounded(_swap(_function))
-    setattr(Value, f"__r{_first}__", bounded(_swap(_function)))
+    OPERATORS[f"__r{_first}__"] = with_unknown_bounds(_swap(_function))
+    setattr(Value, f"__r{_first}__", with_unknown_bounds(_swap(_function)))
     setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
 
 _MORE: dict[str, Callable[..., Any]] = {
@@ -337,4 +337,4 @@ _MORE: dict[str, Callable[..., Any]] = {
     "zeros_like": lambda a, **other: _like(a, 0, **other),
     "ones_like": lambda a, **other: _like(a, 1, **other),
 }
-OPERATORS |= {name: bounded(function) for name, function in _MORE.items()}
+OPERATORS |= {name: with_unknown_bounds(function) for name, function in _MORE.items()}

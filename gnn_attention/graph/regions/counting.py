@@ -21,7 +21,15 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import CombinedEdges
 from gnn_attention.graph.intervals.table_bounds import Grid
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import DIFFERENCE, Bands, Boxes, Piece, bands_of, ragged, root
+from gnn_attention.graph.regions.quadtree import (
+    DIFFERENCE,
+    Bands,
+    Boxes,
+    Piece,
+    bands_of,
+    enumerate_groups,
+    root,
+)
 from gnn_attention.graph.rules import Shape
 
 # pairs up to which visiting all of them is the quickest way to a list, because it comes out sorted
@@ -99,7 +107,7 @@ def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iter
 
 
 def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch heads dst"]:
-    if enumerate_pairs.few(shape):
+    if enumerate_pairs.has_few_pairs(shape):
         return enumerate_pairs.dense(edges.contains, name, shape).sum(-1)
     batch, heads, num_dst, _ = shape
     # by how much the degree changes from each receiver to the next
@@ -142,7 +150,7 @@ def same(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
     """True if both rules hold for the same pairs, for every sample and head."""
     if left is right:
         return True
-    if enumerate_pairs.few(shape):
+    if enumerate_pairs.has_few_pairs(shape):
         return torch.equal(*(enumerate_pairs.dense(edges.contains, name, shape) for edges in (left, right)))
     # most rules that differ do so at a few pairs
     if _differ_somewhere(left, right, name, shape):
@@ -174,13 +182,13 @@ def edges_in(edges: EdgeSet, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges
     """The edges inside some boxes of one sample and head, by receiver, then sender."""
     keys, removed = [torch.zeros(0, dtype=torch.int64, device="cpu")], []
     for band in bands(edges, boxes):
-        part, row = ragged(band.rows)
+        part, row = enumerate_groups(band.rows)
         key = (band.dst * num_src + band.src)[part] + row * (num_src + band.slope)
         width = band.width[part]
         if bool((width < 0).any()):
             removed.append(key[width < 0])
         if bool((width != 1).any()):
-            start, column = ragged(width.clamp(min=0))
+            start, column = enumerate_groups(width.clamp(min=0))
             key = key[start] + column
         keys.append(key)
     key = torch.cat(keys)

@@ -15,7 +15,7 @@ CELLS_AT_ONCE = 2**19
 FEW = 2**18
 
 
-def few(shape: Shape) -> bool:
+def has_few_pairs(shape: Shape) -> bool:
     return math.prod(shape) <= FEW
 
 

@@ -119,7 +119,7 @@ def kinds(edges: EdgeSet, boxes: Boxes) -> Tensor:
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
     """Every box cut into boxes of ``side x side``, those at its lower and right border smaller."""
     down, across = -(-boxes.height // side), -(-boxes.width // side)
-    parent, number = ragged(down * across)
+    parent, number = enumerate_groups(down * across)
     row, column = number // across[parent], number % across[parent]
     cut = boxes.at(parent)
     height = (cut.height - row * side).clamp(max=side)
@@ -127,7 +127,7 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
     return replace(cut, dst=cut.dst + row * side, src=cut.src + column * side, height=height, width=width)
 
 
-def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
+def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
     """For ``counts[g]`` items of each group g: the group of every item, and its number inside the group."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
@@ -144,7 +144,7 @@ def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items
     """
     boxes = piece.boxes
     counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]
-    group, number = ragged(counts)
+    group, number = enumerate_groups(counts)
     dst, src = boxes.dst[group], boxes.src[group]
     if piece.kind == DIFFERENCE:
         gap = dst - (src + boxes.width[group] - 1) + number

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
@@ -120,7 +120,7 @@ def audit(
     call = _default_call(module, graph) if call is None else call
     checks.takes("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quoted(tolerance)}")
+        raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quote(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
     devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
@@ -138,7 +138,7 @@ def audit(
 def _declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
     graphs = tuple(value) if isinstance(value, Sequence) else (value,)
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
-        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
+        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quote(value)}")
     for graph in graphs:
         if graph.batch is not None:
             raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
@@ -166,7 +166,7 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     for part in parts:
         fits = isinstance(part, Tensor) and tuple(part.shape[1:]) == shape
         if not fits or part.is_floating_point() == (len(shape) == 1):
-            raise ValueError(f"inputs must be {kind}, tensors [B, *{shape}], got {quoted(part)}")
+            raise ValueError(f"inputs must be {kind}, tensors [B, *{shape}], got {quote(part)}")
     return tuple(sample[None].detach() for part in parts for sample in part)
 
 
@@ -178,7 +178,7 @@ def _with_overrides(module: nn.Module, call: Call) -> Call:
         return call
 
     def run(twin: nn.Module, x: Tensor) -> Any:
-        with overrides.followed(module, twin):
+        with overrides.apply_to_copy(module, twin):
             return call(twin, x)
 
     return run

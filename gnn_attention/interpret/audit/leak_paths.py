@@ -92,7 +92,7 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
     generator, parts = runner.cotangents(0), []
     receivers = torch.eye(runner.num_dst, dtype=torch.bool, device="cpu")
     for part in torch.split(receivers, runner.samples_below_tokens):
-        states, copies = sample.tracked(len(part))
+        states, copies = sample.differentiable_copies(len(part))
         events, y = events_of(runner, copies, layers)
         stages = [states, *(event.states for event in events if event.is_layer), y]
         sizes = [runner.pulled_back(far, part, near, generator, again=True) for near, far in pairwise(stages)]
@@ -180,7 +180,7 @@ def changes(
     """For each sender the tokens that change in each event; skipped where the calls differ."""
     for part in torch.split(senders, runner.samples_below_tokens):
         before, _ = events_of(runner, sample.times(len(part)), layers, by_ids=True)
-        after, _ = events_of(runner, runner.nudged(sample, part, 1), layers, by_ids=True)
+        after, _ = events_of(runner, runner.perturb_senders(sample, part, 1), layers, by_ids=True)
         first, second = ([(e.name, e.inwards, e.states.shape) for e in events] for events in (before, after))
         if first != second:
             continue

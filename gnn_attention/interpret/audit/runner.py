@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
@@ -39,7 +39,7 @@ class Sample:
         states = self.states.expand(count, *self.states.shape[1:]).clone()
         return Sample(states, None if self.ids is None else self.ids.expand(count, -1).clone())
 
-    def tracked(self, count: int) -> tuple[Tensor, Sample]:
+    def differentiable_copies(self, count: int) -> tuple[Tensor, Sample]:
         """The states to differentiate by, and so many copies for the module, which may write into them."""
         copies = self.times(count)
         states = copies.states.requires_grad_()
@@ -67,7 +67,7 @@ class Runner:
         watch: Callable[[int, int], None] | None = None,
         inputs: Sequence[Tensor] = (),
     ) -> None:
-        self.module, self.dtype, self.watch = _copied(module, dtype), dtype, watch
+        self.module, self.dtype, self.watch = _copy_module(module, dtype), dtype, watch
         self.call, self.shape, self.num_dst, self.seed = call, tuple(shape), num_dst, seed
         self.forwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
@@ -114,7 +114,7 @@ class Runner:
         with torch.no_grad():
             return Sample(self.embedding(ids), ids)
 
-    def nudged(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
+    def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
         other, copies = self.draw(number), sample.times(len(senders))
         rows, places = torch.arange(len(senders), device=self.device), senders.to(self.device)
         if copies.ids is None or other.ids is None:
@@ -135,14 +135,14 @@ class Runner:
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
         if self.watch is not None:
             self.watch(self.forwards, max(self.forwards, self.expected))
-        return self._checked(output, len(sample.states))
+        return self._check_output(output, len(sample.states))
 
     def gradients(self, number: int) -> Float[Tensor, "dst src"]:
         """The sizes of gradients at the input of a round, by a random cotangent on each receiver."""
         rows, generator = [], self.cotangents(number)
         receivers = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
         for part in torch.split(receivers, self.samples):
-            states, copies = self.probes[number].tracked(len(part))
+            states, copies = self.probes[number].differentiable_copies(len(part))
             rows.append(self.pulled_back(self.run(copies), part, states, generator))
         return torch.cat(rows)
 
@@ -165,12 +165,12 @@ class Runner:
         # a NaN is no zero: something flows
         return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def changed(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
+    def receivers_changed_by(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output changes with the input of each of the senders alone."""
         # what replaces a sender's is drawn with a number of its own
         sample = self.probes[number]
         before = self.run(sample.times(len(senders)), by_ids=True)
-        after = self.run(self.nudged(sample, senders, number + len(self.probes)), by_ids=True)
+        after = self.run(self.perturb_senders(sample, senders, number + len(self.probes)), by_ids=True)
         return differs(before, after).cpu()
 
     def reached_by_nan(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
@@ -201,7 +201,7 @@ class Runner:
                 place = f"first at receiver {int(bad[0].nonzero()[0])} (perhaps an isolated row's softmax)"
                 raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
 
-    def _checked(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
+    def _check_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
         # Logits or last_hidden_state by name, else the first.
         by_name = output if isinstance(output, Mapping) else {}
         named = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
@@ -221,7 +221,7 @@ class Runner:
             yield
             return
 
-        def replaced(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        def replace_output(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
             nonlocal met
             chunk_ids = arguments[0] if arguments else None
             if not isinstance(chunk_ids, Tensor) or chunk_ids.dim() != 2:
@@ -233,7 +233,7 @@ class Runner:
             met += chunk_ids.shape[1]
             return states[:, chunk]
 
-        with self.embedding.register_forward_hook(replaced):
+        with self.embedding.register_forward_hook(replace_output):
             yield
         if not met:
             raise ValueError("embedding was not called with the token ids; name the one that is")
@@ -247,7 +247,7 @@ def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
     return (beyond & ~(before.isnan() & after.isnan()) & (before != after)).any(-1)
 
 
-def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _copy_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     # tensors that are plain attributes (a mask, for example) included
     try:
         twin = copy.deepcopy(module)
@@ -274,7 +274,7 @@ def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | N
     if given is not None:
         names = [name for name, part in module.named_modules() if part is given or name == given]
         if not names:
-            raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(given)}")
+            raise ValueError(f"embedding must be a submodule of the module, or its name, got {quote(given)}")
         return twin.get_submodule(names[0])
     if hasattr(twin, "get_input_embeddings"):
         embedding: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
@@ -306,7 +306,7 @@ def detect(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst src"], 
     largest = float(sizes.masked_fill(~sizes.isfinite(), 0.0).max())
     found = {
         "jacobian": sizes > tolerance * largest,
-        "perturbation": _by_sender(runner, runner.changed, rounds),
+        "perturbation": _by_sender(runner, runner.receivers_changed_by, rounds),
         "nan": _by_sender(runner, runner.reached_by_nan, rounds),
     }
     return sizes / (largest or 1.0), found

@@ -128,7 +128,7 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
         if heads.source_width != heads.width:
             raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
         if tuple(gain.shape) != (heads.width,):
-            raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quoted(gain)}")
+            raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quote(gain)}")
         gain = _read(gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
 
@@ -158,7 +158,7 @@ def top_tokens(
     if embedding.dim() != 2 or vectors.shape[-1:] != embedding.shape[1:]:
         raise ValueError(
             "vectors [*, width] and embedding [words, width] must be of one width, "
-            f"got {checks.quoted(vectors)} and {checks.quoted(embedding)}"
+            f"got {checks.quote(vectors)} and {checks.quote(embedding)}"
         )
     logits = vectors.detach() @ embedding.detach().to(vectors).mT
     if checks.size("k", k, 1) > logits.shape[-1]:

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 import torch
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.edge_softmax import accumulation_dtype
 
@@ -33,7 +33,7 @@ class Subspace:
     def __post_init__(self) -> None:
         if not _is_float(self.basis) or self.basis.dim() != 2 or not self._is_orthonormal():
             expected = "a float tensor [width, dim] with orthonormal columns, as Subspace.spanned_by makes"
-            raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}")
+            raise ValueError(f"basis must be {expected}, got {quote(self.basis)}")
 
     @classmethod
     def spanned_by(cls, directions: Float[Tensor, "*n width"]) -> Subspace:
@@ -45,7 +45,7 @@ class Subspace:
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
             raise ValueError(
-                f"directions must be a float tensor [count, width] or [width], got {quoted(directions)}"
+                f"directions must be a float tensor [count, width] or [width], got {quote(directions)}"
             )
         if not bool(directions.isfinite().all()):
             raise ValueError("directions must be finite, got NaN or an infinity")
@@ -138,7 +138,7 @@ class Subspace:
 
     def _check_states(self, name: str, x: object) -> None:
         if not _is_float(x) or x.shape[-1:] != (self.width,):
-            raise ValueError(f"{name} must be floats [*, {self.width}], got {quoted(x)}")
+            raise ValueError(f"{name} must be floats [*, {self.width}], got {quote(x)}")
 
 
 def _is_float(x: object) -> TypeGuard[Tensor]:

@@ -105,7 +105,7 @@ def _score(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {checks.quoted(tokens)}")
+        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {checks.quote(tokens)}")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
     # Small integers would wrap round below their least.

@@ -85,11 +85,11 @@ class Attribution:
 
     def edge_index(self, layer: int) -> Int[Tensor, "2 edges"]:
         """The edges of a layer, by receiver, then sender; row 0 senders."""
-        return self.graphs[self._known(layer)].edge_index
+        return self.graphs[self._check_layer(layer)].edge_index
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
         """The change of the metric without an edge, beside :meth:`edge_index`: "cut", "mute" or "slope"."""
-        return self.effects[checks.choice("without", without, KINDS)][self._known(layer)]
+        return self.effects[checks.choice("without", without, KINDS)][self._check_layer(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
         """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
@@ -131,7 +131,7 @@ class Attribution:
         if not (is_share or is_count):
             raise ValueError(
                 f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
-                f"got {checks.described(amount)}"
+                f"got {checks.describe_type(amount)}"
             )
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
@@ -166,9 +166,9 @@ class Attribution:
         edges = ChosenEdges.of_rows(row, src[edge], shape)
         return TokenGraph(edges, *shape[2:], heads=len(chosen), name="pruned")
 
-    def _known(self, layer: int) -> int:
+    def _check_layer(self, layer: int) -> int:
         if layer not in self.graphs:
-            raise ValueError(f"layer must be one of {self.layers}, got {checks.quoted(layer)}")
+            raise ValueError(f"layer must be one of {self.layers}, got {checks.quote(layer)}")
         return layer
 
 
@@ -344,7 +344,7 @@ class _Layer:
         q, k = call.q[:, head, rows].to(self.effects.dtype), self._of_senders(call.k, head)
         dst, src = torch.arange(call.q.shape[2])[rows].view(-1, 1), torch.arange(k.shape[1])
         of_head = replace(call, first_head=call.first_head + head)
-        logits = of_head.modified((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
+        logits = of_head.apply_score_mod((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
         # A receiver without edges has no sum: its lse counts as 0.
         lse = self.trace.lse[:, head, rows]
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()

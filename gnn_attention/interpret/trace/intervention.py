@@ -31,7 +31,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, symbols
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import everyone
+from gnn_attention.graph.rules import all_pairs
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
@@ -84,7 +84,7 @@ class Intervention:
         parts: tuple[TokenGraph, TokenGraph] = last[2]
         return parts
 
-    def divided(
+    def split_edges(
         self, parts: Parts, split: Callable[[Any], tuple[Any, Any]], change: Callable[[Any, Tensor], Tensor]
     ) -> Parts:
         """Disjoint parts, the first unchanged: of each the rest, and the chosen edges once more changed."""
@@ -110,7 +110,7 @@ class Intervention:
         sizes = (size, size)
         if isinstance(self.edges, TokenGraph):
             sizes = (self.edges.num_dst, self.edges.num_src)
-        return self.selection(TokenGraph.from_rule(everyone, *sizes), num_heads)
+        return self.selection(TokenGraph.from_rule(all_pairs, *sizes), num_heads)
 
 
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
@@ -151,7 +151,7 @@ def mute(
     >>> torch.allclose(twice, 2 * layer(x, graph), rtol=0, atol=1e-12)
     True
     """
-    change = partial(_scaled, checks.number("factor", factor))
+    change = partial(_scale_values, checks.number("factor", factor))
     return _intervention("scale" if factor else "mute", edges, layers, heads, change)
 
 
@@ -176,9 +176,9 @@ def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = 
     """
     calls = getattr(run, "layers", ())
     if not calls or not all(isinstance(call, LayerTrace) for call in calls):
-        raise TypeError(f"run must be a result of trace.record, got {checks.described(run)}")
+        raise TypeError(f"run must be a result of trace.record, got {checks.describe_type(run)}")
     sources = {call.number: call for call in calls}
-    made = _intervention("patch", edges, layers, heads, partial(_patched, sources))
+    made = _intervention("patch", edges, layers, heads, partial(_patch_values, sources))
     made = replace(made, layers=made.layers or tuple(sorted(sources)))
     if missing := set(made.layers or ()) - set(sources):
         raise IndexError(f"layers must be among {sorted(sources)}, which the run has, got {sorted(missing)}")
@@ -197,12 +197,12 @@ def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
     return tuple(checks.sizes(name, values, any_order=True))
 
 
-def _scaled(factor: float, layer: int, first: int | Tensor, v: Values) -> Values:
+def _scale_values(factor: float, layer: int, first: int | Tensor, v: Values) -> Values:
     # 0 takes NaN away too: what is muted is never read.
     return factor * v if factor else torch.zeros_like(v)
 
 
-def _patched(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
+def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
     """``v`` with the values of the same positions of a recorded call, where it has them."""
     source = sources[layer]
     given = source.v.to(v)
@@ -351,7 +351,9 @@ def with_values(steps: Any, call: AttentionCall) -> list[tuple[TokenGraph, Tenso
     """Disjoint edges of a call, those with unchanged messages first, and the values that they carry."""
     parts: Parts = [(call.graph, ())]
     for one, number in steps:
-        parts = one.divided(parts, partial(one.split, num_heads=call.q.shape[1]), partial(one.change, number))
+        parts = one.split_edges(
+            parts, partial(one.split, num_heads=call.q.shape[1]), partial(one.change, number)
+        )
     first = call.graph.src_offset
     return [(part, reduce(lambda v, change: change(first, v), changes, call.v)) for part, changes in parts]
 

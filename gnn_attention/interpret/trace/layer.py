@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.call import AttentionCall
@@ -113,7 +113,7 @@ class LayerTrace:
         if name == "attn.hook_result":
             return self.results()
         if name not in TERMS:
-            raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(TERMS)}")
+            raise KeyError(f"no part of attention is called {quote(name)}: expected one of {sorted(TERMS)}")
         term, part = TERMS[name], self._part(TERMS[name].name)
         if name != term.hook or term.name == "update":
             return part
@@ -150,7 +150,7 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seeds S4.10, S4.14)."""
-        return self._to_messages(self._values(self.v), self._chosen(None))
+        return self._to_messages(self._values(self.v), self._head_numbers(None))
 
     @cached_property
     def overlaps(self) -> Numbers:
@@ -167,14 +167,14 @@ class LayerTrace:
 
     def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """The length of what each edge carried, ``|weight * message|``."""
-        pairs, numbers = self._pairs(edges), self._chosen(heads)
+        pairs, numbers = self._pairs(edges), self._head_numbers(heads)
 
         def lengths(values: Tensor) -> Tensor:
             # A length for each sender and head, not for each edge: messages of one head at a time.
             each = [self._to_messages(values[:, [head]], [head]).norm(dim=-1) for head in numbers]
             return torch.cat(each, dim=1)[:, :, pairs[0]]
 
-        return self._carried(lengths, pairs, numbers)
+        return self._weigh_values(lengths, pairs, numbers)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """``q . k`` of any pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
@@ -193,7 +193,7 @@ class LayerTrace:
             grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
             numbers = self._of_any(call, grid).mT
             return numbers.reshape(*numbers.shape[:2], num_dst, num_src)
-        chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src).to(self.q.device)
+        chosen = edge_list.check_edge_index(trace_pairs.as_pairs(pairs), num_dst, num_src).to(self.q.device)
         return call.scores(chosen).mT
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
@@ -210,7 +210,7 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        src, numbers = self._pairs(edges)[0], self._chosen(heads)
+        src, numbers = self._pairs(edges)[0], self._head_numbers(heads)
         return self._messages(self._values(self.v), src, numbers).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
@@ -219,13 +219,13 @@ class LayerTrace:
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
         as this makes edges x heads x width: of many edges take some at a time.
         """
-        pairs, numbers = self._pairs(edges), self._chosen(heads)
-        return self._carried(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
+        pairs, numbers = self._pairs(edges), self._head_numbers(heads)
+        return self._weigh_values(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seeds S1.2, S3.5); their sum is the update less ``b_O``."""
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
-        return self._to_messages(z[:, self._chosen(heads)], self._chosen(heads)).transpose(1, 2)
+        return self._to_messages(z[:, self._head_numbers(heads)], self._head_numbers(heads)).transpose(1, 2)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -243,7 +243,9 @@ class LayerTrace:
             return self._all_weights
         return edge_softmax.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
-    def _carried(self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]) -> Tensor:
+    def _weigh_values(
+        self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]
+    ) -> Tensor:
         """``weight * of_values``, ``[B, edges, heads, ...]``: of the values that came along each edge."""
         found = of_values(self._values(self.v))
         more, batch = (...,) + (None,) * (found.dim() - 3), len(self.q)
@@ -272,7 +274,7 @@ class LayerTrace:
                 values = values @ factor.to(edge_softmax.accumulation_dtype(factor.dtype))
         return values
 
-    def _chosen(self, heads: Heads) -> list[int]:
+    def _head_numbers(self, heads: Heads) -> list[int]:
         count = self.q.shape[1]
         if heads is None:
             return list(range(count))
@@ -283,7 +285,7 @@ class LayerTrace:
 
     def _of_heads(self, numbers: Tensor, heads: Heads) -> Tensor:
         # All heads are no copy, so that each name of a part is the same tensor.
-        return numbers if heads is None else numbers[:, self._chosen(heads)]
+        return numbers if heads is None else numbers[:, self._head_numbers(heads)]
 
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
         if chosen is None or chosen is self.edge_index:

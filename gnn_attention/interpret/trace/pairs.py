@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch_geometric.utils import coalesce
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
@@ -20,7 +20,7 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair."""
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
-            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quoted(pairs)}")
+            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quote(pairs)}")
         try:
             rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError):
@@ -31,7 +31,7 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     is_table, is_integer = columns.dim() == 2 and len(columns) == 2, columns.dtype in edge_list.SIGNED
     if not is_table or not is_integer or (columns < 0).any():
         error = ValueError if not is_table else IndexError if is_integer else TypeError
-        got = quoted(columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs)
+        got = quote(columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs)
         raise error(f"edges: a pair is (src, dst), integers from 0 on, or a column of [2, K], got {got}")
     return columns.detach().to("cpu", torch.int64, copy=True)
 
@@ -66,7 +66,7 @@ def is_edge(
 
 def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[int] | None, why: str) -> None:
     """ValueError or IndexError for a pair that is no edge for any sample and any of the ``chosen`` heads."""
-    edge_list.checked(pairs, graph.num_dst, graph.num_src)
+    edge_list.check_edge_index(pairs, graph.num_dst, graph.num_src)
     missing = ~is_edge(graph, pairs, graph.batch or 1, heads if chosen is None else chosen).any(0).any(0)
     if missing.any():
         src, dst = pairs[:, missing][:, 0].tolist()

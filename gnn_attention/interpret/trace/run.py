@@ -15,7 +15,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import attended
+from gnn_attention.attend import run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import intervention, transformer
@@ -128,9 +128,9 @@ def _recorded_layer(
 
     def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         if threading.get_ident() != thread:
-            return attended(call, inner)
+            return run_attention(call, inner)
         call = replace(call, with_lse=True)
-        out, lse = attended(call, inner)
+        out, lse = run_attention(call, inner)
         calls.append((call, out, lse))
         return out, lse
 

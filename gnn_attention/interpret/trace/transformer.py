@@ -14,7 +14,7 @@ from torch import nn
 
 from gnn_attention import convert
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.attend import attended
+from gnn_attention.attend import run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, memoized
@@ -152,7 +152,7 @@ class _Recorder:
         def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             self.finish()
             call = replace(call, with_lse=True)
-            out, lse = attended(call, inner)
+            out, lse = run_attention(call, inner)
             # In the layout that the model reads, so that its projection is known by the memory of its input.
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
             values = [(graph, change(call.v)) for graph, change in changed]

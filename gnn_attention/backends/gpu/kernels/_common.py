@@ -171,7 +171,7 @@ def is_finite(x):
 
 
 @triton.jit
-def _mixed(z):
+def _mix_bits(z):
     """SplitMix64's finalizer on uint64."""
     z = (z ^ (z >> 30)) * FIRST
     z = (z ^ (z >> 27)) * SECOND
@@ -182,11 +182,11 @@ def _mixed(z):
 def stream_of(SEED, sample, head):
     """The generator of a sample and a head, both absolute and int64 (``backends.dropout``)."""
     seed = tl.load(SEED).to(tl.uint64)
-    return _mixed(seed + GOLDEN * ((sample.to(tl.uint64) << 32) + head.to(tl.uint64) + 1))
+    return _mix_bits(seed + GOLDEN * ((sample.to(tl.uint64) << 32) + head.to(tl.uint64) + 1))
 
 
 @triton.jit
 def stays(stream, dst, src, threshold):
     """Whether dropout leaves an edge its weight; dst and src absolute, int64, of shapes that broadcast."""
-    bits = _mixed(stream + GOLDEN * ((dst.to(tl.uint64) << 32) + src.to(tl.uint64) + 1))
+    bits = _mix_bits(stream + GOLDEN * ((dst.to(tl.uint64) << 32) + src.to(tl.uint64) + 1))
     return (bits >> 40).to(tl.int32) >= threshold
