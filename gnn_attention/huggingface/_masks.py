@@ -29,7 +29,7 @@ from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
-from gnn_attention.huggingface._overrides import ACTIVE, Override, block_name
+from gnn_attention.huggingface._overrides import ACTIVE, Override, module_name
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.selectors._choice import tokens_of, within
 
@@ -215,7 +215,7 @@ def restrict_to_selection(call: Arguments, place: Place) -> Place:
     fits = len(given) == 1 and len(shape) == (4 if blocks else 3) and shape[-2] == own.num_dst
     if not fits or (blocks and (heads % shape[1] or not isinstance(size, int))):
         what = (
-            f"{block_name(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
+            f"{module_name(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
         )
         axes = "[batch, groups of heads, dst, K] and an indexer.block_size" if blocks else "[batch, dst, K]"
         raise NotImplementedError(f"{what} and {heads} heads, expected one selection {axes}: use 'eager'")
@@ -223,7 +223,7 @@ def restrict_to_selection(call: Arguments, place: Place) -> Place:
         what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
         advice = "pad on the right, or give it one sample at a time"
         warnings.warn(
-            f"{block_name(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
+            f"{module_name(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
         )
     return place.along(once(selection, Known.of(own), partial(_within, own, selection, size, heads)))
 

@@ -59,7 +59,7 @@ class Override:
 
     def check_unplaced(self, module: nn.Module, own: TokenGraph, is_masked: bool) -> None:
         """ValueError where a mask has no positions to align with, or padding that cannot be seen."""
-        who = f"{self.caller}: {block_name(module)}"
+        who = f"{self.caller}: {module_name(module)}"
         if own.num_dst != own.num_src:
             got = f"{own.num_dst} receivers and {own.num_src} senders, and a mask without their positions"
             raise ValueError(f"{who} has {got}; leave attention_mask to the model")
@@ -142,7 +142,7 @@ def overrides_of(module: nn.Module) -> tuple[Override, ...]:
     remembered: tuple[Override, ...] = own.get(module, _last.get(module, ()))
     if left := [override.caller for override in remembered if not override.is_open]:
         reason = f"(gradient checkpointing) after its {left[0]} block was left"
-        raise RuntimeError(f"{block_name(module)} is recomputed {reason}: call backward() inside the block")
+        raise RuntimeError(f"{module_name(module)} is recomputed {reason}: call backward() inside the block")
     return remembered
 
 
@@ -212,6 +212,6 @@ def _implementation(module: nn.Module) -> str | None:
     return getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
-def block_name(module: nn.Module) -> str:
+def module_name(module: nn.Module) -> str:
     layer = getattr(module, "layer_idx", None)
     return type(module).__name__ + ("" if layer is None else f" of layer {layer}")

@@ -15,7 +15,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import is_above_lowest
-from gnn_attention.huggingface._overrides import OPEN, block_name
+from gnn_attention.huggingface._overrides import OPEN, module_name
 from gnn_attention.score_mods import softcap
 
 UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
@@ -70,7 +70,7 @@ def attention(
     passed = [name for name in UNSUPPORTED if call.others.get(name) is not None]
     if passed:
         raise NotImplementedError(
-            f"{block_name(call.module)} passes {passed[0]} in a program of one piece, which knows no edges: "
+            f"{module_name(call.module)} passes {passed[0]} in a program of one piece, which knows no edges: "
             "compile without fullgraph=True"
         )
     edge, numbers = _edges(call)

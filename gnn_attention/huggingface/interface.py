@@ -43,7 +43,7 @@ from gnn_attention.huggingface._overrides import (
     GraphFunction,
     InterventionBlock,
     Override,
-    block_name,
+    module_name,
 )
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
@@ -127,7 +127,7 @@ def attention(
     """
     sinks = s_aux if sinks is None else sinks
     if sinks is not None and sinks.numel() != query.shape[1]:
-        raise NotImplementedError(f"{block_name(module)} passes a sink for each receiver: use 'eager'")
+        raise NotImplementedError(f"{module_name(module)} passes a sink for each receiver: use 'eager'")
     sinks = None if sinks is None else sinks.reshape(-1)
     kind = query.device.type
     if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(kind):
@@ -147,7 +147,7 @@ def attention(
 @not_compiled
 def _along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
     if call.others.get("cache") is not None:
-        raise NotImplementedError(f"{block_name(call.module)} passes cache, a paged cache: use 'eager'")
+        raise NotImplementedError(f"{module_name(call.module)} passes cache, a paged cache: use 'eager'")
     place, overrides, numbers = _locate_call(call)
     place = restrict_to_selection(call, place)
     positions = call.others.get("position_ids")
@@ -190,14 +190,14 @@ def _locate_call(call: Arguments) -> tuple[Place, list[Override], Tensor | None]
     if has_positions:
         if tuple(mask.shape[2:]) != (num_dst, num_src):
             got = f"{num_dst} receivers and {num_src} senders, but its mask has {list(mask.shape[2:])}"
-            raise ValueError(f"{block_name(module)} has {got}: senders without a position; use 'eager'")
+            raise ValueError(f"{module_name(module)} has {got}: senders without a position; use 'eager'")
         place, overrides = mask.place, mask.overrides
     else:
         own, numbers = (_without_mask(call), None) if mask is None else of_tensor(mask, num_dst, num_src)
         place, overrides = Place(own, call.q.shape[0], cached=True), _overrides.overrides_of(module)
     if call.others.get("cu_seq_lens_q") is not None:
         place = place.under(
-            _pattern(patterns.documents, _lengths(call), causal=False), False, block_name(module)
+            _pattern(patterns.documents, _lengths(call), causal=False), False, module_name(module)
         )
     covering = [override for override in overrides if override.covers(module)]
     for override in covering:
@@ -257,7 +257,7 @@ def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "ba
         what = f"position_ids begin again {first}, but that token attends to the one before it"
         advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
         warnings.warn(
-            f"{block_name(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2
+            f"{module_name(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2
         )
 
 
@@ -269,7 +269,7 @@ def _lengths(call: Arguments) -> tuple[int, ...]:
     rows, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
     if rows > 1 or of_keys not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
         raise NotImplementedError(
-            f"{block_name(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers "
+            f"{module_name(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers "
             f"and {num_src} senders: pack all documents into one row, from 0 to its length, "
             "with use_cache=False"
         )
@@ -282,7 +282,7 @@ def _pattern(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> T
 
 
 def _without_mask(call: Arguments) -> TokenGraph:
-    name, num_dst, num_src = block_name(call.module), call.q.shape[2], call.k.shape[2]
+    name, num_dst, num_src = module_name(call.module), call.q.shape[2], call.k.shape[2]
     is_causal = False if num_dst == 1 else call.is_causal  # the newest token attends to all of the cache
     if is_causal is None:
         raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")
