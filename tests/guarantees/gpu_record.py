@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -114,7 +114,7 @@ def _problem(labels: Iterable[str], results: Mapping[str, Result]) -> str:
     skipped = sum(result is not None and result.skipped is not None for result in found)
     failed = sum(result is not None and not result.passed for result in found) - skipped
     counts = {"failed": failed, "skipped": skipped, "not run": found.count(None)}
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return ", ".join(f"{count} check{'s' * (count > 1)} {what}" for what, count in counts.items() if count)
 
 
 def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
@@ -139,22 +139,27 @@ def status(folder: Path = RECORDS) -> str:
     for name, labels in cells.items():
         by_problem[_problem(labels, results)].append(name)
     verified = by_problem.pop("", [])
-    notes = [f"; {problem} in each of {_by_backend(names)}" for problem, names in by_problem.items()]
+    notes = [f" {problem} for {_join_cells(names)}." for problem, names in by_problem.items()]
     if report.environment.get("sources") != environment("cpu")["sources"]:
-        notes.append("; the package has changed since")
+        notes.append(" The package has changed since.")
     if not verified:
-        return f"{untested} the last run ({_when(report)}) verified nothing{''.join(notes)}."
-    counts = f"{_by_backend(verified)}, {sum(len(cells[name]) for name in verified):,} checks{''.join(notes)}"
-    return f"The library is **verified** on {_when(report)}: {counts} (`tests/records/{file.name}`)."
+        return f"{untested} the last run ({_when(report)}) verified nothing.{''.join(notes)}"
+    count = sum(len(cells[name]) for name in verified)
+    return (
+        f"The library is **verified** on {_when(report)}, for {_join_cells(verified)}: {count:,} checks passed."
+        f"{''.join(notes)} The record is `tests/records/{file.name}`."
+    )
 
 
-def _by_backend(cells: Iterable[str]) -> str:
-    """The cells as ``rows (bfloat16, float32), dense (float32)``."""
-    backends = defaultdict[str, list[str]](list)
+def _join_cells(cells: Iterable[str]) -> str:
+    """The cells as ``rows (float32) and every dtype of varlen``."""
+    dtypes = defaultdict[str, list[str]](list)
     for name in cells:
-        backend, dtype = name.split()
-        backends[backend].append(dtype)
-    return ", ".join(f"{backend} ({', '.join(dtypes)})" for backend, dtypes in backends.items())
+        dtypes[name.split()[0]].append(name.split()[1])
+    sizes = Counter(name.split()[0] for name in core_labels())
+    texts = [f"{b} ({', '.join(names)})" for b, names in dtypes.items() if len(names) < sizes[b]]
+    complete = [backend for backend, names in dtypes.items() if len(names) == sizes[backend]]
+    return " and ".join(texts + ([f"every dtype of {', '.join(complete)}"] if complete else []))
 
 
 def _when(report: Report) -> str:
