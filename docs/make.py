@@ -96,22 +96,22 @@ def guarantees() -> str:
     record = read(path)
     # a record may hold guarantees that are no longer promised
     promised = [one for one in record["guarantees"] if one["name"] in GUARANTEES]
-    rows = [[one["name"], one["promise"], one["bar"], measured(one)] for one in promised]
+    rows = [[one["name"], one["promise"], one["bar"], format_result(one)] for one in promised]
     return page(
         "Guarantees",
-        "What the library promises, each with its threshold, measured with "
+        "Each promise of the library has a threshold. The results were measured with "
         f"{versions(record['environment'])} "
-        f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them in a quarter of an "
-        "hour, `python -m tests.guarantees F4` one. That malformed input is refused by name is sampled in "
-        f"{link(ROOT / 'tests' / 'test_malformed.py', '`tests/test_malformed.py`')}, that threads do not "
-        f"disturb each other in {link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}.",
+        f"({link(path)}). `python -m tests.guarantees` in a checkout measures all promises in a quarter of an "
+        "hour, `python -m tests.guarantees F4` one of them. Two more promises are sampled by tests: invalid input "
+        f"raises a clear error ({link(ROOT / 'tests' / 'test_malformed.py', '`tests/test_malformed.py`')}), and "
+        f"threads do not disturb each other ({link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}).",
         table(["", "promise", "threshold", "measured"], rows),
         "## On a GPU",
         _gpus(),
     )
 
 
-def measured(one: Record) -> str:
+def format_result(one: Record) -> str:
     """What was measured, with a warning where that is not enough or not all of it."""
     part = "" if one["full"] else f"in part ({one['count']:,} cases): "
     return f"{part}{one['value']}" if one["holds"] else f"**fails**: {part}{one['value']}"
@@ -139,24 +139,24 @@ def benchmarks() -> str:
         f"{versions(record['versions'])}; "
         f"8 heads of 64, float32 ({link(path)}, {record['date'][:10]}). `gnn-attention bench` prints a "
         "short table for your "
-        "machine, `python -m benchmarks` in a checkout measures all of this.",
-        '`4x / 5x` is forward / forward and backward: how many times the time, then the memory, of `backend="auto"` a peer '
-        "takes. Medians of interleaved runs; a dash was not run; the roofline is the share of what the "
-        "machine can do.",
+        "machine; `python -m benchmarks` in a checkout measures all of these tables.",
+        "A peer's `4x / 5x` means that it takes 4 times the time (or memory) of "
+        '`backend="auto"` forward, and 5 times forward and backward. Numbers are medians of interleaved runs. A dash '
+        "was not run. The roofline is the share of the peak rate of the machine.",
         against_peers(record),
         *targets(record),
         "## Training",
-        trained(read(training), training),
+        training_speed(read(training), training),
         "## Graphs chosen by the data",
-        *chosen_anew(newest("*-chosen-graphs.json")),
+        *chosen_graphs(newest("*-chosen-graphs.json")),
         "## The edges that a language model needs",
-        *pruned(newest("*-lm-graphs.json")),
-        *cut_alone(newest("*-edge-cuts.json")),
+        *pruning(newest("*-lm-graphs.json")),
+        *edge_cuts(newest("*-edge-cuts.json")),
         "## Graphs that a model chooses",
-        *choosing(newest("*-indexer-training.json")),
-        *watching(newest("*-indexer-smollm2.json")),
+        *indexer_training(newest("*-indexer-training.json")),
+        *indexer_recall(newest("*-indexer-smollm2.json")),
         "## Reach, influence, bound",
-        *reached(newest("*-influence-bound.json")),
+        *influence(newest("*-influence-bound.json")),
         "## On a GPU",
         *on_a_gpu(),
     )
@@ -175,14 +175,14 @@ def on_a_gpu() -> Iterator[str]:
     yield gpu_table.table(record)
 
 
-def chosen_anew(path: Path) -> Iterator[str]:
+def chosen_graphs(path: Path) -> Iterator[str]:
     """The targets of graphs that are made, planned and run in every step."""
     from benchmarks.chosen_graphs import judged
 
     record = read(path)
     yield (
-        "8 heads of 64, float32; a graph is made, planned and run, forward and backward, in every step. Least CPU "
-        "seconds of one thread, in turns, on a machine with other work "
+        "Every step makes a graph, plans it and runs it forward and backward, with 8 heads of 64 in float32. Numbers "
+        "are the least CPU seconds of one thread; the methods ran in turns on a machine with other work "
         f"({link(path)}, `{record['command']}`)."
     )
     rows = [
@@ -192,10 +192,10 @@ def chosen_anew(path: Path) -> Iterator[str]:
         ]
         for one in judged(record)
     ]
-    yield table(["selection", "measured", "asked", "met"], rows)
+    yield table(["selection", "measured", "target", "met"], rows)
 
 
-def pruned(path: Path) -> Iterator[str]:
+def pruning(path: Path) -> Iterator[str]:
     """The losses of SmolLM2 along what is left of its graph."""
     record = read(path)
     points = sorted(record["points"], key=lambda point: -point["share"])
@@ -203,25 +203,25 @@ def pruned(path: Path) -> Iterator[str]:
     fewest = min(point["share"] for point in points if point["loss"] <= 1.01 * causal)
     yield (
         f"SmolLM2 (135 M parameters, 30 layers of 9 heads) on the first {record['tokens']:,} tokens of "
-        f"`{record['text']}`: the mean loss after position {record['loss_after']} along a share of the pairs of "
-        "head and edge, run by `use_graph` without training. Attribution and weights are those of this same "
-        f"text. The goal was a loss within 1 % of causal along 5 % of the pairs; the fewest pairs that reach it are "
-        f"{fewest:.1%} ({link(path)}, `{record['command']}`)."
+        f"`{record['text']}`: the table has the mean loss after position {record['loss_after']} along a share of the pairs "
+        "of head and edge, with `use_graph` and without training. Attribution and weights come from the same "
+        f"text. The goal was a loss within 1 % of causal along 5 % of the pairs; it takes at least {fewest:.1%} of them "
+        f"({link(path)}, `{record['command']}`)."
     )
-    yield "![Loss against the share of the pairs of head and edge that are left](lm_graphs.png)"
+    yield "![Loss against the share of the remaining pairs of head and edge](lm_graphs.png)"
     rows = [
         [p["choice"], f"{p['share']:.1%}", f"{p['loss']:.3f}", f"{p['loss'] / causal - 1:+.1%}"]
         for p in points
     ]
-    yield table(["choice", "pairs left", "loss", "against causal"], rows)
+    yield table(["choice", "remaining pairs", "loss", "change from causal"], rows)
 
 
-def cut_alone(path: Path) -> Iterator[str]:
+def edge_cuts(path: Path) -> Iterator[str]:
     """How first-order effects of edges rank beside true ones."""
     models: Record = read(path)["models"]
     yield (
-        "First-order effects of edges (`ga.trace.attribute`) against true ones, where each edge of one head is cut or "
-        "muted alone: Spearman's rank correlation over edges at random, and over those of the largest effects "
+        "`ga.trace.attribute` estimates the effects of edges to first order. The table compares them with true effects, "
+        "for which one edge of one head is cut or muted: Spearman's rank correlation over random edges and over those with the largest effects "
         f"({link(path)}, `python -m benchmarks.edge_cuts RECORD --model MODEL --edges EDGES`)."
     )
     ways = list(dict.fromkeys(way for model in models.values() for way in model["correlations"]))
@@ -233,15 +233,15 @@ def cut_alone(path: Path) -> Iterator[str]:
     yield table(["model", "tokens", "edges", *ways], rows)
 
 
-def choosing(path: Path) -> Iterator[str]:
+def indexer_training(path: Path) -> Iterator[str]:
     """The losses of a small model whose layers choose their graphs, by the graph of its last steps."""
     record = read(path)
     steps = record["steps"]
     yield (
-        f"A model of two layers from nothing on the sources of the standard library: 512 tokens at first, then "
-        f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
-        f"then {steps['continued']} steps along {record['senders']} senders that they choose. The control goes on along "
-        f"all pairs. Losses of {record['texts held out']} held-out texts "
+        f"A model of two layers is trained from scratch on the sources of the standard library: first with 512 tokens, then "
+        f"for {steps['dense']} steps with {record['tokens']:,} tokens along all causal pairs, while its indexers learn, and "
+        f"then for {steps['continued']} steps along {record['senders']} senders that they choose. The control continues along "
+        f"all pairs. The losses are those of {record['texts held out']} held-out texts "
         f"({link(path)}, `{record['command']} --out RECORD`)."
     )
     causal = record["loss of control"]
@@ -251,18 +251,18 @@ def choosing(path: Path) -> Iterator[str]:
         for name, losses in record.items()
         if name.startswith("loss of ")
     ]
-    yield table(["model", "loss", "of the second half of each text"], rows)
+    yield table(["model", "loss", "loss of the second half of each text"], rows)
 
 
-def watching(path: Path) -> Iterator[str]:
+def indexer_recall(path: Path) -> Iterator[str]:
     """What indexers that learned from SmolLM2's attention hold of it, by number of senders."""
     record = read(path)
     texts, mean, senders = record["texts"], record["mean over layers"], record["recall for k of"]
     yield (
-        f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
-        f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
-        f"{texts['held out']} held-out texts, as a mean over layers. The best choice for each key head, and the best that "
-        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD`)."
+        f"Indexers for each key head of SmolLM2 learned by the divergence alone from {texts['training']} texts "
+        f"of {record['tokens']:,} tokens ({record['training']['steps']} steps). The table has the share of the attention on k "
+        f"senders in {texts['held out']} held-out texts, as a mean over layers, beside the best selection for each key head "
+        f"and the best one that all heads share ({link(path)}, `{record['command']} --out RECORD`)."
     )
     rows = [
         [name, *(f"{share:.3f}" for share in mean[name])]
@@ -271,14 +271,14 @@ def watching(path: Path) -> Iterator[str]:
     yield table(["choice", *(f"k = {k}" for k in senders)], rows)
 
 
-def reached(bound: Path) -> Iterator[str]:
+def influence(bound: Path) -> Iterator[str]:
     """The Jacobian of SmolLM2 over graphs with its prediction, and the bound on that of the model that ships."""
     yield (
-        "SmolLM2's `|d last state[dst] / d embedding[src]|` over 512 tokens, measured on one text in float64, and "
-        "predicted from the graph and means over kinds of edges on another text (`analyse.influence`): rank "
-        "correlations, and how many powers of ten the means by distance span (`python -m benchmarks.lm_influence "
-        "--graph window`, `sinks` or `strided`). Over the strided graph two hops reach everything: what counts there "
-        "is the text, and these means know little of it."
+        "`|d last state[dst] / d embedding[src]|` of SmolLM2 over 512 tokens is measured on one text in float64. "
+        "`analyse.influence` predicts it from the graph and from means over kinds of edges on another text. The table has "
+        "rank correlations, and how many powers of ten the means by distance span (`python -m benchmarks.lm_influence "
+        "--graph window`, `sinks` or `strided`). Along the strided graph, two hops reach every token, so the influence "
+        "depends on the text, which the means describe poorly."
     )
     names = ("spearman_by_pair", "spearman_by_pair_of_distance_alone", "spearman_by_distance")
     paths = [newest(f"*-influence{name}.json") for name in ("", "-sinks", "-strided")]
@@ -290,9 +290,9 @@ def reached(bound: Path) -> Iterator[str]:
     record = read(bound)
     least = min(one["least_slack"] for one in record["graphs"])
     yield (
-        f"`examples.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
+        f"`examples.bounds.influence_bound` is compared with the exact norms of the small model, for {record['tokens']} "
         f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
-        f"are above it, and it is {least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
+        f"exceed the bound, which is at least {least:.1f} times the norm ({link(bound)}, `{record['command']}`)."
     )
 
 
@@ -307,18 +307,19 @@ def against_peers(record: Record) -> str:
     ]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{peer}: time, memory" for peer in peers)]
     return table(
-        head, ([*own(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown)
+        head,
+        ([*auto_cells(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown),
     )
 
 
-def own(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
+def auto_cells(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
     """Title and edges of a workload, and what ``backend="auto"`` needs for it."""
     yield workload["title"]
     yield f"{workload['edges']:,}" if "edges" in workload else "-"
     ours = [cases.get((workload["workload"], "auto", which)) for which in PASSES]
     for name, (factor, unit) in UNITS.items():
         numbers = (case.get(name) if case else None for case in ours)
-        yield " / ".join("-" if x is None else rounded(x * factor) + unit for x in numbers)
+        yield " / ".join("-" if x is None else round_digits(x * factor) + unit for x in numbers)
 
 
 def peer_cell(cases: dict[tuple[str, str, str], Record], workload: str, peer: str) -> str:
@@ -339,14 +340,14 @@ def times_of(case: Record | None) -> str:
         return "-"
     if case["status"] != "measured":
         return str(case["status"]).removesuffix(" by estimate")
-    return "-" if case.get("ratio") is None else f"{rounded(case['ratio'])}x"
+    return "-" if case.get("ratio") is None else f"{round_digits(case['ratio'])}x"
 
 
 def memory_of(ours: Record | None, theirs: Record | None) -> str:
     """How many times the memory of auto."""
     if ours is None or theirs is None or any(case["status"] != "measured" for case in (ours, theirs)):
         return "-"
-    return f"{rounded(theirs['memory_mb'] / max(ours['memory_mb'], 1.0))}x"
+    return f"{round_digits(theirs['memory_mb'] / max(ours['memory_mb'], 1.0))}x"
 
 
 def targets(record: Record) -> Iterator[str]:
@@ -354,7 +355,7 @@ def targets(record: Record) -> Iterator[str]:
     tried = [row for row in record["targets"] if row["met"] is not None]
     missed = [row for row in tried if not row["met"]]
     yield "## Targets"
-    yield f"{len(tried) - len(missed)} of {len(tried)} are met. Missed:"
+    yield f"{len(tried) - len(missed)} of {len(tried)} targets are met. These are not:"
     titles = {w["workload"]: w["title"] for w in record["workloads"]}
     rows = (
         [titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"]
@@ -363,20 +364,21 @@ def targets(record: Record) -> Iterator[str]:
     yield table(["workload", "pass", "target", "measured"], rows)
 
 
-def trained(record: Record, path: Path) -> str:
+def training_speed(record: Record, path: Path) -> str:
     """The shipped architecture on long windows, next to SDPA with a mask."""
     recipe, (ours, _) = record["recipe"], record["runs"]
     return (
-        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: {record['faster']:.1f} times faster "
-        f"and {record['smaller']:.1f} times smaller than SDPA with a mask ({ours['seconds'] / recipe['steps']:.1f} s and "
-        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} ({link(path)})."
+        f"{recipe['steps']} training steps of {recipe['length']:,} tokens along `{recipe['graph']}` are {record['faster']:.1f} times "
+        f"faster than with SDPA and a mask, and take {record['smaller']:.1f} times less memory "
+        f"({ours['seconds'] / recipe['steps']:.1f} s and {ours['peak_memory_mb'] / 1e3:.1f} GB a step). The losses differ by "
+        f"at most {record['apart']:g} ({link(path)})."
     )
 
 
-def rounded(value: float) -> str:
+def round_digits(value: float) -> str:
     """Two digits or whole numbers: differences below that are noise.
 
-    >>> rounded(0.0123), rounded(1.234), rounded(34.5)
+    >>> round_digits(0.0123), round_digits(1.234), round_digits(34.5)
     ('0.012', '1.2', '34')
     """
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
@@ -441,10 +443,10 @@ def cited(path: Path) -> frozenset[str]:
 # ---- glossary
 
 
-VIEWED = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nA word that)", re.DOTALL)
+VIEWS_TABLE = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nAn empty cell)", re.DOTALL)
 
 
-def words() -> str:
+def glossary_page() -> str:
     """The glossary as it is, its table of views written anew."""
     head = ("here", "TransformerLens", *glossary.VIEWS)
     rows = [
@@ -456,7 +458,7 @@ def words() -> str:
         for term in glossary.GLOSSARY
     ]
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    return VIEWED.sub(lambda _: table(head, rows) + "\n", text)
+    return VIEWS_TABLE.sub(lambda _: table(head, rows) + "\n", text)
 
 
 # ---- the line of the GPU
@@ -479,7 +481,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "guarantees.md": guarantees,
     "benchmarks.md": benchmarks,
     "sources.md": sources,
-    "glossary.md": words,
+    "glossary.md": glossary_page,
     "explore.html": lambda: explorer.page().html,
     **{name: partial(with_gpu_line, name) for name in ("limits.md", "../README.md", "../CONTRIBUTING.md")},
 }
