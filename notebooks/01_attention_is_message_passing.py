@@ -393,13 +393,16 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 q, (k, v) = heads.receive(x[None]), heads.send(x[None])
 dst = g.edge_index[1]
-found = []
+weights_of_output = []
 for scale in answer:
     _, info = ga.attend(q, k, v, g, scale=scale, return_info=True)
-    found.append(info.weights()[0, 0, dst == OUTPUT])
-    print(f"scale {scale}:", ", ".join(f"{WORDS[j]} {share:.3f}" for j, share in enumerate(found[-1])))
-assert torch.allclose(found[0], torch.full((4,), 0.25)), "the first is not even"
-assert found[1][NOT] > 0.999, "the second is not sharp enough"
+    weights_of_output.append(info.weights()[0, 0, dst == OUTPUT])
+    print(
+        f"scale {scale}:",
+        ", ".join(f"{WORDS[j]} {share:.3f}" for j, share in enumerate(weights_of_output[-1])),
+    )
+assert torch.allclose(weights_of_output[0], torch.full((4,), 0.25)), "the first is not even"
+assert weights_of_output[1][NOT] > 0.999, "the second is not sharp enough"
 
 # %% [markdown]
 # **3. By hand.** *do* is half a doing. Whom does it listen to? Give its shares for *Llamas* and for itself, to two digits. Paper

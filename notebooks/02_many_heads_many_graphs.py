@@ -258,8 +258,10 @@ for name, graph in (("before", g), ("after", cut)):
         0, src[dst == OUTPUT], info.weights()[0, 0, dst == OUTPUT]
     )  # of head 0
 
-others = [LLAMAS, DO, OUTPUT]
-assert torch.allclose(shares["after"][others], shares["before"][others] / (1 - shares["before"][NOT]))
+other_words = [LLAMAS, DO, OUTPUT]
+assert torch.allclose(
+    shares["after"][other_words], shares["before"][other_words] / (1 - shares["before"][NOT])
+)
 assert shares["after"][NOT] == 0
 assert math.isclose(shares["after"].sum(), 1.0)
 
@@ -370,7 +372,7 @@ listened = model.listen(twice, line)[layer_number][0, :, head_number]
 
 best = [int(torch.where(dst == receiver, listened, -1.0).argmax()) for receiver in range(n, 2 * n)]
 strong = [(int(src[e]), int(dst[e])) for e in best]
-found = [receiver - sender == n - 1 for sender, receiver in strong]
+matches_earlier = [receiver - sender == n - 1 for sender, receiver in strong]
 
 figure, ax = plt.subplots(figsize=(13, 3.4))
 title = f"layer {layer_number}, head {head_number}: the strongest in-edge of each token of the second copy"
@@ -380,12 +382,12 @@ draw.arcs(
     ax,
     pieces * 2,
     listened[best],
-    lit=[edge for edge, yes in zip(strong, found, strict=True) if yes],
+    lit=[edge for edge, yes in zip(strong, matches_earlier, strict=True) if yes],
     title=title,
 )
 plt.show()
-print(f"{sum(found)} of {n} listen to the piece after their own earlier occurrence")
-assert sum(found) > n / 2
+print(f"{sum(matches_earlier)} of {n} listen to the piece after their own earlier occurrence")
+assert sum(matches_earlier) > n / 2
 
 # %% [markdown]
 # ### The same model over a window

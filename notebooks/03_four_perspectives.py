@@ -100,9 +100,9 @@ for term in ga.trace.GLOSSARY:
     words = {view: getattr(term, view.replace(" ", "_")) for view in ga.trace.VIEWS}
     parts = [call.terms(view)[word] for view, word in words.items() if word]
     # a product of two matrices is kept as its factors
-    places = {getattr(part, "left", part).data_ptr() for part in parts}
+    addresses = {getattr(part, "left", part).data_ptr() for part in parts}
     if parts:
-        assert len(places) == 1
+        assert len(addresses) == 1
         print(f"{len(parts)} names, 1 tensor:", ", ".join(filter(None, words.values())))
 
 # %% [markdown]
@@ -112,8 +112,8 @@ for term in ga.trace.GLOSSARY:
 # %%
 receiver = pieces.index("␣out")
 shares = call.dense(call.weights())[0]  # [head, dst, src], 0 where there is no edge
-others = torch.arange(n) != receiver
-head = int(shares[:, receiver, others].amax(-1).argmax())
+other_tokens = torch.arange(n) != receiver
+head = int(shares[:, receiver, other_tokens].amax(-1).argmax())
 heard_most = pieces[int(shares[head, receiver].argmax())]
 print(f"layer 1, head {head}: {pieces[receiver]!r} listens most to {heard_most!r}")
 assert heard_most == "␣not"
@@ -135,16 +135,16 @@ every = call.pair_logits()[0]  # [head, dst, src], seen or not
 ahead = every.softmax(-1).masked_fill(call.graph.mask(), 0.0).sum(-1)
 searching, searcher = divmod(int(ahead.argmax()), n)  # a head, a receiver
 relevance, logits = call.overlap()[0, searching, searcher], every[searching, searcher]
-seen = call.graph.mask()[searcher]
+allowed_senders = call.graph.mask()[searcher]
 
 hard = torch.zeros(n, dtype=torch.float64)
 hard[logits.argmax()] = 1.0
 soft = logits.softmax(0)
-masked = logits.masked_fill(~seen, -math.inf).softmax(0)
+masked = logits.masked_fill(~allowed_senders, -math.inf).softmax(0)
 
 for stage in (hard, soft, masked):
     assert math.isclose(stage.sum(), 1.0)
-assert not masked[~seen].any()
+assert not masked[~allowed_senders].any()
 assert torch.allclose(masked, shares[searching, searcher])  # this is what the model used
 winners = [pieces[int(stage.argmax())] for stage in (soft, masked)]
 assert winners[0] != winners[1]
@@ -161,7 +161,7 @@ stages = {
     "3. masked, softly ranked": masked,
 }
 for ax, (title, numbers) in zip(axes, stages.items(), strict=True):
-    ax.bar(range(n), numbers, color=[BLUE if yes else GREY for yes in seen])
+    ax.bar(range(n), numbers, color=[BLUE if yes else GREY for yes in allowed_senders])
     ax.set_xticks(range(n), pieces, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_title(title)
 figure.suptitle(
@@ -174,9 +174,9 @@ plt.show()
 # back in the space of the states.
 
 # %%
-told = call.terms("search")
-mixture = sum(share * value for share, value in zip(masked, told["value"][0, searching], strict=True))
-assert torch.allclose(mixture, told["mixture result"][0, searching, searcher])
+search_terms = call.terms("search")
+mixture = sum(share * value for share, value in zip(masked, search_terms["value"][0, searching], strict=True))
+assert torch.allclose(mixture, search_terms["mixture result"][0, searching, searcher])
 print("a value is", len(mixture), "numbers wide, a state", run.states[0].shape[-1])
 
 # %% [markdown]
@@ -250,7 +250,7 @@ random_tokens = torch.randint(len(vocabulary), (48, 96), generator=torch.Generat
 before = model.embedding(random_tokens)[:, :-1].flatten(0, 1)
 
 
-def explained(state):
+def explained_share(state):
     """The share of the variance of the token before that a linear probe reads off a state."""
     x, y = (part - part.mean(0) for part in (state[:, 1:].flatten(0, 1), before))
     half = len(x) // 2
@@ -258,16 +258,16 @@ def explained(state):
     return 1 - ((x[half:] @ probe - y[half:]).square().sum() / y[half:].square().sum()).item()
 
 
-found = [explained(state) for state in model.states(random_tokens)]
+shares_explained = [explained_share(state) for state in model.states(random_tokens)]
 names = ["embedding", *(f"after {phase.name} {phase.layer}" for phase in run.phases)]
 figure, ax = plt.subplots(figsize=(7.5, 2.2))
-ax.barh(range(len(found)), found, color=BLUE)
-ax.set_yticks(range(len(found)), names)
+ax.barh(range(len(shares_explained)), shares_explained, color=BLUE)
+ax.set_yticks(range(len(shares_explained)), names)
 ax.invert_yaxis()
 ax.axvline(0, color="black", linewidth=0.8)
 ax.set(title="how much of the token before a probe finds in a state")
 plt.show()
-assert found[0] < 0.02 < 0.05 < found[1]  # an embedding knows nothing of its neighbour
+assert shares_explained[0] < 0.02 < 0.05 < shares_explained[1]  # an embedding knows nothing of its neighbour
 
 # %% [markdown]
 # In its embedding a token knows nothing of its neighbour (the probe has memorised its training texts, and on new ones predicts worse
@@ -467,12 +467,12 @@ assert torch.allclose(torch.sparse.mm(spread.to_sparse(), told_by_all), call.upd
 other = torch.randn(n, heads.width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def diffused(states):
+def diffuse(states):
     """The update with the weights held fixed."""
     return spread @ (states @ W_M).flatten(0, 1)
 
 
-assert torch.allclose(diffused(2 * x - 3 * other), 2 * diffused(x) - 3 * diffused(other))
+assert torch.allclose(diffuse(2 * x - 3 * other), 2 * diffuse(x) - 3 * diffuse(other))
 print(
     f"{spread.count_nonzero()} numbers of {spread.numel()} are not zero: {len(src)} edges, {heads.num_heads} heads"
 )

@@ -447,13 +447,13 @@ for number, head in ((0, 0), (0, 3), (1, 0), (1, 2)):
 
 # %% tags=["S1.17"]
 calm = torch.tensor([0.5, 0.0, 1.0, 0.2]).softmax(0)
-raised = torch.tensor([0.5, 0.0, 1.0, 3.0]).softmax(0)
-assert (raised[:3] < calm[:3]).all()
+boosted = torch.tensor([0.5, 0.0, 1.0, 3.0]).softmax(0)
+assert (boosted[:3] < calm[:3]).all()
 print(
     "shares before:",
     [round(share, 2) for share in calm.tolist()],
     " and after the last fits better:",
-    [round(s, 2) for s in raised.tolist()],
+    [round(s, 2) for s in boosted.tolist()],
 )
 
 # %% [markdown]
@@ -467,11 +467,11 @@ generator = torch.Generator().manual_seed(0)
 counts = [1, 4, 16, 64, 256, 1024]
 even, sharp, longest = [], [], []
 for count in counts:
-    told = torch.randn(64, count, 64, generator=generator)
+    vectors = torch.randn(64, count, 64, generator=generator)
     fits = torch.randn(64, count, generator=generator)
-    even.append(told.mean(1).norm(dim=-1).mean())
-    sharp.append(torch.einsum("bs,bsw->bw", (10 * fits).softmax(-1), told).norm(dim=-1).mean())
-    longest.append(told.norm(dim=-1).max())
+    even.append(vectors.mean(1).norm(dim=-1).mean())
+    sharp.append(torch.einsum("bs,bsw->bw", (10 * fits).softmax(-1), vectors).norm(dim=-1).mean())
+    longest.append(vectors.norm(dim=-1).max())
     assert even[-1] <= longest[-1]
     assert sharp[-1] <= longest[-1]
 

@@ -266,8 +266,8 @@ SIZES = [16, 32, 64, 128, 256, 512, 1024]
 times = {way: [] for way in WAYS}
 for size in SIZES:
     for way in WAYS:
-        skipped = way is by_edges_in_python and size > 128
-        times[way].append(math.nan if skipped else seconds(way, size, ga.patterns.causal(size)))
+        is_skipped = way is by_edges_in_python and size > 128
+        times[way].append(math.nan if is_skipped else seconds(way, size, ga.patterns.causal(size)))
 
 figure, ax = plt.subplots(figsize=(7.5, 4.2))
 for (way, look), colour in zip(WAYS.items(), (RED, ORANGE, GREEN, BLUE), strict=True):
@@ -335,10 +335,10 @@ assert long_times[by_attend][-1] < long_times[by_matrices][-1]
 # see. The first is the graph without self loops, the second has them.
 
 # %% tags=["S3.6"]
-everyone, others = ga.patterns.full(n), ga.patterns.no_self(n)
-assert others == everyone - ga.patterns.self_loops(n)
+everyone, no_self_graph = ga.patterns.full(n), ga.patterns.no_self(n)
+assert no_self_graph == everyone - ga.patterns.self_loops(n)
 
-with_self, without = layer(states, everyone)[:, :d], layer(states, others)[:, :d]
+with_self, without = layer(states, everyone)[:, :d], layer(states, no_self_graph)[:, :d]
 assert torch.allclose(with_self, A @ V)
 assert not torch.allclose(without, A @ V, atol=0.1)
 
@@ -356,7 +356,10 @@ muted_weights = A.clone().fill_diagonal_(0.0)
 muted = muted_weights @ V
 assert not torch.allclose(muted, without, atol=0.1)
 assert torch.allclose(without, muted / muted_weights.sum(1, keepdim=True))
-print("what is left of each row's weights:", [round(rest, 2) for rest in muted_weights.sum(1).tolist()])
+print(
+    "what is left of each row's weights:",
+    [round(remainder, 2) for remainder in muted_weights.sum(1).tolist()],
+)
 print(f"largest difference between no edge and a muted one: {(without - muted).abs().max():.2f}")
 
 # %% [markdown]
@@ -423,10 +426,14 @@ W = [torch.randn(2, width, 3), torch.randn(2, width, 3), wide_values]
 side_by_side = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W))(states, tree)
 assert side_by_side.shape == (n, 2 * 7)
 
-W_O, whole = torch.randn(2, 7, width), torch.randn(width)
-for split in (whole, torch.stack([whole, 0 * whole]), torch.stack([5 * whole, -4 * whole])):
+W_O, output_bias = torch.randn(2, 7, width), torch.randn(width)
+for split in (
+    output_bias,
+    torch.stack([output_bias, 0 * output_bias]),
+    torch.stack([5 * output_bias, -4 * output_bias]),
+):
     biased = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W, W_O, b_O=split))(states, tree)
-    by_blocks = side_by_side[:, :7] @ W_O[0] + side_by_side[:, 7:] @ W_O[1] + whole
+    by_blocks = side_by_side[:, :7] @ W_O[0] + side_by_side[:, 7:] @ W_O[1] + output_bias
     assert torch.allclose(biased, by_blocks)
 
 for name, graph in {

@@ -210,8 +210,10 @@ for ax in axes:
     ax.legend(frameon=False, fontsize=9, loc="lower left")
 plt.show()
 
-for d, *gone in zip(WIDTHS, *at_logits.values(), strict=True):
-    print(f"d = {d:>4}: at the logits {gone[1]:.3f} with the root, {gone[0]:.5f} without a scale")
+for d, *gradient_sizes in zip(WIDTHS, *at_logits.values(), strict=True):
+    print(
+        f"d = {d:>4}: at the logits {gradient_sizes[1]:.3f} with the root, {gradient_sizes[0]:.5f} without a scale"
+    )
 assert max(at_logits["with the root"]) < 1.3 * min(at_logits["with the root"])  # whatever the width
 assert at_logits["no scale"][-1] < at_logits["with the root"][-1] / 300
 
@@ -378,9 +380,9 @@ answer = None  # your turn: a number
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-found = (answer * torch.tensor([2.0, 1.0, 0.0])).softmax(0)
-assert abs(found[0] - 0.9) < 0.005, f"then it gets {found[0]:.3f}"
-print("right:", ", ".join(f"{weight:.3f}" for weight in found.tolist()))
+softmax_weights = (answer * torch.tensor([2.0, 1.0, 0.0])).softmax(0)
+assert abs(softmax_weights[0] - 0.9) < 0.005, f"then it gets {softmax_weights[0]:.3f}"
+print("right:", ", ".join(f"{weight:.3f}" for weight in softmax_weights.tolist()))
 
 # %% [markdown]
 # **3. Out of its reach.** Build a graph of 6 tokens with at least 6 edges over which the scale makes no difference at all.

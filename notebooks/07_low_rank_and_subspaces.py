@@ -92,13 +92,13 @@ sentiment = circuits.Subspace(line[:, None])  # its basis: the one direction, as
 word = int(
     sentiment.reject(cloud[:15]).norm(dim=1).argmax()
 )  # of the bad ones, that which is farthest from the line
-down = sentiment.coordinates(cloud[word])
+coordinate = sentiment.coordinates(cloud[word])
 edited = sentiment.edit(cloud[word], line, 1.5)
 
-assert torch.allclose(down, cloud[word] @ line)
+assert torch.allclose(coordinate, cloud[word] @ line)
 assert torch.allclose(sentiment.coordinates(edited), torch.tensor(1.5, dtype=torch.float64))
 assert torch.allclose(sentiment.reject(edited), sentiment.reject(cloud[word]))  # the rest
-print(f"sentiment {down.item():.2f} -> {sentiment.coordinates(edited).item():.2f}")
+print(f"sentiment {coordinate.item():.2f} -> {sentiment.coordinates(edited).item():.2f}")
 print(
     "moved by",
     [round(step, 2) for step in (edited - cloud[word]).tolist()],
@@ -227,8 +227,10 @@ print(
 )
 
 # %%
-own = model.layers[layer].heads
-alone = ga.StandardHeads.from_arrays(*(W[head : head + 1] for W in (own.W_Q, own.W_K, own.W_V, own.W_O)))
+layer_heads = model.layers[layer].heads
+alone = ga.StandardHeads.from_arrays(
+    *(W[head : head + 1] for W in (layer_heads.W_Q, layer_heads.W_K, layer_heads.W_V, layer_heads.W_O))
+)
 layer_alone = ga.MessagePassingAttention(alone).requires_grad_(False)
 graph = ga.patterns.causal(20)
 generator = torch.Generator().manual_seed(1)
@@ -338,7 +340,7 @@ def line_between(number):
 def edited_chances(number, along=None):
     """The probability of " in" for the four new names: as they are, and edited to the other word."""
     direction, levels = line_between(number)
-    subspace, found = circuits.Subspace(direction[:, None]), {}
+    subspace, probabilities = circuits.Subspace(direction[:, None]), {}
     for word, other in (("for", "if"), ("if", "for")):
         before, after = [], []
         for text in TEXTS[word][test]:
@@ -351,8 +353,8 @@ def edited_chances(number, along=None):
             )  # the other 127 directions
             state[0, -1] = changed if along is None else state[0, -1] + step * along
             after.append(chance_of_in(state, number))
-        found[word], found[f"{word}, edited to {other}"] = before, after
-    return found
+        probabilities[word], probabilities[f"{word}, edited to {other}"] = before, after
+    return probabilities
 
 
 # %%

@@ -86,10 +86,10 @@ costs = {
     form: [cost.of_form(form, 4096, 32, head_dim=128, num_kv_heads=8, tokens=count) for count in LENGTHS]
     for form in FORMS
 }
-for (form, found), (colour, style) in zip(
+for (form, form_costs), (colour, style) in zip(
     costs.items(), ((BLUE, "o-"), (ORANGE, "s-"), (RED, "^-")), strict=True
 ):
-    ax.loglog(LENGTHS, [each.macs.total for each in found], style, color=colour, label=form, base=2)
+    ax.loglog(LENGTHS, [each.macs.total for each in form_costs], style, color=colour, label=form, base=2)
 ax.set_yscale("log", base=10)
 ax.set(xlabel="tokens", ylabel="multiplications", title="one layer of the size of Llama 3 8B, causal")
 ax.legend(frameon=False)
@@ -104,11 +104,11 @@ for standard, factored, merged in zip(*costs.values(), strict=True):
 # instead; the 1 beside it is for biases.)
 
 # %%
-for form, found in costs.items():
-    numbers = {what: size // found[0].itemsize for what, size in found[0].cache_per_token.items()}
+for form, form_costs in costs.items():
+    numbers = {what: size // form_costs[0].itemsize for what, size in form_costs[0].cache_per_token.items()}
     print(f"{form:>8}:", ", ".join(f"{count:,} numbers as {what}" for what, count in numbers.items()))
-kept = [found[0].cache_per_token for found in costs.values()]
-assert kept[1]["pattern, message"] == 128 * kept[0]["key, value"]
+cached_numbers = [form_costs[0].cache_per_token for form_costs in costs.values()]
+assert cached_numbers[1]["pattern, message"] == 128 * cached_numbers[0]["key, value"]
 
 # %% [markdown]
 # So nobody runs a large model on patterns and messages. They are for thinking.
@@ -176,11 +176,11 @@ print("every row equals that of the full pass")
 near = ga.patterns.window(n, 4) | ga.patterns.sinks(n, 1)
 short = ga.cache.PatternMessageCache(senders, near)
 lean = ga.cache.PatternMessageCache(receivers, near, keep="states")
-wanted = ga.MessagePassingAttention(heads, position)(x, near)
+full_output = ga.MessagePassingAttention(heads, position)(x, near)
 for t in range(n):
     for each in (short, lean):
         assert torch.allclose(
-            each.update(x[None, t : t + 1], score_mod=position)[0, 0], wanted[t], rtol=0, atol=1e-12
+            each.update(x[None, t : t + 1], score_mod=position)[0, 0], full_output[t], rtol=0, atol=1e-12
         )
 print("kept at the end:", [pieces[p] for p in short.positions.tolist()])
 print(
@@ -249,7 +249,7 @@ def thinner(heads, rank):
     return ga.StandardHeads.from_arrays(W_Q, W_K, a[..., :rank] * size, (bh.mT[..., :rank] * size).mT)
 
 
-def grouped(heads, groups):
+def group_heads(heads, groups):
     """Neighbouring heads share the mean of their keys and of their values."""
     W_K, W_V = (W.unflatten(0, (groups, -1)).mean(1) for W in (heads.W_K, heads.W_V))
     return ga.StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O)
@@ -269,7 +269,7 @@ def parameters(design, size):
     each = width * head_dim
     if design is thinner:
         return 4 * num_heads * width * size
-    if design is grouped:
+    if design is group_heads:
         return 2 * num_heads * each + 2 * size * each
     return 2 * num_heads * each + size * (width + 2 * num_heads * head_dim)
 
@@ -285,8 +285,8 @@ assert math.isclose(surprise(cut_down(lambda heads: through_a_latent(heads, 128)
 
 # %% tags=["S1.26"]
 BUDGETS = {
-    "three quarters": {thinner: 24, grouped: 2, through_a_latent: 42},
-    "five eighths": {thinner: 20, grouped: 1, through_a_latent: 21},
+    "three quarters": {thinner: 24, group_heads: 2, through_a_latent: 42},
+    "five eighths": {thinner: 20, group_heads: 1, through_a_latent: 21},
 }
 results = {}
 print(f"all 65,536 parameters of a layer: surprise {full:.2f}; no attention at all: {unused:.2f}")
@@ -303,7 +303,7 @@ for budget, designs in BUDGETS.items():
     assert max(counts) < 1.01 * min(counts)
 
 assert all(
-    results[budget, thinner] < min(results[budget, grouped], results[budget, through_a_latent])
+    results[budget, thinner] < min(results[budget, group_heads], results[budget, through_a_latent])
     for budget in BUDGETS
 )
 assert results["five eighths", thinner] < full + 0.2
@@ -344,16 +344,16 @@ def answer_of(heads, states):
     return (weights @ (x @ W_M)).sum(1)
 
 
-def learn_from(teacher, student, seen, unseen, steps=400):
+def learn_from(teacher, student, train_states, test_states, steps=400):
     """The errors on what was seen and on new examples after learning; 1: as bad as saying nothing."""
-    goals = [answer_of(teacher, states) for states in (seen, unseen)]
+    goals = [answer_of(teacher, states) for states in (train_states, test_states)]
     optimizer = torch.optim.Adam(student.parameters(), lr=2e-2)
     for _ in range(steps):
         optimizer.zero_grad()
-        functional.mse_loss(answer_of(student, seen), goals[0]).backward()
+        functional.mse_loss(answer_of(student, train_states), goals[0]).backward()
         optimizer.step()
     with torch.no_grad():
-        answers = [answer_of(student, states) for states in (seen, unseen)]
+        answers = [answer_of(student, states) for states in (train_states, test_states)]
     return [
         ((answer - goal).square().mean() / goal.square().mean()).item()
         for answer, goal in zip(answers, goals, strict=True)
@@ -366,29 +366,31 @@ for seed in range(3):
     torch.manual_seed(seed)
     teacher = ga.StandardHeads(16, 2, head_dim=2).double().requires_grad_(False)
     teacher.W_Q *= 4  # it listens decidedly
-    drawn, unseen = torch.randn(64, 12, 16).double(), torch.randn(256, 12, 16).double()
+    training_states, test_states = torch.randn(64, 12, 16).double(), torch.randn(256, 12, 16).double()
     start = ga.StandardHeads(16, 2, head_dim=2).double()
     assert torch.allclose(
-        answer_of(start, unseen), answer_of(ga.MergedHeads.of(start), unseen)
+        answer_of(start, test_states), answer_of(ga.MergedHeads.of(start), test_states)
     )  # one function, written in two ways
     for count in EXAMPLES:
         for name, student in (
             ("thin factors", copy.deepcopy(start)),
             ("merged squares", ga.MergedHeads.of(start)),
         ):
-            errors.setdefault((name, count), []).append(learn_from(teacher, student, drawn[:count], unseen))
+            errors.setdefault((name, count), []).append(
+                learn_from(teacher, student, training_states[:count], test_states)
+            )
 
 # %% tags=["S4.15"]
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=True)
 for ax, which, title in ((axes[0], 0, "examples that were seen"), (axes[1], 1, "new examples")):
     for name, colour, look, shift in (("thin factors", BLUE, "o", 0.96), ("merged squares", RED, "s", 1.04)):
-        found = torch.tensor([errors[name, count] for count in EXAMPLES])[:, :, which].clamp(min=1e-5)
-        ax.loglog(EXAMPLES, found.median(1).values, color=colour, linewidth=1, base=2)
+        error_table = torch.tensor([errors[name, count] for count in EXAMPLES])[:, :, which].clamp(min=1e-5)
+        ax.loglog(EXAMPLES, error_table.median(1).values, color=colour, linewidth=1, base=2)
         for column in range(3):
             label = name if column == 0 else None
             ax.loglog(
                 [count * shift for count in EXAMPLES],
-                found[:, column],
+                error_table[:, column],
                 look,
                 color=colour,
                 label=label,
@@ -402,9 +404,11 @@ axes[0].text(16, 1.2, "as bad as saying nothing", color="#555555", fontsize=8)
 plt.show()
 
 # %% tags=["S4.15"]
-median = {key: torch.tensor(found).median(0).values.tolist() for key, found in errors.items()}
-for (name, count), (seen, new) in median.items():
-    print(f"{count} examples, {name:>14}: middle error {seen:.2f} on what was seen, {new:.2f} on new ones")
+median = {key: torch.tensor(values).median(0).values.tolist() for key, values in errors.items()}
+for (name, count), (train_error, new) in median.items():
+    print(
+        f"{count} examples, {name:>14}: middle error {train_error:.2f} on what was seen, {new:.2f} on new ones"
+    )
 
 assert median["thin factors", 32][1] < 0.05 < 0.5 < median["merged squares", 32][1]
 assert sum(new > 1 for _, new in errors["merged squares", 32]) == 2

@@ -361,8 +361,8 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 turn = [1] * 4 + [2] * 3 + [3] * 5
 for dst in range(12):
-    wanted = [src for src in range(dst + 1) if turn[src] in (1, turn[dst])]
-    assert answer.mask()[dst].nonzero().flatten().tolist() == wanted, f"token {dst} should hear {wanted}"
+    expected = [src for src in range(dst + 1) if turn[src] in (1, turn[dst])]
+    assert answer.mask()[dst].nonzero().flatten().tolist() == expected, f"token {dst} should hear {expected}"
 draw.mask(answer)
 
 # %% [markdown]

@@ -61,9 +61,9 @@ for layers in range(1, 5):
     assert len(field) == min(12, layers * 2 + 1)
 
 for n, w in [(12, 3), (100, 4), (4096, 512)]:
-    needed = analyse.layers_between(patterns.window(n, w), 0, n - 1)
-    assert needed == math.ceil((n - 1) / (w - 1))
-    print(f"window({n}, {w}): {needed} layers from the first token to the last")
+    num_layers = analyse.layers_between(patterns.window(n, w), 0, n - 1)
+    assert num_layers == math.ceil((n - 1) / (w - 1))
+    print(f"window({n}, {w}): {num_layers} layers from the first token to the last")
 
 # %% [markdown]
 # The way itself is a **witness**: the tokens that hand the information on, one for each layer.

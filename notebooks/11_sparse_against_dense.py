@@ -66,12 +66,12 @@ def rows(samples, generator):
     return x, place, symbols.gather(1, place)
 
 
-x, place, held = rows(1, torch.Generator().manual_seed(0))
+x, place, answers = rows(1, torch.Generator().manual_seed(0))
 text = [
     "abcd"[symbol] + ("!" if mark else "")
     for symbol, mark in zip(x[0, :, :4].argmax(-1), x[0, :, 4], strict=True)
 ]
-print(" ".join(text), " -> ", "abcd"[held.item()])
+print(" ".join(text), " -> ", "abcd"[answers.item()])
 
 # %% [markdown]
 # The task is easy if the needle is heard: *listen to who has a mark, and take over the symbol*. It can be relayed too: take
@@ -134,9 +134,9 @@ def trained(graph, seed):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS)
     generator, losses = torch.Generator().manual_seed(seed), []
     for _ in range(STEPS):
-        x, place, held = rows(BATCH, generator)
-        asked = torch.arange(N) >= place
-        loss = functional.cross_entropy(model(x, graph)[asked], held.expand(-1, N)[asked])
+        x, place, answers = rows(BATCH, generator)
+        is_scored = torch.arange(N) >= place
+        loss = functional.cross_entropy(model(x, graph)[is_scored], answers.expand(-1, N)[is_scored])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -149,8 +149,8 @@ def trained(graph, seed):
 @torch.no_grad()
 def right_by_distance(model, graph):
     """How often the last token is right, for each distance from the needle."""
-    x, place, held = rows(2048, torch.Generator().manual_seed(1000))
-    right = (model(x, graph)[:, -1].argmax(-1) == held[:, 0]).double()
+    x, place, answers = rows(2048, torch.Generator().manual_seed(1000))
+    right = (model(x, graph)[:, -1].argmax(-1) == answers[:, 0]).double()
     distance = N - 1 - place[:, 0]
     count = torch.zeros(N, dtype=torch.float64).index_add(0, distance, torch.ones_like(right))
     return torch.zeros(N, dtype=torch.float64).index_add(0, distance, right) / count
@@ -328,10 +328,10 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 assert answer.num_edges / N <= 9, f"{answer.num_edges / N:.1f} edges per token are too many"
 assert bool((answer.edge_index[0] <= answer.edge_index[1]).all()), "somebody hears what comes later"
 model, _ = trained(answer, 0)
-found = right_by_distance(model, answer).mean().item()
+accuracy = right_by_distance(model, answer).mean().item()
 reached = len(analyse.receptive_field(answer, N - 1, LAYERS))
-print(f"{answer.num_edges / N:.1f} edges per token, {reached} of 64 in reach, {found:.0%} right")
-assert found > 0.9, "not often enough"
+print(f"{answer.num_edges / N:.1f} edges per token, {reached} of 64 in reach, {accuracy:.0%} right")
+assert accuracy > 0.9, "not often enough"
 
 # %% [markdown]
 # ## Sources

@@ -79,10 +79,10 @@ STEPS = {
     "computation": block.compute,
     "unembedding": lambda x: small.unembedding(small.norm(x)),
 }
-found = {name: who_depends_on_whom(step) for name, step in STEPS.items()}
+strengths = {name: who_depends_on_whom(step) for name, step in STEPS.items()}
 
 figure, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained", sharey=True)
-for ax, (name, strength) in zip(axes, found.items(), strict=True):
+for ax, (name, strength) in zip(axes, strengths.items(), strict=True):
     colours = plt.get_cmap("Blues").with_extremes(bad="#E4E4E4")
     ax.imshow(
         strength.where(strength > 0, math.nan), cmap=colours, vmin=-0.4 * strength.max(), vmax=strength.max()
@@ -98,7 +98,7 @@ plt.show()
 
 # %%
 alone = torch.eye(T, dtype=torch.bool)
-for name, strength in found.items():
+for name, strength in strengths.items():
     assert torch.equal(strength > 0, graph.mask() if name == "communication" else alone)
     print(f"{name:>13}: {int((strength > 0).sum()):>2} of {T * T} blocks are not zero")
 
@@ -115,15 +115,15 @@ model, vocabulary = ga.model.load_trained()
 n, width = 9, model.config.width
 nobody_else, causal = patterns.self_loops(n), patterns.causal(n)
 for number, block in enumerate(model.blocks):
-    for name, part, declared in (
+    for name, part, declared_claim in (
         ("norm", block.attention_norm, nobody_else),
         ("attention", block.attention, causal),
         ("norm", block.mlp_norm, nobody_else),
         ("MLP", block.mlp, nobody_else),
     ):
-        verdict = ga.audit(part, declared, (n, width), layers=1)
+        verdict = ga.audit(part, declared_claim, (n, width), layers=1)
         assert verdict.exact
-        print(f"layer {number}, {name:>9}: exactly along {declared.name}")
+        print(f"layer {number}, {name:>9}: exactly along {declared_claim.name}")
 for name, part in (("norm", model.norm), ("unembedding", model.unembedding)):
     assert ga.audit(part, nobody_else, (n, width), layers=1).exact
     print(f"         {name:>11}: exactly along {nobody_else.name}")

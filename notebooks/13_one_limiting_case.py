@@ -161,12 +161,14 @@ print("attention, graph attention, edge convolution, mean of the neighbours: all
 # %%
 tokens = 64
 for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.window(tokens, 8)}.items():
-    made = []
+    shapes = []
     layer = pairwise.PairwiseMessages.of(heads)
-    layer.message_of.register_forward_hook(lambda module, ends, said, made=made: made.append(said.shape[-3]))
+    layer.message_of.register_forward_hook(
+        lambda module, ends, said, shapes=shapes: shapes.append(said.shape[-3])
+    )
     layer(torch.randn(tokens, width, dtype=torch.float64), g)
-    assert made == [g.num_edges]
-    print(f"{name:>14}: {made[0]:>5} messages are made, where attention makes {tokens}")
+    assert shapes == [g.num_edges]
+    print(f"{name:>14}: {shapes[0]:>5} messages are made, where attention makes {tokens}")
 
 # %% [markdown]
 # ## 3. What attention gives up
@@ -181,11 +183,13 @@ listeners, sender = 10, 4
 
 def sent(layer, graph, states):
     """What travels along the edges out of one sender, [listener, width]."""
-    seen = []
-    hook = layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
+    recorded_messages = []
+    hook = layer.register_message_forward_hook(
+        lambda module, inputs, output: recorded_messages.append(output)
+    )
     layer(states, graph)
     hook.remove()
-    return seen[0][graph.edge_index[0] == sender]
+    return recorded_messages[0][graph.edge_index[0] == sender]
 
 
 states, everyone = torch.randn(listeners, 12, dtype=torch.float64), patterns.full(listeners)
@@ -224,8 +228,8 @@ turning = pairwise.PairwiseMessages(
     message=lambda x_dst, x_src: torch.einsum("...l,...f,lft->...t", x_dst, x_src[..., :ROW], turned)
 )
 senders, answers = rows_and_answers(1024, torch.Generator().manual_seed(0))
-told = turning((senders, names.expand(1024, -1, -1)), everyone)
-assert torch.allclose(told, answers, atol=1e-6)
+turned_messages = turning((senders, names.expand(1024, -1, -1)), everyone)
+assert torch.allclose(turned_messages, answers, atol=1e-6)
 print("a message of both ends: every listener is told exactly what it should be")
 
 # %% [markdown]
@@ -380,15 +384,17 @@ with torch.no_grad():
 
 # %%
 with torch.no_grad():
-    whole, rest = nodes(state), []
+    full_update, distances = nodes(state), []
     counts = [8, 16, 32, 64, 128, 256, 512]
     for k in counts:
         chosen = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.abs().topk(k).indices, True)
         sparse = ga.convert.from_mask(chosen)  # [token, node]: from nodes to tokens
-        rest.append(((nodes(state, sparse) - whole).norm() / (whole - nodes.update_bias).norm()).item())
+        distances.append(
+            ((nodes(state, sparse) - full_update).norm() / (full_update - nodes.update_bias).norm()).item()
+        )
 
 figure, ax = plt.subplots(figsize=(6.2, 3.2), layout="constrained")
-ax.plot(counts, rest, "o-", color=BLUE)
+ax.plot(counts, distances, "o-", color=BLUE)
 ax.set(
     xscale="log",
     xticks=counts,
@@ -399,13 +405,15 @@ ax.set(
 ax.set_xticks(counts, counts)
 ax.minorticks_off()
 plt.show()
-for k, error in zip(counts, rest, strict=True):
+for k, error in zip(counts, distances, strict=True):
     print(f"{k:>3} of 512 nodes: error {error:.0%}")
-assert rest[-1] < 1e-5
-assert sorted(rest, reverse=True) == rest
-assert rest[0] < 0.6
-assert rest[counts.index(64)] > 0.2
-below_zero = ((weights.clamp(max=0) @ nodes.messages).norm() / (whole - nodes.update_bias).norm()).item()
+assert distances[-1] < 1e-5
+assert sorted(distances, reverse=True) == distances
+assert distances[0] < 0.6
+assert distances[counts.index(64)] > 0.2
+below_zero = (
+    (weights.clamp(max=0) @ nodes.messages).norm() / (full_update - nodes.update_bias).norm()
+).item()
 print(f"what all nodes with weights below zero say together is {below_zero:.0%} as long as the whole update")
 
 # %% [markdown]
@@ -439,7 +447,7 @@ contextual = pairwise.PairwiseMessages.of(heads, normaliser="gelu")
 causal = patterns.causal(9)
 update = contextual(context, causal)
 
-i, written = 5, torch.zeros(width, dtype=torch.float64)
+i, mlp_sum = 5, torch.zeros(width, dtype=torch.float64)
 for head in range(3):
     by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
     W_1, W_2 = by.patterns, by.messages.T
@@ -447,8 +455,8 @@ for head in range(3):
         nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)
     ).double()
     mlp[0].weight.data, mlp[2].weight.data = W_1.data, W_2.data
-    written = written + mlp(context[i])
-assert torch.allclose(update[i], written, rtol=0, atol=1e-12)
+    mlp_sum = mlp_sum + mlp(context[i])
+assert torch.allclose(update[i], mlp_sum, rtol=0, atol=1e-12)
 print(f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for every token it hears")
 
 # %% [markdown]
@@ -469,8 +477,8 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 W_K, W_V, W_O = torch.randn(1, 12, 4), torch.randn(1, 12, 4), torch.randn(1, 4, 12)
 layer = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(answer, W_K, W_V, W_O))
 states = torch.randn(n, 12)
-wanted = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:, None]
-assert torch.allclose(layer(states, graph), wanted, atol=1e-4), (
+expected = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:, None]
+assert torch.allclose(layer(states, graph), expected, atol=1e-4), (
     "some token still hears one sender more than another"
 )
 print("right")
@@ -486,8 +494,8 @@ answer = None  # your turn: a function of x_dst and x_src
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 mask = graph.mask().float()
-wanted = mask @ states - mask.sum(1, keepdim=True) * states
-assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), wanted, atol=1e-5), (
+expected = mask @ states - mask.sum(1, keepdim=True) * states
+assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), expected, atol=1e-5), (
     "not the sum of differences"
 )
 print("right: a message of attention has no place for it, since it would depend on who hears it")

@@ -245,15 +245,15 @@ def second_copy(curves):
     return tuple(curve[length:].mean().item() for curve in curves)
 
 
-def others(edges, seed):
+def random_edges(edges, seed):
     """For each receiver of these edges one edge from another earlier token, at random."""
     generator = torch.Generator().manual_seed(seed)
-    taken = {tuple(edge) for edge in edges.edge_index.T.tolist()}
-    drawn = []
-    for src, dst in sorted(taken):
-        free = [other for other in range(dst) if (other, dst) not in taken] or [src]
-        drawn.append((free[int(torch.randint(len(free), (1,), generator=generator))], dst))
-    return ga.convert.from_edge_index(torch.tensor(drawn).T, edges.num_dst, coalesce=True)
+    edge_pairs = {tuple(edge) for edge in edges.edge_index.T.tolist()}
+    random_pairs = []
+    for src, dst in sorted(edge_pairs):
+        free = [other for other in range(dst) if (other, dst) not in edge_pairs] or [src]
+        random_pairs.append((free[int(torch.randint(len(free), (1,), generator=generator))], dst))
+    return ga.convert.from_edge_index(torch.tensor(random_pairs).T, edges.num_dst, coalesce=True)
 
 
 # %%
@@ -266,16 +266,20 @@ assert job == circuits.TEMPLATES["induction"](
 conditions = {
     "nothing is cut": [predictions()],
     "induction edges, layer 1": [predictions(trace.cut(job, layers=1))],
-    "as many others, layer 1": [predictions(trace.cut(others(job, seed), layers=1)) for seed in range(5)],
+    "as many others, layer 1": [
+        predictions(trace.cut(random_edges(job, seed), layers=1)) for seed in range(5)
+    ],
     "previous-token edges, layer 0": [predictions(trace.cut(line, layers=0))],
-    "as many others, layer 0": [predictions(trace.cut(others(line, seed), layers=0)) for seed in range(5)],
+    "as many others, layer 0": [
+        predictions(trace.cut(random_edges(line, seed), layers=0)) for seed in range(5)
+    ],
 }
-found = {
+results = {
     name: torch.tensor([second_copy(curves) for curves in runs]) for name, runs in conditions.items()
 }  # [draw, 2]
 first_copy = conditions["nothing is cut"][0][0][: length - 1].mean().item()
 print(f"{'first copy':>30}: surprise {first_copy:5.2f}")
-for name, values in found.items():
+for name, values in results.items():
     (surprise, right), low, high = values.mean(0).tolist(), values[:, 1].min(), values[:, 1].max()
     spread = f" (from {low:.1%} to {high:.1%})" if len(values) > 1 else ""
     print(f"{name:>30}: surprise {surprise:5.2f}, {right:5.1%} right{spread}")
@@ -289,10 +293,10 @@ left.axvline(length - 0.5, color=GREY, linestyle=":")
 left.text(length + 0.5, 0.3, "second copy", color="#555555")
 left.set(xlabel="position of the predicted token", ylabel="surprise", ylim=(0, None))
 left.legend(frameon=False, loc="lower left", fontsize=9)
-for row, (name, values) in enumerate(found.items()):
+for row, (name, values) in enumerate(results.items()):
     right.barh(row, values[:, 1].mean(), color=COLOUR.get(name, "#CCCCCC"))
     right.plot(values[:, 1], [row] * len(values), "k|", markersize=12)
-right.set_yticks(range(len(found)), list(found))
+right.set_yticks(range(len(results)), list(results))
 right.invert_yaxis()
 right.set(xlabel="share of the second copy that is predicted right")
 plt.show()
@@ -306,13 +310,13 @@ plt.show()
 # nobody has told it what stood before.
 
 # %%
-intact = found["nothing is cut"][0, 1]
+intact = results["nothing is cut"][0, 1]
 assert 0.1 < intact < 0.2
 assert job.num_edges == length - 1 + 1
 for name in ("induction edges, layer 1", "previous-token edges, layer 0"):
-    assert found[name][0, 1] < 0.005
+    assert results[name][0, 1] < 0.005
 for name in ("as many others, layer 1", "as many others, layer 0"):
-    assert (found[name][:, 1] > 0.8 * intact).all()
+    assert (results[name][:, 1] > 0.8 * intact).all()
 
 # %% [markdown]
 # ## 4. One head or several?
@@ -370,8 +374,8 @@ answer = None  # your turn: a list of (src, dst)
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-given = ga.convert.from_edge_index(torch.tensor(answer).T, 5)
-assert given == circuits.TEMPLATES["duplicate_token"](torch.tensor([7, 2, 7, 7, 5])), "not these"
+answer_graph = ga.convert.from_edge_index(torch.tensor(answer).T, 5)
+assert answer_graph == circuits.TEMPLATES["duplicate_token"](torch.tensor([7, 2, 7, 7, 5])), "not these"
 print("right:", answer)
 
 # %% [markdown]
@@ -385,7 +389,7 @@ answer = None  # your turn: "more" or "less"
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 elsewhere = second_copy(predictions(trace.cut(line, layers=1)))[1]
-there = found["previous-token edges, layer 0"][0, 1]
+there = results["previous-token edges, layer 0"][0, 1]
 assert answer == ("more" if elsewhere < there else "less"), (
     "see section 1: in which round is the token before needed?"
 )
@@ -402,13 +406,13 @@ answer = None  # your turn: two numbers (cut, mute)
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-wanted = [
+expected = [
     second_copy(predictions(intervention(job, layers=1)))[0] for intervention in (trace.cut, trace.mute)
 ]
-assert all(abs(a - b) < 0.01 for a, b in zip(answer, wanted, strict=True)), (
+assert all(abs(a - b) < 0.01 for a, b in zip(answer, expected, strict=True)), (
     "second_copy(predictions(trace.mute(job, layers=1)))"
 )
-print(f"right: cut {wanted[0]:.2f}, muted {wanted[1]:.2f}")
+print(f"right: cut {expected[0]:.2f}, muted {expected[1]:.2f}")
 
 # %% [markdown]
 # ## Sources

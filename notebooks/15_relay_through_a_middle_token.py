@@ -260,11 +260,11 @@ once = torch.stack(
 )
 tokens = torch.cat([once, once], dim=1)
 head = int(ga.model.induction_scores(trained)[1].argmax())
-chosen = range(8, 48, 8)  # where q stands, in the first copy
+receivers = range(8, 48, 8)  # where q stands, in the first copy
 
 
 @torch.no_grad()
-def listened(q, muted=None):
+def listening_weights(q, muted=None):
     """The weight of q -> t in layer 1, the mean over the texts, if one edge into q says nothing in layer 0."""
     t = q - 1 + length
     interventions = () if muted is None else trace.mute([(muted, q)], layers=0)
@@ -273,19 +273,19 @@ def listened(q, muted=None):
 
 
 # %%
-found = {"nothing": [listened(q) for q in chosen]}
+results = {"nothing": [listening_weights(q) for q in receivers]}
 for back in (1, 2, 3, 4):
-    found[f"{back} back"] = [listened(q, q - back) for q in chosen]
-means = [sum(values) / len(values) for values in found.values()]
+    results[f"{back} back"] = [listening_weights(q, q - back) for q in receivers]
+means = [sum(values) / len(values) for values in results.values()]
 
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.bar(range(len(means)), means, color=[BLUE, RED, GREY, GREY, GREY])
-for i, values in enumerate(found.values()):
+for i, values in enumerate(results.values()):
     ax.plot([i] * len(values), values, "k_", markersize=9, alpha=0.6)
-ax.set_xticks(range(len(means)), list(found))
+ax.set_xticks(range(len(means)), list(results))
 ax.set(xlabel="muted in layer 0: the edge into q from", ylabel="weight of q → t in layer 1", ylim=(0, 1))
 plt.show()
-for name, mean in zip(found, means, strict=True):
+for name, mean in zip(results, means, strict=True):
     print(f"muted {name:>7}: weight of q -> t {mean:.2f}")
 assert means[1] < 0.2 * means[0]
 assert means[1] < means[2] < means[3] < means[4]
@@ -451,9 +451,9 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 chain = patterns.window(4, 2) - patterns.self_loops(4)
 with torch.no_grad():
     run = trace.record(Rounds([chain] * 3), x[:4])
-found = (rollout(run.layers, 3)[0].item(), flow(run.layers, 0, 3))
-assert math.isclose(answer[0], found[0], rel_tol=1e-6), "one way of three edges, and each passes on a half"
-assert math.isclose(answer[1], found[1], rel_tol=1e-6), "how wide is the narrowest pipe?"
+results = (rollout(run.layers, 3)[0].item(), flow(run.layers, 0, 3))
+assert math.isclose(answer[0], results[0], rel_tol=1e-6), "one way of three edges, and each passes on a half"
+assert math.isclose(answer[1], results[1], rel_tol=1e-6), "how wide is the narrowest pipe?"
 print("right:", answer)
 
 # %% [markdown]

@@ -91,11 +91,11 @@ def chance_of(word, *graphs):
 
 # %%
 with torch.no_grad():
-    wanted = model(tokens, graphs["causal"])[0, -1].argmax()
+    next_token = model(tokens, graphs["causal"])[0, -1].argmax()
 windows = [ga.patterns.window(n, w) for w in range(1, n + 1)]
-chance = [chance_of(wanted, window, window) for window in windows]
+chance = [chance_of(next_token, window, window) for window in windows]
 # layer 1 stays narrow: what arrives from afar was handed on by somebody in between
-relayed = [chance_of(wanted, window, ga.patterns.window(n, 4)) for window in windows]
+relayed = [chance_of(next_token, window, ga.patterns.window(n, 4)) for window in windows]
 source = pieces.index(" in") + 1  # the word behind the first " in"
 one_hop, two_hops = n - source, (n - source - 1 + 1) // 2 + 1
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
@@ -107,7 +107,7 @@ ax.axvline(one_hop, color="#999999", linestyle="--")
 ax.text(one_hop - 0.15, 0.02, "the word is heard in one hop", fontsize=9, color="#555555", ha="right")
 ax.axvline(two_hops, color="#999999", linestyle=":")
 ax.text(two_hops - 0.15, 0.55, "in two hops", fontsize=9, color="#555555", ha="right")
-ax.set(xlabel="w", ylabel=f"probability of {vocabulary.decode([int(wanted)])!r}", ylim=(0, None))
+ax.set(xlabel="w", ylabel=f"probability of {vocabulary.decode([int(next_token)])!r}", ylim=(0, None))
 ax.legend(frameon=False, fontsize=9, loc="upper left")
 plt.show()
 for w in (4, 6, 7, 8, one_hop - 1, one_hop):
@@ -174,7 +174,7 @@ versions = {
 }
 for name, logits in versions.items():
     print(
-        f"{name:17} probability of {vocabulary.decode([int(wanted)])!r}: {logits[0, -1].softmax(-1)[wanted].item():.3f}"
+        f"{name:17} probability of {vocabulary.decode([int(next_token)])!r}: {logits[0, -1].softmax(-1)[next_token].item():.3f}"
     )
 assert not torch.equal(versions["cut in all heads"], versions["mute in all heads"])
 
@@ -235,12 +235,12 @@ with torch.no_grad():
         way: ga.trace.record(model, tokens, interventions=way(None, layers=1, heads=head)).output
         for way in (ga.trace.cut, ga.trace.mute)
     }
-both = [logits[0, -1].softmax(-1)[wanted].item() for logits in ways.values()]
+probabilities = [logits[0, -1].softmax(-1)[next_token].item() for logits in ways.values()]
 same = torch.allclose(*ways.values(), atol=1e-5)
-assert answer == ("neither" if same else "cut" if both[0] < both[1] else "mute"), (
-    f"the probabilities are {both}"
+assert answer == ("neither" if same else "cut" if probabilities[0] < probabilities[1] else "mute"), (
+    f"the probabilities are {probabilities}"
 )
-print(f"right: {both[0]:.3f} and {both[1]:.3f}")
+print(f"right: {probabilities[0]:.3f} and {probabilities[1]:.3f}")
 
 # %% [markdown]
 # **3. A bargain.** Find a graph with at most $4 n$ edges, fewer than half of the causal graph's, over which the model gives

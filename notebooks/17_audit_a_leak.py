@@ -180,15 +180,17 @@ suspects = {
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.8))
 future = torch.ones(T, T).triu(1).bool()
 for ax, (name, body) in zip(axes, suspects.items(), strict=True):
-    found = influence(body) > 0
+    influence_mask = influence(body) > 0
     picture = torch.ones(T, T, 3)
-    picture[found & ~future] = torch.tensor([0.0, 0.447, 0.698])
-    picture[found & future] = torch.tensor([0.835, 0.369, 0.0])
+    picture[influence_mask & ~future] = torch.tensor([0.0, 0.447, 0.698])
+    picture[influence_mask & future] = torch.tensor([0.835, 0.369, 0.0])
     ax.imshow(picture)
     ax.set(
-        title=f"{name}: {int((found & future).sum())} leaks", xlabel="src (sender)", ylabel="dst (receiver)"
+        title=f"{name}: {int((influence_mask & future).sum())} leaks",
+        xlabel="src (sender)",
+        ylabel="dst (receiver)",
     )
-    assert (found & future).any() == (name != "nobody suspects it")
+    assert (influence_mask & future).any() == (name != "nobody suspects it")
 plt.show()
 
 # %% [markdown]

@@ -157,11 +157,11 @@ answer = None  # your turn: a graph of 150 tokens
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-found = answer.mask()
+answer_mask = answer.mask()
 for receiver in range(150):
     first = 0 if receiver < 100 else 100
     senders = {first, *range(max(first, receiver - 7), receiver + 1)}
-    assert set(found[receiver].nonzero().flatten().tolist()) == senders, f"look at receiver {receiver}"
+    assert set(answer_mask[receiver].nonzero().flatten().tolist()) == senders, f"look at receiver {receiver}"
 print(f"right: {answer.num_edges} edges")
 
 # %% [markdown]

@@ -93,11 +93,11 @@ def loss(graph):
         return losses(model(ids, use_cache=False).logits).mean().item()
 
 
-found = ga.trace.attribute(model, ids, losses, projections=2)
-needed = found.keep(0.1)
+attribution = ga.trace.attribute(model, ids, losses, projections=2)
+pruned_graph = attribution.keep(0.1)
 window = patterns.window(n, 9) | patterns.sinks(n, 4)
 pairs = patterns.causal(n).num_edges
-rows = {"causal": (1.0, loss(patterns.causal(n))), "by attribution": (needed.share, loss(needed))}
+rows = {"causal": (1.0, loss(patterns.causal(n))), "by attribution": (pruned_graph.share, loss(pruned_graph))}
 rows["window(9) | sinks(4)"] = (window.num_edges / pairs, loss(window))
 for name, (share, value) in rows.items():
     print(f"{name:21} {share:6.1%} of the pairs, loss {value:.2f}")
@@ -112,10 +112,10 @@ assert rows["by attribution"][1] < rows["window(9) | sinks(4)"][1]
 # The share of its pairs that each layer keeps, and how far the edges reach.
 
 # %%
-count = torch.tensor([needed(layer, 0, n).num_edges for layer in range(30)])
+count = torch.tensor([pruned_graph(layer, 0, n).num_edges for layer in range(30)])
 distance = torch.zeros(n)
 for layer in range(30):
-    _, dst, src = needed(layer, 0, n).mask().nonzero().T
+    _, dst, src = pruned_graph(layer, 0, n).mask().nonzero().T
     distance += torch.bincount(dst - src, minlength=n)
 possible = 30 * 9 * torch.arange(n, 0, -1)
 
@@ -175,8 +175,8 @@ answer = None  # your turn: a number
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 w, v = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([1.0, 2.0, 6.0])
-rest = w[:2] / w[:2].sum()
-change = (rest @ v[:2] - w @ v).item()
+remaining_weights = w[:2] / w[:2].sum()
+change = (remaining_weights @ v[:2] - w @ v).item()
 assert abs(answer - change) < 1e-5, "the output w (o - v) / (1 - w) further: muted it would only lose 0.2 x 6"
 print("right:", answer)
 

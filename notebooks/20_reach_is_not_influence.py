@@ -95,7 +95,7 @@ plt.show()
 
 
 # %%
-def counted(a, depth):
+def count_walks(a, depth):
     """The same shares, by the formula."""
     shares, of_k_hops = np.zeros(15 * depth + 1), np.ones(1)
     for k in range(depth + 1):
@@ -106,7 +106,7 @@ def counted(a, depth):
 
 
 for (a, depth), shares in on_paper.items():
-    assert torch.allclose(shares, counted(a, depth), rtol=0, atol=1e-12)
+    assert torch.allclose(shares, count_walks(a, depth), rtol=0, atol=1e-12)
     home, peak = float(shares[0]), int(shares.argmax())
     mean = float(shares @ torch.arange(len(shares), dtype=shares.dtype))
     assert math.isclose(home, (a + (1 - a) / 16) ** depth, rel_tol=1e-9)
@@ -181,21 +181,29 @@ with ga.use_graph(model, window):
     run = ga.trace.record(model, ids)
 for hook in hooks:
     hook.remove()
-kept = [float((state / (state + update)).mean()) for state, update in zip(*[iter(lengths)] * 2, strict=True)]
-assert len(kept) == layers
+residual_shares = [
+    float((state / (state + update)).mean()) for state, update in zip(*[iter(lengths)] * 2, strict=True)
+]
+assert len(residual_shares) == layers
 assert torch.equal(run.layers[0].graph.edge_index, window.edge_index)
-own = [call.weights()[0].mean(-1) for call in run.layers]
-a = sum(kept) / layers
-print(f"a state keeps {min(kept):.2f} to {max(kept):.2f} of itself in a layer, {a:.2f} in the mean")
+weights_by_layer = [call.weights()[0].mean(-1) for call in run.layers]
+a = sum(residual_shares) / layers
+print(
+    f"a state keeps {min(residual_shares):.2f} to {max(residual_shares):.2f} of itself in a layer, {a:.2f} in the mean"
+)
 print(f"so the mean on paper is {7.5 * layers * (1 - a):.0f} tokens back, not {7.5 * layers * 0.5:.0f}")
 
 # %%
 row = measured["window(16)"] / measured["window(16)"].sum()
 paper = {
     "on paper, residual 0.5": (analyse.influence(window, layers, 0.5, receivers=[n - 1])[0], GREY, ":"),
-    "measured residuals": (analyse.influence(window, layers, kept, receivers=[n - 1])[0], "#0072B2", "-"),
+    "measured residuals": (
+        analyse.influence(window, layers, residual_shares, receivers=[n - 1])[0],
+        "#0072B2",
+        "-",
+    ),
     "measured residuals and weights": (
-        analyse.influence(window, layers, kept, own, receivers=[n - 1])[0],
+        analyse.influence(window, layers, residual_shares, weights_by_layer, receivers=[n - 1])[0],
         "#009E73",
         "-",
     ),
@@ -267,24 +275,24 @@ def last_states(state):
 
 jacobian = torch.func.jacrev(last_states, chunk_size=512)(lm.embedding(tokens)[0])
 # [dst, src]: how far a change of length 1 in the most sensitive direction moves the last state
-found = torch.linalg.matrix_norm(jacobian.transpose(1, 2), 2)
-assert bool((found <= bound).all())
+norms = torch.linalg.matrix_norm(jacobian.transpose(1, 2), 2)
+assert bool((norms <= bound).all())
 
 # %%
 figure, ax = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
-joined = bound > 0
-ax.loglog(found[joined], bound[joined], ".", color="#0072B2")
-ends = [float(found[joined].min()), float(bound.max())]
+connected = bound > 0
+ax.loglog(norms[connected], bound[connected], ".", color="#0072B2")
+ends = [float(norms[connected].min()), float(bound.max())]
 ax.plot(ends, ends, color="black", linewidth=0.8, label="bound = measured")
 ax.set(xlabel="measured", ylabel="bound")
 ax.legend(frameon=False)
 plt.show()
-slack = (bound / found)[joined]
+slack = (bound / norms)[connected]
 low, middle, high = (round(float(x), -1) for x in (slack.min(), slack.median(), slack.max()))
 assert 100 < middle < 1000
-print(f"{int(joined.sum())} pairs with a walk, none above its bound")
+print(f"{int(connected.sum())} pairs with a walk, none above its bound")
 print(f"the bound is {low:.0f} to {high:.0f} times as large, {middle:.0f} times in the median")
-print("no walk, no influence:", float(found[~joined].max()), "in", int((~joined).sum()), "pairs")
+print("no walk, no influence:", float(norms[~connected].max()), "in", int((~connected).sum()), "pairs")
 
 # %% [markdown]
 # The bound holds for every pair and is about 250 times too large, because it assumes that all parts stretch in the same direction, in
@@ -321,8 +329,8 @@ answer = None  # your turn: a pair of numbers (two back, itself)
 assert answer is not None, "no answer yet: replace None in the cell above"
 
 shares = analyse.influence(patterns.window(9, 2), 2, residual=0.5, receivers=[8])[0]
-wanted = torch.stack([shares[6], shares[8]])
-assert torch.allclose(torch.tensor(answer, dtype=torch.float64), wanted), (
+expected = torch.stack([shares[6], shares[8]])
+assert torch.allclose(torch.tensor(answer, dtype=torch.float64), expected), (
     "one layer moves 1/4 back and leaves 3/4"
 )
 print("right:", answer)

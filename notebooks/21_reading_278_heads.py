@@ -50,8 +50,8 @@ jobs = [job for job, _ in Counter(row["job"] for row in smollm2).most_common()]
 print(f"{'of 270 heads of SmolLM2':24} heads  edges matter  words fall  holds")
 for job in jobs:
     mine = [row for row in smollm2 if row["job"] == job]
-    shown = [sum(row[claim]["p_holm"] <= 0.05 for row in mine) for claim in ("looks", "said")]
-    print(f"{job:24} {len(mine):5} {shown[0]:13} {shown[1]:11} {sum(row['holds'] for row in mine):6}")
+    confirmed = [sum(row[claim]["p_holm"] <= 0.05 for row in mine) for claim in ("looks", "said")]
+    print(f"{job:24} {len(mine):5} {confirmed[0]:13} {confirmed[1]:11} {sum(row['holds'] for row in mine):6}")
 
 # %% [markdown]
 # ## 1. A map of the jobs
@@ -65,8 +65,8 @@ for row in smollm2:
 colours = plt.get_cmap("tab10", len(jobs))
 figure, ax = plt.subplots(figsize=(11, 3.9), layout="constrained")
 image = ax.imshow(table, cmap=colours, vmin=-0.5, vmax=len(jobs) - 0.5)
-held = [(row["layer"], row["head"]) for row in smollm2 if row["holds"]]
-ax.scatter(*zip(*held, strict=True), color="white", edgecolor="black", s=22, linewidth=0.6)
+confirmed_heads = [(row["layer"], row["head"]) for row in smollm2 if row["holds"]]
+ax.scatter(*zip(*confirmed_heads, strict=True), color="white", edgecolor="black", s=22, linewidth=0.6)
 ax.set(xlabel="layer", ylabel="head", xticks=range(0, 30, 2), yticks=range(9))
 bar = figure.colorbar(image, ax=ax, ticks=range(len(jobs)))
 bar.ax.set_yticklabels(jobs)
@@ -138,8 +138,8 @@ answer = None  # your turn: a number between 0 and 1
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-others = [row["holds"] for row in smollm2 if row["job"] != "sink"]
-assert abs(answer - sum(others) / len(others)) < 1e-9, "count rows whose job is not 'sink'"
+other_rows = [row["holds"] for row in smollm2 if row["job"] != "sink"]
+assert abs(answer - sum(other_rows) / len(other_rows)) < 1e-9, "count rows whose job is not 'sink'"
 print(f"right: {answer:.1%}")
 
 # %% [markdown]

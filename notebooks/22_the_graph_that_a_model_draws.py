@@ -73,16 +73,16 @@ def choices(steps, seed=0):
     """What an indexer would choose for the text that judges, after so many steps of training each."""
     torch.manual_seed(seed)
     indexer = Indexer(width=judge.shape[-1], k=k, num_heads=4, head_dim=16)
-    optimizer, chosen = torch.optim.Adam(indexer.parameters(), lr=0.01), []
+    optimizer, graphs_of_steps = torch.optim.Adam(indexer.parameters(), lr=0.01), []
     for step in range(max(steps) + 1):
         if step in steps:
-            chosen.append(indexer.select(judge, judge))
+            graphs_of_steps.append(indexer.select(judge, judge))
         x, info = learn[step % 3], watched[step % 3]
         loss = indexer.loss(x, x, info)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return chosen
+    return graphs_of_steps
 
 
 steps = (0, 5, 20, 80)
@@ -144,8 +144,8 @@ compared = {"untrained": graphs[0], "random": random, f"window({k})": near}
 compared |= {f"trained, seed {seed}": trained[seed][0] for seed in range(3)} | {"oracle": oracle}
 errors = {name: error(graph) for name, graph in compared.items()}
 for name, graph in compared.items():
-    held = recall(truth, graph).mean().item()
-    print(f"{name:16} {graph.num_edges:5} edges  holds {held:.2f}  relative error {errors[name]:.2f}")
+    recall_share = recall(truth, graph).mean().item()
+    print(f"{name:16} {graph.num_edges:5} edges  holds {recall_share:.2f}  relative error {errors[name]:.2f}")
 longer = [error(trained[seed][1]) for seed in range(3)]
 print("after 240 steps the errors are", ", ".join(f"{value:.2f}" for value in longer))
 outside = [1 - (trained[seed][0] & near).num_edges / near.num_edges for seed in range(3)]

@@ -5,9 +5,9 @@
 # **1. Two heads.**
 
 # %%
-both = lower[0].writes + lower[1].writes
+combined = lower[0].writes + lower[1].writes
 # the sum of both, since they share no direction exactly
-answer = both.dim
+answer = combined.dim
 
 # %% [markdown]
 # **2. A neutral word.**

@@ -5,8 +5,8 @@
 # **1. What is left without sinks?**
 
 # %%
-shown = [row["holds"] for row in smollm2 if row["job"] != "sink"]
-answer = sum(shown) / len(shown)
+confirmed = [row["holds"] for row in smollm2 if row["job"] != "sink"]
+answer = sum(confirmed) / len(confirmed)
 
 # %% [markdown]
 # **2. Why correct?**
