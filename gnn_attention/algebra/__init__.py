@@ -1,17 +1,16 @@
-"""Graphs from graphs: what the operators ``| & - ^ ~ .T @ **`` of a graph leave to functions.
+"""Graphs from graphs: functions for what the operators ``| & - ^ ~ .T @ **`` of a graph cannot do.
 
-``stacks``: many graphs of the same nodes (one for each head, one for each sample).
-``products``: graphs on more tokens (disjoint sum, Cartesian product). ``tokens``: other tokens (some of them,
-in any order, further ones). ``walks``: several hops (closure).
+``stacks`` joins graphs of the same nodes, one for each head or sample. ``products`` makes graphs on more
+tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``walks`` has closures.
 
-The result is a rule made of the operands' rules, so that nothing is enumerated; where all operands carry
-their edges as lists, so does the result, in the order each docstring states. Only ``closure`` must look at
-the edges. Graphs that differ by head or by sample take part everywhere. Tokens that become other tokens begin
-at position 0.
+The result is a rule made of the operands' rules, so no edges are enumerated, except in ``closure``.
+If all operands store edge lists, so does the result, in the order that each docstring states.
+Graphs may differ by head or by sample everywhere. Results over other tokens begin at position 0.
 
-TypeError for what is no graph (no integer, no sequence of them), IndexError for a token that is none.
-ValueError for graphs that do not fit: none at all, other nodes, heads or batch, not the same tokens on both
-sides, or, where tokens become others, not from position 0 on. Docstrings name what else is refused.
+All functions raise TypeError for an argument that is not a graph (or not an integer, or not a
+sequence of them), IndexError for a token that does not exist, and ValueError for graphs that do not
+fit: no graph at all, different nodes, heads or batch, or a graph that is not square or does not
+begin at position 0 where the function needs it. Docstrings name further errors.
 """
 
 import inspect

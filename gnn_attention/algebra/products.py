@@ -1,7 +1,7 @@
-"""Graphs on more tokens than their operands have: the disjoint sum, and the product on pairs of tokens.
+"""Graphs on more tokens than their operands have: the disjoint sum and a product on pairs.
 
-In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture read row by row. A
-product of a graph of the rows and a graph of the columns is a graph on the grid.
+In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture that is read
+row by row. The product of a graph of the rows and a graph of the columns is a graph on the grid.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,34 @@ __all__ = ["cartesian_product", "disjoint_sum"]
 def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """The graphs side by side, without edges between them.
 
-    The masks are the blocks of a block diagonal matrix. Packing: graph k's tokens follow those of the graphs
-    before it. Lists follow one another; one rule evaluates all the graphs on every pair. networkx's
-    ``disjoint_union``; torch_geometric's batches.
+    The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as in
+    packing. Edge lists follow one another; otherwise one rule evaluates all graphs on every pair.
+    This is networkx's ``disjoint_union`` and torch_geometric's batch.
 
     >>> from gnn_attention import patterns
     >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()
     [[0, 0, 1, 2, 3, 2, 3], [0, 1, 1, 2, 2, 3, 3]]
     """
     sizes = _operands.from_zero("disjoint_sum", *graphs)
-    parts, num_dst, num_src = [], 0, 0
-    for graph in graphs:
-        parts.append((graph, num_dst, num_src))
-        num_dst, num_src = num_dst + graph.num_dst, num_src + graph.num_src
     name = _operands.name("disjoint_sum", graphs)
+    blocks = []
+    num_dst = num_src = 0
+    for graph in graphs:
+        blocks.append((graph, num_dst, num_src))
+        num_dst += graph.num_dst
+        num_src += graph.num_src
     if _operands.edge_lists(graphs) is not None:
-        return TokenGraph.from_edges(block_edges(parts), num_dst, num_src, name=name)
-    return TokenGraph.from_rule(block_rule(parts), num_dst, num_src, **sizes, name=name)
+        return TokenGraph.from_edges(block_edges(blocks), num_dst, num_src, name=name)
+    return TokenGraph.from_rule(block_rule(blocks), num_dst, num_src, **sizes, name=name)
 
 
 @not_compiled
 def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """One step along one axis.
+    """The graph on pairs of tokens whose edges are steps along one axis.
 
-    ``i = k and l -> j in g2, or j = l and k -> i in g1``, for receiver (i, j) and sender (k, l).
-    ``n2 * E1 + n1 * E2`` edges where at most one of the two has self loops. The product of two paths is the
-    grid of the rook's single steps. networkx's ``cartesian_product``. Lists: edges along g1, then along g2.
+    For receiver (i, j) and sender (k, l) the edges are ``i = k and l -> j in g2, or j = l and k -> i in g1``.
+    There are ``n2 * E1 + n1 * E2`` if at most one of the graphs has self loops. The product of two paths is
+    the grid. This is networkx's ``cartesian_product``. Edge lists hold the edges along g1, then along g2.
 
     >>> from gnn_attention import patterns
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
@@ -57,9 +59,14 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     sizes = _operands.from_zero("cartesian_product", g1, g2)
     for graph in (g1, g2):
         _operands.square("cartesian_product", graph, "a step along one axis stays on the other")
-    n, name = g1.num_dst * g2.num_dst, _operands.name("cartesian_product", (g1, g2))
+    n = g1.num_dst * g2.num_dst
+    name = _operands.name("cartesian_product", (g1, g2))
     if (lists := _operands.edge_lists((g1, g2))) is not None:
-        edges = _along_one(lists[0], lists[1], g1.num_dst, g2.num_dst)
+        # The edges of each graph are repeated at every token of the other.
+        tokens1, tokens2 = (torch.arange(g.num_dst, device="cpu").expand(2, -1) for g in (g1, g2))
+        pairs = ((lists[0], tokens2), (tokens1, lists[1]))
+        steps = [(i[:, :, None] * g2.num_dst + j[:, None, :]).flatten(1) for i, j in pairs]
+        edges = torch.cat(steps, dim=1)
         return TokenGraph.from_edges(edges, n, coalesce=True, name=name)
     rule = partial(_cartesian, g1.edges.contains, g2.edges.contains, g2.num_dst)
     return TokenGraph.from_rule(rule, n, **sizes, name=name)
@@ -70,30 +77,24 @@ def _cartesian(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tenso
     return ((i == k) & right(b, h, j, l)) | ((j == l) & left(b, h, i, k))
 
 
-Part = tuple[TokenGraph, int, int]  # a block of the mask: its graph, its first receiver, its first sender
+# A block of the mask: its graph, its first receiver and its first sender.
+Block = tuple[TokenGraph, int, int]
 
 
-def block_rule(parts: Sequence[Part]) -> Rule:
-    """The rule of a mask made of blocks, empty elsewhere."""
-    blocks = [
+def block_rule(blocks: Sequence[Block]) -> Rule:
+    """Return the rule of a mask made of blocks, empty elsewhere."""
+    rules = [
         partial(corner, graph.edges.contains, (row, column, graph.num_dst, graph.num_src))
-        for graph, row, column in parts
+        for graph, row, column in blocks
         if graph.num_dst and graph.num_src
     ]
-    return partial(any_of, tuple(blocks)) if blocks else no_pair
+    return partial(any_of, tuple(rules)) if rules else no_pair
 
 
-def block_edges(parts: Sequence[Part]) -> Tensor:
-    """The edges of the same mask, block by block."""
+def block_edges(blocks: Sequence[Block]) -> Tensor:
+    """Return the edges of the mask of :func:`block_rule`, block by block."""
     lists = [
         graph.coalesce().edge_index + torch.tensor([[column], [row]], device="cpu")
-        for graph, row, column in parts
+        for graph, row, column in blocks
     ]
     return torch.cat(lists, dim=1)
-
-
-def _along_one(left: Tensor, right: Tensor, n1: int, n2: int) -> Tensor:
-    """The edges of the first graph at every token of the second, then the other way."""
-    stay1, stay2 = (torch.arange(n, device="cpu").expand(2, -1) for n in (n1, n2))
-    pairs = ((left, stay2), (stay1, right))
-    return torch.cat([(a[:, :, None] * n2 + b[:, None, :]).flatten(1) for a, b in pairs], dim=1)

@@ -1,4 +1,4 @@
-"""Many graphs of the same nodes as one: one for each head, one for each sample."""
+"""Several graphs of the same nodes as one graph: one for each head, or one for each sample."""
 
 import operator
 from dataclasses import replace
@@ -17,9 +17,9 @@ NODES = ("num_dst", "num_src", "dst_offset", "src_offset")
 
 @not_compiled
 def per_head(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``.
+    """Graph k for head k: one graph with ``heads = len(graphs)``; ``select(head=k)`` is graph k.
 
-    ``select(head=k)`` gives graph k back. They may differ by sample, not by head; pairs evaluate each rule.
+    The graphs may differ by sample, not by head. Every pair of tokens evaluates all rules.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
@@ -30,9 +30,9 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
 
 @not_compiled
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for sample k of the batch: ``batch = len(graphs)``; ``select(batch=k)`` gives graph k back.
+    """Graph k for sample k: one graph with ``batch = len(graphs)``; ``select(batch=k)`` is graph k.
 
-    The graphs may differ by head, not by sample. Every pair evaluates each of the rules.
+    The graphs may differ by head, not by sample. Every pair of tokens evaluates all rules.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
@@ -45,39 +45,39 @@ def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return reduce(operator.or_, (rule(b, h, dst, src) for rule in rules))
 
 
-def _if_in(
+def _restrict_to_slices(
     axis: str, numbers: tuple[int, ...], rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
-    """The rule for the samples or heads of these numbers alone."""
-    number = b if axis == "batch" else h
-    return reduce(operator.or_, (number == one for one in numbers)) & rule(b, h, dst, src)
+    index = b if axis == "batch" else h
+    return reduce(operator.or_, (index == number for number in numbers)) & rule(b, h, dst, src)
 
 
 def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
-    sizes = _operands.varies(function, *graphs)
+    sizes = _operands.common_sizes(function, *graphs)
     first = graphs[0]
     for graph in graphs:
-        if any(getattr(graph, word) != getattr(first, word) for word in NODES):
-            got = f"got {first!r} and {graph!r}; extend or restrict one of them first"
-            raise ValueError(f"{function} needs graphs of the same nodes (number and position), {got}")
-    if sizes[axis] is not None:
-        varied, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
-        hint = f"select(batch, head) takes one of its {word}s"
-        raise ValueError(f"{function} takes a graph for each {word}, got {varied!r}; {hint}")
+        if any(getattr(graph, attribute) != getattr(first, attribute) for attribute in NODES):
+            raise ValueError(
+                f"{function} needs graphs of the same nodes and positions, got {first!r} and {graph!r}"
+            )
+        if getattr(graph, axis) is not None:
+            kind = function.removeprefix("per_")
+            raise ValueError(
+                f"{function} takes a graph for each {kind}, got {graph!r}; use select(batch, head) first"
+            )
     # Graphs that share their edges evaluate them once.
-    numbers_of: dict[int, tuple[int, ...]] = {}
+    numbers_by_edges: dict[int, list[int]] = {}
     for number, graph in enumerate(graphs):
-        numbers_of[id(graph.edges)] = (*numbers_of.get(id(graph.edges), ()), number)
-    parts = (
-        partial(_if_in, axis, numbers, graphs[numbers[0]].edges.contains) for numbers in numbers_of.values()
-    )
+        numbers_by_edges.setdefault(id(graph.edges), []).append(number)
+    rules = [
+        partial(_restrict_to_slices, axis, tuple(numbers), graphs[numbers[0]].edges.contains)
+        for numbers in numbers_by_edges.values()
+    ]
     sizes = {**sizes, axis: len(graphs)}
-    rule, name = partial(any_of, tuple(parts)), _operands.name(function, graphs)
-    return at_positions_of(
-        first, TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    )
+    rule, name = partial(any_of, tuple(rules)), _operands.name(function, graphs)
+    graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
+    return at_positions_of(first, graph)
 
 
-def at_positions_of(first: TokenGraph, graph: TokenGraph) -> TokenGraph:
-    """The graph with the offsets of another."""
-    return replace(graph, dst_offset=first.dst_offset, src_offset=first.src_offset)
+def at_positions_of(template: TokenGraph, graph: TokenGraph) -> TokenGraph:
+    return replace(graph, dst_offset=template.dst_offset, src_offset=template.src_offset)

@@ -31,7 +31,7 @@ from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
 from gnn_attention.huggingface._overrides import ACTIVE, Override, module_name
 from gnn_attention.huggingface._programs import Arguments
-from gnn_attention.selectors._choice import tokens_of, within
+from gnn_attention.selectors._choice import keep_edges, tokens_of_blocks
 
 T = TypeVar("T")
 
@@ -233,6 +233,6 @@ def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: i
     index = selection.detach()[:, None] if block_size is None else selection.detach()
     if (groups := own.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
-    index = within(own, index) if block_size is None else tokens_of(index, block_size, own)
+    index = keep_edges(own, index) if block_size is None else tokens_of_blocks(index, block_size, own)
     graph = TokenGraph.from_indices(index, own.num_src, coalesce=True, name="chosen")
     return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)

@@ -1,11 +1,11 @@
 """The zoo: builders of token graphs, one short function for each.
 
-Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly.
-Builders are causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` is the
-other. Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they
-use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on ranges.
+Every builder returns a :class:`TokenGraph`, and its docstring states the exact set of edges. Builders are
+causal (``src <= dst``) unless their docstring says otherwise, and ``causal=False`` lifts the restriction.
+Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they
+only use broadcasting operators, so that ``gnn_attention.graph.tiling`` can evaluate ranges.
 
-The modules are the families: ``gnn-attention graphs`` lists them, with an example of each builder.
+Each module holds one family. ``gnn-attention graphs`` lists them with an example of each builder.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""What all builders do with their arguments: check numbers and flags, and name the graph after the call."""
+"""The decorator of all builders: it checks numbers and flags and names the graph after the call."""
 
 import functools
 import inspect
@@ -15,12 +15,12 @@ P = ParamSpec("P")
 Builder = Callable[P, TokenGraph]
 
 
-def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
-    """Check the whole numbers and flags that a builder takes, and name its graph after the call.
+def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
+    """Check the integers and flags that a builder takes, and name its graph after the call.
 
-    A parameter annotated ``int`` takes an integer of at least ``least[parameter]``, 0 if that is not given.
-    The name is the call as Python text without options that are the default, ``band(8, 2, 1, dilation=2)``;
-    it has only the shape of a tensor and the length of a list of more than 8: ``documents([50 lengths])``.
+    A parameter annotated ``int`` accepts integers of at least ``minimums[parameter]``, by default 0. The
+    name is the call as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``.
+    It holds the shape of a tensor and the number of more than 8 values: ``documents([50 lengths])``.
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:
@@ -34,43 +34,42 @@ def builder(**least: int) -> Callable[[Builder[P]], Builder[P]]:
             except TypeError:
                 # Python's own message names the function.
                 return build(*args, **options)
-            for word, value in call.arguments.items():
-                call.arguments[word] = _argument(signature.parameters[word], value, least.get(word, 0))
-            return replace(build(*call.args, **call.kwargs), name=f"{build.__name__}({_arguments(call)})")
+            for name, value in call.arguments.items():
+                annotation = signature.parameters[name].annotation
+                if annotation is int or (annotation == int | None and value is not None):
+                    call.arguments[name] = checks.size(name, value, minimums.get(name, 0))
+                elif annotation is bool:
+                    checks.instance(name, value, bool)
+                elif isinstance(value, Iterator):
+                    call.arguments[name] = list(value)
+            graph = build(*call.args, **call.kwargs)
+            return replace(graph, name=f"{build.__name__}({_format_arguments(call)})")
 
         return build_checked
 
     return decorate
 
 
-def _argument(parameter: inspect.Parameter, value: Any, least: int) -> Any:
-    """The argument that a builder gets: an int for a whole number, a list for an iterator."""
-    if parameter.annotation is int or (parameter.annotation == int | None and value is not None):
-        return checks.size(parameter.name, value, least)
-    if parameter.annotation is bool:
-        return checks.instance(parameter.name, value, bool)
-    return list(value) if isinstance(value, Iterator) else value
-
-
-def _arguments(call: inspect.BoundArguments) -> str:
-    """The arguments of a call as text, without options that are the default."""
-    words = []
-    for word, value in call.arguments.items():
-        default, shown = call.signature.parameters[word].default, _format_value(word, value)
+def _format_arguments(call: inspect.BoundArguments) -> str:
+    """Return the arguments of a call as Python text, without options at their default."""
+    arguments = []
+    for name, value in call.arguments.items():
+        default = call.signature.parameters[name].default
+        text = _format_value(name, value)
         if default is inspect.Parameter.empty:
-            words.append(shown)
-        elif shown != repr(default):
-            words.append(f"{word}={shown}")
-    return ", ".join(words)
+            arguments.append(text)
+        elif text != repr(default):
+            arguments.append(f"{name}={text}")
+    return ", ".join(arguments)
 
 
-def _format_value(word: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if isinstance(value, TokenGraph):
         return value.name
     if isinstance(value, Tensor) and value.dim() != 1:
-        return f"{list(value.shape)} {word}"
+        return f"{list(value.shape)} {name}"
     if isinstance(value, str) or not isinstance(value, Iterable):
         return repr(value)
     entries = value.tolist() if hasattr(value, "tolist") else value
     entries = entries if isinstance(entries, tuple) else list(entries)
-    return str(entries) if len(entries) <= 8 else f"[{len(entries)} {word}]"
+    return str(entries) if len(entries) <= 8 else f"[{len(entries)} {name}]"

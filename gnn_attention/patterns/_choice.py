@@ -1,4 +1,4 @@
-"""The largest scores of each receiver, chosen for builders and for selectors; never one that is -inf."""
+"""The largest scores of each receiver, for builders and selectors. A score of -inf is never chosen."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,45 +6,43 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 
-# 4 MiB of float32
-SCORES_AT_ONCE = 2**20
+# 4 MiB of float32.
+SCORES_PER_CHUNK = 2**20
 
 
-def row_blocks(num_dst: int, width: int) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` of successive receivers, one of which takes ``width`` numbers; one block at least."""
-    step = max(1, SCORES_AT_ONCE // max(1, width))
-    yield from ((start, min(start + step, num_dst)) for start in range(0, max(1, num_dst), step))
+def split_rows(num_dst: int, width: int) -> Iterator[tuple[int, int]]:
+    """Yield ``(start, stop)`` of chunks of receivers with ``width`` scores each, at least one."""
+    step = max(1, SCORES_PER_CHUNK // max(1, width))
+    for start in range(0, max(1, num_dst), step):
+        yield start, min(start + step, num_dst)
 
 
-def top_rows(
-    scores_of: Callable[[tuple[int, int]], Tensor],
+def largest_of_rows(
+    compute_scores: Callable[[tuple[int, int]], Tensor],
     num_dst: int,
     width: int,
     count: int,
-    first_of_equals: bool = False,
-) -> Int[Tensor, "batch heads dst most"]:
-    """The :func:`largest` of ``scores_of(rows) [batch, heads, rows, pairs]``, some receivers at a time.
-
-    ``width`` is how many numbers those of one receiver take.
-    """
-    parts = [largest(scores_of(rows), count, first_of_equals) for rows in row_blocks(num_dst, width)]
-    return torch.cat(parts, dim=2).int()
+    stable: bool = False,
+) -> Int[Tensor, "batch heads dst k"]:
+    """Return the :func:`largest_indices` of ``compute_scores(rows)``, for some receivers at a time."""
+    chunks = split_rows(num_dst, width)
+    return torch.cat([largest_indices(compute_scores(rows), count, stable) for rows in chunks], dim=2).int()
 
 
-def largest(scores: Tensor, count: int, first_of_equals: bool = True) -> Int[Tensor, "... most"]:
-    """The places of the ``count`` largest of each row, -1 for one that is -inf.
+def largest_indices(scores: Tensor, count: int, stable: bool = True) -> Int[Tensor, "... k"]:
+    """Return the indices of the ``count`` largest scores of each row, -1 for a score of -inf.
 
-    Among equal numbers the first ones are chosen, or any, which takes less time.
+    Among equal scores the first are chosen; ``stable=False`` chooses any, which is faster.
     """
     count = min(count, scores.shape[-1])
-    if first_of_equals:
-        values, places = (x[..., :count] for x in scores.sort(dim=-1, descending=True, stable=True))
+    if stable:
+        values, indices = (x[..., :count] for x in scores.sort(dim=-1, descending=True, stable=True))
     else:
-        values, places = scores.topk(count, dim=-1)
-    return torch.where(values > -torch.inf, places, -1)
+        values, indices = scores.topk(count, dim=-1)
+    return torch.where(values > -torch.inf, indices, -1)
 
 
-def are_largest(scores: Tensor, count: int) -> Bool[Tensor, "..."]:
-    """Whether each number is one of the :func:`largest` of its row."""
-    chosen = torch.zeros_like(scores, dtype=torch.bool)
-    return chosen.scatter(-1, largest(scores, count).clamp(min=0), True) & (scores > -torch.inf)
+def is_largest(scores: Tensor, count: int) -> Bool[Tensor, "..."]:
+    """Return whether each score is among the :func:`largest_indices` of its row."""
+    indices = largest_indices(scores, count).clamp(min=0)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, indices, True) & (scores > -torch.inf)

@@ -1,4 +1,4 @@
-"""The simplest graphs: all tokens, the token itself, the past, the future, all others, another sequence."""
+"""The simplest graphs: all pairs, self loops, past, future, all other tokens, two sequences."""
 
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, rules
@@ -12,7 +12,7 @@ __all__ += ["self_loops", "strict_causal"]
 
 @builder()
 def full(n: int) -> TokenGraph:
-    """Every token attends to every token, ``n^2`` edges (Vaswani et al. 2017, arXiv 1706.03762).
+    """Every token attends to every token: ``n^2`` edges (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> full(5).num_edges
     25
@@ -22,7 +22,7 @@ def full(n: int) -> TokenGraph:
 
 @builder()
 def self_loops(n: int) -> TokenGraph:
-    """Each token attends to itself alone, n edges: the identity of ``@``, ``g ** 0``.
+    """Each token attends to itself alone: n edges, the identity ``g ** 0`` of the product ``@``.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -34,7 +34,7 @@ def self_loops(n: int) -> TokenGraph:
 def cross(num_dst: int, num_src: int) -> TokenGraph:
     """Every receiver attends to every sender of another sequence.
 
-    All ``num_dst * num_src`` pairs, a bipartite graph. Vaswani et al. 2017 (arXiv 1706.03762).
+    The bipartite graph has all ``num_dst * num_src`` edges (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> cross(2, 3).in_degree().tolist()
     [3, 3]
@@ -44,7 +44,7 @@ def cross(num_dst: int, num_src: int) -> TokenGraph:
 
 @builder()
 def causal(n: int) -> TokenGraph:
-    """Each token attends to itself and all before it: ``src <= dst``, ``n (n + 1) / 2`` edges.
+    """Each token attends to itself and all earlier tokens: ``src <= dst``, ``n (n + 1) / 2`` edges.
 
     >>> print(causal(3))
     causal(3): mask[dst, src] and in-edges
@@ -57,7 +57,7 @@ def causal(n: int) -> TokenGraph:
 
 @builder()
 def anti_causal(n: int) -> TokenGraph:
-    """Each token attends to itself and all after it: ``src >= dst``, ``n (n + 1) / 2`` edges.
+    """Each token attends to itself and all later tokens: ``src >= dst``, ``n (n + 1) / 2`` edges.
 
     >>> anti_causal(4).in_degree().tolist()
     [4, 3, 2, 1]
@@ -69,12 +69,13 @@ def anti_causal(n: int) -> TokenGraph:
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     """Each receiver attends to the senders up to its own time, in sequences of different lengths.
 
-    ``align`` says which ends coincide. ``"upper_left"``: the first tokens do, ``src <= dst``
-    (scaled_dot_product_attention's ``is_causal``, torch's ``causal_upper_left``). ``"lower_right"``: the last
-    do, ``src <= dst + num_src - num_dst`` (flash-attention's ``causal`` and torch's ``causal_lower_right``;
-    its receivers are the last ``num_dst`` of ``num_src`` tokens, where the first ``num_dst - num_src``
-    receivers have no in-edges and receive exactly 0). There is no default: nothing is aligned by guess.
-    Raises ValueError for any other word.
+    ``align`` says which ends coincide. With ``"upper_left"`` the first tokens do, and the edges are
+    ``src <= dst``, as in scaled_dot_product_attention's ``is_causal`` and torch's
+    ``causal_upper_left``. With ``"lower_right"`` the last tokens do, and the edges are
+    ``src <= dst + num_src - num_dst``, as in flash-attention's ``causal`` and torch's
+    ``causal_lower_right``: the receivers are the last ``num_dst`` of ``num_src`` tokens. If there
+    are more receivers than senders, the first ``num_dst - num_src`` are isolated and receive exactly
+    0. There is no default, because libraries disagree. Raises ValueError for any other word.
 
     >>> print(causal_aligned(2, 4, "lower_right"))
     causal_aligned(2, 4, 'lower_right'): mask[dst, src] and in-edges
@@ -82,13 +83,13 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     1 ■ ■ ■ ■   1 <- 0 1 2 3
     """
     align = checks.choice("align", align, ("upper_left", "lower_right"))
-    later = 0 if align == "upper_left" else num_src - num_dst
-    return TokenGraph.from_rule(src <= dst + later, num_dst, num_src)
+    shift = 0 if align == "upper_left" else num_src - num_dst
+    return TokenGraph.from_rule(src <= dst + shift, num_dst, num_src)
 
 
 @builder()
 def strict_causal(n: int) -> TokenGraph:
-    """Each token attends to all before it: ``src < dst``; token 0 has no in-edges and gets 0.
+    """Each token attends to all earlier tokens: ``src < dst``. Token 0 is isolated and receives 0.
 
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
@@ -98,7 +99,7 @@ def strict_causal(n: int) -> TokenGraph:
 
 @builder()
 def no_self(n: int) -> TokenGraph:
-    """Every token attends to every other: ``src != dst``, ``n (n - 1)`` edges.
+    """Every token attends to every other token: ``src != dst``, ``n (n - 1)`` edges.
 
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
@@ -108,10 +109,10 @@ def no_self(n: int) -> TokenGraph:
 
 @builder()
 def encoder_decoder(source: int, target: int) -> TokenGraph:
-    """``source`` tokens attend to each other, ``target`` tokens after them to the source and their own past.
+    """Source tokens attend to each other, target tokens to the source and their own past.
 
-    ``src < source or src <= dst``, ``source^2 + target source + target (target + 1) / 2`` edges. As a set of
-    edges it is the prefix language model's (Vaswani et al. 2017, arXiv 1706.03762).
+    The ``source`` tokens come first. There are ``source^2 + target source + target (target + 1) / 2`` edges,
+    ``src < source or src <= dst``, as in :func:`prefix`. Source: Vaswani et al. 2017 (arXiv 1706.03762).
 
     >>> encoder_decoder(2, 3).in_degree().tolist()
     [2, 2, 3, 4, 5]

@@ -1,10 +1,9 @@
-"""Graphs that depend on the data.
+"""Graphs that depend on the data: largest logits, nearest points, hashes, clusters, chosen lines.
 
-Largest logits, nearest points, hashing, clusters, chosen columns and diagonals. The data come as tensors
-``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph then differs by head or sample as
-they do. Nothing is learnt here: a graph holds no gradient, and what a model trains (an indexer, centroids)
-goes in as its numbers. Among equal numbers the earlier position wins; what is -inf is never chosen.
-``blocks`` selects whole blocks.
+Data are tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``, and the graph
+varies by head and sample as they do. Nothing is learned here: a graph holds no gradient, and what a
+model trains (an indexer, centroids) is passed as numbers. Among equal numbers the earlier position
+wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
 """
 
 from collections.abc import Sequence
@@ -25,68 +24,69 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 
 @builder()
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to the ``k`` senders of its largest logits.
+    """Each token attends to the ``k`` senders with its largest logits.
 
-    ``src <= dst`` unless ``causal=False``. ``logits [..., dst, src]``; in-degree ``min(dst + 1, k)`` where
-    none is -inf. DeepSeek sparse attention (DeepSeek-V3.2) takes the causally masked logits of its indexer,
-    one graph for all heads. TypeError or ValueError for other data.
+    ``logits [..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``. The
+    in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention (DeepSeek-V3.2)
+    selects by the logits of its indexer, one graph for all heads. Raises an error for other data.
 
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
     """
-    values, sizes = _data.all_axes("logits", logits, "dst src")
+    values, sizes = _data.expand_axes("logits", logits, "dst src")
     num_dst, num_src = values.shape[-2:]
     if causal:
         future = torch.ones(num_dst, num_src, dtype=torch.bool, device="cpu").triu(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(future, -torch.inf)
-    senders = _choice.largest(values, k).sort(dim=-1).values
-    return TokenGraph.from_indices(_data.own_axes(senders, sizes), num_src)
+    senders = _choice.largest_indices(values, k).sort(dim=-1).values
+    return TokenGraph.from_indices(_data.drop_axes(senders, sizes), num_src)
 
 
 @builder()
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` tokens nearest to it, itself included.
 
-    ``src <= dst`` unless ``causal=False``. ``points [..., n, dim]``, Euclidean distance in float64; in-degree
-    ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` looks for k others instead, as torch_geometric's
-    ``knn_graph(loop=False)`` does. Graphs of nearest neighbours are ``causal=False`` in general. Distances
-    are taken some rows at a time. TypeError or ValueError for other data.
+    ``points [..., n, dim]`` are compared by Euclidean distance in float64. The edges satisfy
+    ``src <= dst`` unless ``causal=False``, the usual graph of nearest neighbours; the in-degree is
+    ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` takes k other tokens, as
+    torch_geometric's ``knn_graph(loop=False)`` does. Raises TypeError or ValueError for other data.
 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    values, sizes = _data.all_axes("points", points, "n dim")
+    values, sizes = _data.expand_axes("points", points, "n dim")
     points, n = values.double(), values.shape[-2]
 
-    def closeness(rows: tuple[int, int]) -> Tensor:
+    def compute_closeness(rows: tuple[int, int]) -> Tensor:
+        # The mode with a matrix product would lose small distances to cancellation.
         mode = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(points[..., slice(*rows), :], points, compute_mode=mode)
         dst, src = torch.arange(*rows, device="cpu").unsqueeze(-1), torch.arange(n, device="cpu")
-        hidden = ((src > dst) & causal) | ((src == dst) & (not loops))
-        return -distance.masked_fill(hidden, torch.inf)
+        is_excluded = ((src > dst) & causal) | ((src == dst) & (not loops))
+        return -distance.masked_fill(is_excluded, torch.inf)
 
-    senders = _choice.top_rows(closeness, n, points[..., 0].numel(), k, first_of_equals=True)
-    return TokenGraph.from_indices(_data.own_axes(senders.sort(dim=-1).values, sizes), n)
+    senders = _choice.largest_of_rows(compute_closeness, n, points[..., 0].numel(), k, stable=True)
+    return TokenGraph.from_indices(_data.drop_axes(senders.sort(dim=-1).values, sizes), n)
 
 
 @builder()
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
     """Tokens that share a bucket in some round attend to each other.
 
-    Each token attends to itself only if it would have no in-edges. ``buckets [..., rounds, n]``:
-    ``bucket(r, src) = bucket(r, dst)`` for some round r, ``src != dst``, and ``src <= dst`` unless
-    ``causal=False``; else the self loop alone. Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2,
-    "Multi-round LSH attention" and "Causal masking for shared-QK attention"), where queries and keys are the
-    same vectors.
+    ``buckets [..., rounds, n]``. The edges are ``src != dst`` with ``bucket(r, src) = bucket(r, dst)``
+    for some round r, and ``src <= dst`` unless ``causal=False``. A token attends to itself only if it has
+    no other in-edge. Source: Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2, "Multi-round LSH
+    attention" and "Causal masking for shared-QK attention"), where queries and keys are the same vectors.
 
     >>> shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])).edge_index.tolist()
     [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 3, 3]]
     """
-    labels, sizes = _data.whole_numbers("buckets", buckets, "rounds n")
-    first, last = _first_of_each(labels), _first_of_each(labels.flip(-1)).flip(-1)
-    alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
-    shared = any_of(_data.same(_data.own_axes(labels[:, :, r], sizes)) for r in range(labels.shape[2]))
-    rule = (shared & (dst != src)) | (look_up(alone, dst) & (dst == src))
+    labels, sizes = _data.expand_integers("buckets", buckets, "rounds n")
+    is_first = _is_first_occurrence(labels)
+    is_last = _is_first_occurrence(labels.flip(-1)).flip(-1)
+    is_alone = _data.drop_axes((is_first if causal else is_first & is_last).all(dim=-2), sizes)
+    is_shared = any_of(_data.same_label(_data.drop_axes(x, sizes)) for x in labels.unbind(2))
+    rule = (is_shared & (dst != src)) | (look_up(is_alone, dst) & (dst == src))
     return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], **sizes)
 
 
@@ -94,22 +94,22 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
     """Tokens whose vectors point in similar directions attend to each other.
 
-    :func:`shared_bucket` of their hashes. ``vectors [..., n, dim]``; the bucket of a vector x is the largest
-    entry of ``[x R, -x R]``. ``R [heads, dim, rounds, num_buckets / 2]`` is normal and drawn from ``seed``:
-    the angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2); Hugging Face's draws
-    the same numbers for ``hash_seed``. ``num_buckets`` is even.
+    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The bucket of a vector x is the
+    index of the largest entry of ``[x R, -x R]``, where ``R [heads, dim, rounds, num_buckets / 2]`` is normal
+    and drawn from ``seed``. ``num_buckets`` must be even. Source: the angular hashing of Reformer (Kitaev et
+    al. 2020, arXiv 2001.04451, section 2). Hugging Face's Reformer draws the same numbers for ``hash_seed``.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
     """
-    values, sizes = _data.all_axes("vectors", vectors, "n dim")
+    values, sizes = _data.expand_axes("vectors", vectors, "n dim")
     if num_buckets % 2:
         raise ValueError(f"num_buckets must be even, for the two ends of each direction, got {num_buckets}")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = (values.shape[1], values.shape[-1], rounds, num_buckets // 2)
     directions = torch.randn(shape, generator=generator, device="cpu")
-    turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
-    buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
+    products = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
+    buckets = _data.drop_axes(torch.cat([products, -products], dim=-1).argmax(dim=-1), sizes)
     return TokenGraph.from_rule(shared_bucket(buckets, causal).rule, values.shape[2], **sizes)
 
 
@@ -119,83 +119,90 @@ def clusters(
 ) -> TokenGraph:
     """Each token attends to the tokens of its cluster.
 
-    ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels ``[..., n]``;
-    ``src_labels`` where senders are clustered on their own (queries and keys), else the same. Each token in
-    exactly one cluster, of any size: the nearest centroid of k-means. :func:`routing` is the balanced form.
+    The edges are ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels
+    are ``[..., n]``. ``src_labels`` are the labels of the senders where keys are clustered apart
+    from queries; by default they are ``dst_labels``. Each token is in exactly one cluster, as in
+    k-means, and clusters may have any size. :func:`routing` makes clusters of equal size.
 
     >>> clusters(torch.tensor([3, 8, 3, 8])).edge_index.tolist()
     [[0, 1, 0, 2, 1, 3], [0, 1, 2, 2, 3, 3]]
     """
-    ours, sizes = _data.whole_numbers("dst_labels", dst_labels, "n")
-    theirs, _ = (ours, sizes) if src_labels is None else _data.whole_numbers("src_labels", src_labels, "n")
-    if ours.shape[:2] != theirs.shape[:2]:
-        shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
-        raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
-    rule = rules.past(_data.same(_data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
-    return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], **sizes)
+    of_dst, sizes = _data.expand_integers("dst_labels", dst_labels, "n")
+    of_src = of_dst if src_labels is None else _data.expand_integers("src_labels", src_labels, "n")[0]
+    if of_dst.shape[:2] != of_src.shape[:2]:
+        raise ValueError(
+            f"labels must agree in batch and heads, got {list(of_dst.shape)} and {list(of_src.shape)}"
+        )
+    rule = _data.same_label(_data.drop_axes(of_dst, sizes), _data.drop_axes(of_src, sizes))
+    return TokenGraph.from_rule(rules.past(rule, causal), of_dst.shape[-1], of_src.shape[-1], **sizes)
 
 
 @builder()
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
-    """Each centroid's ``w`` closest queries attend to its ``w`` closest keys.
+    """The ``w`` queries closest to a centroid attend to the ``w`` keys closest to it.
 
-    ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``, closeness the dot
-    product: a token may stand in several clusters or have no in-edges; ``src <= dst`` unless
-    ``causal=False``. Routing Transformer (Roy et al. 2020, arXiv 2003.05997): w about ``n / clusters``,
-    layer-normalised vectors, and ``q = k`` where causal.
+    ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``. Closeness is
+    the dot product, so a token may be in several clusters or in none, and is then isolated. The edges
+    satisfy ``src <= dst`` unless ``causal=False``. Source: Routing Transformer (Roy et al. 2020,
+    arXiv 2003.05997), with ``w`` about ``n / clusters``, normalised vectors, and ``q = k`` if causal.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
     [[0, 0], [1, 1], [0, 2], [2, 2], [1, 3], [3, 3]]
     """
-    queries, keys, sizes = _data.queries_and_keys(q, k)
-    centres, _ = _data.all_axes("centroids", centroids, "clusters dim")
-    samples, heads, _, dim = centres.shape
-    if dim != keys.shape[-1] or samples != 1 or heads not in (1, keys.shape[1]):
-        wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
-        raise ValueError(f"centroids must be {wanted}, got {list(centroids.shape)}")
-    members = [_choice.are_largest(centres @ x.mT, w) for x in (queries, keys)]
-    of_dst, of_src = ([_data.own_axes(table, sizes) for table in side.unbind(2)] for side in members)
-    pairs = zip(of_dst, of_src, strict=True)
-    together = any_of(look_up(attending, dst) & look_up(attended, src) for attending, attended in pairs)
-    rule = rules.past(together, causal)
-    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
+    queries, keys, sizes = _data.expand_queries_and_keys(q, k)
+    centres, _ = _data.expand_axes("centroids", centroids, "clusters dim")
+    dim = keys.shape[-1]
+    if centres.shape[-1] != dim or len(centres) != 1 or centres.shape[1] not in (1, keys.shape[1]):
+        raise ValueError(
+            f"centroids must be [clusters, {dim}] or [heads, clusters, {dim}], got {list(centroids.shape)}"
+        )
+    dst_members, src_members = (_choice.is_largest(centres @ x.mT, w).unbind(2) for x in (queries, keys))
+    rule = any_of(
+        look_up(_data.drop_axes(of_dst, sizes), dst) & look_up(_data.drop_axes(of_src, sizes), src)
+        for of_dst, of_src in zip(dst_members, src_members, strict=True)
+    )
+    return TokenGraph.from_rule(rules.past(rule, causal), queries.shape[-2], keys.shape[-2], **sizes)
 
 
 @builder()
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
-    """Chosen columns that every token attends to, and chosen distances.
+    """Every token attends to chosen columns and to tokens at chosen distances.
 
-    ``src <= dst and (src in columns or dst - src in slashes)``. Each is a list of positions ``0 .. n - 1``
-    for all heads, or a list of such lists, one for each head; distance 0 is the self loop. MInference (Jiang
-    et al. 2024, arXiv 2407.02490), which finds them for each head from the attention of the last 64 queries.
-    IndexError for a position outside.
+    The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
+    self loop. Each argument is a list of positions ``0 .. n - 1`` for all heads, or a list of such
+    lists, one for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which finds
+    them by head from the last 64 queries. Raises IndexError for unknown positions.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
     """
-    chosen = [_positions("columns", columns, n), _positions("slashes", slashes, n)]
-    heads = {len(table) for table in chosen if table.dim() == 2}
+    is_column = _mark_positions("columns", columns, n)
+    is_slash = _mark_positions("slashes", slashes, n)
+    heads = {len(table) for table in (is_column, is_slash) if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
-        wanted = "given for the same number of heads, at least 1"
-        raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
-    on_lines = look_up(chosen[0], src) | look_up(chosen[1], compute(torch.clamp, dst - src, 0))
-    return TokenGraph.from_rule((src <= dst) & on_lines, n, heads=max(heads, default=None))
+        raise ValueError(
+            f"columns and slashes must have the same number of heads, at least 1, got {sorted(heads)}"
+        )
+    # Distances below 0 lie outside the table; the causal condition drops these pairs.
+    rule = look_up(is_column, src) | look_up(is_slash, compute(torch.clamp, dst - src, 0))
+    return TokenGraph.from_rule((src <= dst) & rule, n, heads=max(heads, default=None))
 
 
-def _first_of_each(labels: Tensor) -> Tensor:
-    ordered, place = labels.sort(dim=-1, stable=True)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    return torch.zeros_like(new).scatter(-1, place, new)
+def _is_first_occurrence(labels: Tensor) -> Tensor:
+    """Return whether no earlier entry of the row has the same label."""
+    sorted_labels, order = labels.sort(dim=-1, stable=True)
+    is_first = torch.ones_like(sorted_labels, dtype=torch.bool)
+    is_first[..., 1:] = sorted_labels[..., 1:] != sorted_labels[..., :-1]
+    return torch.zeros_like(is_first).scatter(-1, order, is_first)
 
 
-def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
-    """Bool ``[n]``, or ``[heads, n]`` for a list of lists: True at the given positions."""
+def _mark_positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
+    """Return bool ``[n]``, or ``[heads, n]`` for a list of lists, True at ``positions``."""
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):
         raise TypeError(f"{name} must be a list of positions, or one for each head, got {quote(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
-        return torch.stack([_positions(name, row, n) for row in positions])
+        return torch.stack([_mark_positions(name, row, n) for row in positions])
     return _data.mark_positions(_operands.positions(name, positions, n), n)

@@ -20,31 +20,32 @@ __all__ += ["log_sparse", "longnet", "power_attention"]
 def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ....
 
-    ``dst - src`` is 0 or a power of two. In-degree ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these
-    distances on both sides. A message takes as many layers as its distance has binary ones, so
-    ``floor(log2 n)`` layers reach everything. LogSparse attention (Li et al. 2019, arXiv 1907.00235; its
-    ``l - 2^k`` counts from 1). The paper's two extensions, a dense window and restarts, are not in it.
+    The edges are those where ``dst - src`` is 0 or a power of two, and the in-degree is
+    ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these distances on both sides. A message
+    takes as many layers as its distance has binary ones, so ``floor(log2 n)`` layers reach all.
+    Source: LogSparse attention (Li et al. 2019, arXiv 1907.00235) without dense window and restarts.
 
     >>> log_sparse(6).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    return TokenGraph.from_rule(rules.past(_zero_or_power(abs(dst - src), n), causal), n)
+    return TokenGraph.from_rule(rules.past(_is_zero_or_power(abs(dst - src), n), causal), n)
 
 
 @builder(block=1, window=1)
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
-    """Each token attends to blocks at distances that are powers of two, to near and first ones.
+    """Each token attends to near and first blocks, and to blocks at power-of-two distances.
 
-    ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or ``gap`` is a power of
-    two, or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the own block included, so
-    ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all blocks at a gap
-    below ``2^d``. PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
+    The edges are ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or
+    ``gap`` is a power of two, or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the own
+    one included: ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all
+    blocks at a gap below ``2^d``. Source: PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
     """
     gap = dst // block - src // block
-    rule = (src <= dst) & ((gap < window) | (src < sinks * block) | _zero_or_power(gap, -(-n // block)))
+    is_near_or_sink = (gap < window) | (src < sinks * block)
+    rule = (src <= dst) & (is_near_or_sink | _is_zero_or_power(gap, -(-n // block)))
     return TokenGraph.from_rule(rule, n)
 
 
@@ -52,107 +53,105 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
 def butterfly(n: int, block: int = 1) -> TokenGraph:
     """Each token attends to its own block and the blocks whose number differs in one binary digit.
 
-    ``blk(src) = blk(dst) xor 2^k``. In-degree ``block * (1 + log2(n / block))`` where n is ``block`` times a
-    power of two; for any other n, what is left of the next power. Symmetric, not causal (``& causal(n)`` lets
-    messages reach only the blocks whose digits include the sender's). Everything is reached in
-    ``log2(n / block)`` layers. The *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022, arXiv
-    2112.00029), a sum where the butterfly is a product: :func:`butterfly_factor`.
+    The edges are ``blk(src) = blk(dst)`` or ``blk(src) = blk(dst) xor 2^k``. The in-degree is
+    ``block * (1 + log2(n / block))`` if n is ``block`` times a power of two; for any other n the graph
+    is cut from the next power. It is symmetric and not causal (in ``butterfly(n) & causal(n)`` messages
+    only reach blocks whose digits include the sender's). Every token is reached in ``log2(n / block)``
+    layers. Source: the *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022, arXiv
+    2112.00029), a sum of the factors whose product is the butterfly (:func:`butterfly_factor`).
 
     >>> butterfly(8).in_degree().tolist()
     [4, 4, 4, 4, 4, 4, 4, 4]
     """
-    return TokenGraph.from_rule(_zero_or_power((dst // block) ^ (src // block), -(-n // block)), n)
+    return TokenGraph.from_rule(_is_zero_or_power((dst // block) ^ (src // block), -(-n // block)), n)
 
 
 @builder(block=1)
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
-    """One layer of a butterfly network.
+    """Each token attends to its own block and the block whose number differs in digit ``level``.
 
-    Each token attends to its own block and the block that differs in binary digit ``level``. ``blk(src)`` is
-    ``blk(dst)`` or ``blk(dst) xor 2^level``: in-degree ``2 * block`` where the partner exists. One layer of
-    each level, in any order, connects everybody where n is ``block`` times a power of two: the product of the
-    factors is full, each pair by exactly one path of blocks. A factor of block butterfly matrices (Dao et al.
-    2022, arXiv 2112.00029).
+    This is one layer of a butterfly network. The edges are ``blk(src) = blk(dst)`` or
+    ``blk(src) = blk(dst) xor 2^level``, so the in-degree is ``2 * block`` if the partner exists. If n
+    is ``block`` times a power of two, the product of all levels, in any order, is full, with one path
+    of blocks for each pair. Source: block butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
 
     >>> butterfly_factor(4, 1).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    # Numbers differ in digit 2^k at most iff their run of 2^(k+1) and their rest modulo 2^k agree.
-    ours, theirs, stride = dst // block, src // block, 2**level
-    rule = (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
+    # Two numbers agree outside digit 2^k iff their quotients by 2^(k+1) and remainders modulo 2^k agree.
+    i, j, stride = dst // block, src // block, 2**level
+    rule = (i // (2 * stride) == j // (2 * stride)) & ((i - j) % stride == 0)
     return TokenGraph.from_rule(rule, n)
 
 
 @builder(k=1)
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
-    """Tokens and the spans of a binary tree above them.
+    """Tokens attend to near tokens one by one and to far ones through the spans of a binary tree.
 
-    Near context token by token, far context span by span. Nodes ``0 .. n - 1`` are the tokens; then come,
-    level by level and left to right, ``ceil(n / 2^l)`` spans of ``2^l`` tokens, up to the root (the last may
-    be cut). A span attends to all its tokens. Each token attends to itself and, going left from itself, k
-    tokens, then k spans of level 1, k of level 2, and so on to the beginning, no token twice: where a level
-    begins in the middle of one of its spans, the first of the k is the half that is left, a node of the level
-    below. ``causal=False`` goes to the right too. With ``causal=True`` tokens attend only to what lies before
-    them, though each token attends to span nodes of higher number. BP-Transformer (Ye et al. 2019, arXiv
-    1911.04070; its code's ``step`` is k).
+    Nodes ``0 .. n - 1`` are the tokens. Then follow, level by level from left to right, ``ceil(n / 2^l)``
+    spans of ``2^l`` tokens up to the root; the last span of a level may be shorter. A span attends to all its
+    tokens. A token attends to itself and then, going left, to k tokens, k spans of level 1, k of level 2, and
+    so on to the beginning, without reaching a token twice. If a level begins in the middle of one of its
+    spans, the first of its k nodes is the remaining half, a node of the level below. ``causal=False`` goes to
+    the right too. With ``causal=True`` tokens only receive from earlier tokens, although span nodes have
+    higher numbers. Source: BP-Transformer (Ye et al. 2019, arXiv 1911.04070; k is ``step`` in its code).
 
-    >>> print(binary_partition(4))   # 4 and 5 are the halves, 6 is the root
-    binary_partition(4): mask[dst, src] and in-edges
-    0 ■ · · · · · ·   0 <- 0
-    1 ■ ■ · · · · ·   1 <- 0 1
-    2 ■ ■ ■ · · · ·   2 <- 0 1 2
-    3 · · ■ ■ ■ · ·   3 <- 2 3 4
-    4 ■ ■ · · · · ·   4 <- 0 1
-    5 · · ■ ■ · · ·   5 <- 2 3
-    6 ■ ■ ■ ■ · · ·   6 <- 0 1 2 3
+    >>> binary_partition(4).in_degree().tolist()   # four tokens, two halves and the root
+    [1, 2, 3, 3, 2, 2, 4]
     """
-    first = _first_of_levels(n)
+    # The first node of each level; the last entry is the number of nodes.
+    starts, count = [0, n], n
+    while count > 1:
+        count = (count + 1) // 2
+        starts.append(starts[-1] + count)
     token = torch.arange(n, device="cpu")
-    parts = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])]
-    parts += [_context(n, k, first, left) for left in ((True,) if causal else (True, False))]
-    src, dst = torch.cat(parts, 1)
-    order = (dst * first[-1] + src).argsort()
-    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], first[-1])
+    edges = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(starts[:-1])]
+    edges.append(_context_edges(n, k, starts, left=True))
+    if not causal:
+        edges.append(_context_edges(n, k, starts, left=False))
+    src, dst = torch.cat(edges, 1)
+    order = (dst * starts[-1] + src).argsort()
+    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], starts[-1])
 
 
 @builder(heads=1)
 def longnet(
     n: int, segments: Iterable[int], dilations: Iterable[int], heads: int | None = None, causal: bool = True
 ) -> TokenGraph:
-    """Within segments of w tokens every r-th attends to every r-th, for several pairs (w, r).
+    """Within segments of w tokens every r-th token attends to every r-th, for several pairs (w, r).
 
-    The union over the pairs of ``dst // w == src // w`` and ``dst % w % r == src % w % r == h % r``, and
-    ``src <= dst``; ``causal=False`` drops the last. ``heads``: the offset ``h % r`` differs by head, as in
-    the paper; without it, it is 0. The first pair should have ``r = 1``, or some tokens have no in-edges.
-    LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and 13 to 15) merges the pairs by their
-    softmax denominators, so that an edge of m pairs counts m times: sum the masks of the single pairs and
-    give ``score_mods.log_multiplicity`` the sum. Its code (torchscale) gives neighbouring heads the same
-    offset, ``h // ceil(heads / r)``. Raises ValueError unless there are as many dilations as segments.
+    The graph is the union over the pairs of ``dst // w == src // w`` and
+    ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The offset ``h % r``
+    differs by head as in the paper; it is 0 without ``heads``. The first pair should have ``r = 1``, or some
+    tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and 13 to 15),
+    which merges the pairs by their softmax denominators, so that an edge of m pairs counts m times; for this
+    pass the sum of the masks of the single pairs to ``score_mods.log_multiplicity``. Its code (torchscale)
+    has the offset ``h // ceil(heads / r)``. Raises ValueError for lists of different lengths.
 
     >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
     [1, 2, 1, 2, 2, 2, 1, 2]
     """
     sizes, steps = checks.sizes("segments", segments, 1), checks.sizes("dilations", dilations, 1)
     if len(sizes) != len(steps) or not sizes:
-        got = f"got {len(steps)} dilations for {len(sizes)} segments"
-        raise ValueError(f"longnet needs a dilation for each segment length, {got}")
-    parts = []
+        raise ValueError(
+            f"longnet needs a dilation for each segment, got {len(steps)} dilations for {len(sizes)} segments"
+        )
+    scales = []
     for w, r in zip(sizes, steps, strict=True):
         offset = 0 if heads is None else head % r
-        parts.append((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
-    return TokenGraph.from_rule(rules.past(any_of(parts), causal), n, heads=heads)
+        scales.append((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
+    return TokenGraph.from_rule(rules.past(any_of(scales), causal), n, heads=heads)
 
 
 @builder(block=1)
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
-    """The pairs of tokens that one level of a hierarchical matrix holds.
+    """The pairs of tokens that belong to one level of a hierarchical matrix.
 
-    Neighbouring blocks, less what finer levels hold. With ``near(size) = |dst // size - src // size| <= 1``:
-    level 0 is ``near(block)``, the band of diagonal, sub- and super-diagonal blocks; level l is
-    ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and ``src <= dst`` unless ``causal=False``.
-    Every pair stands in exactly one level, so the levels together are ``causal(n)`` (``full(n)``).
-    H-Transformer-1D (Zhu and Soricut 2021, arXiv 2107.11906) works level l out on averages of ``2^l`` tokens,
-    both senders and receivers, hence its linear cost; this graph holds the pairs of tokens, not the averages.
+    With ``near(size) = |dst // size - src // size| <= 1``, level 0 is ``near(block)``, the diagonal
+    blocks and their neighbours; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``;
+    and ``src <= dst`` unless ``causal=False``. Every pair belongs to exactly one level, so the union of
+    all levels is ``causal(n)``, or ``full(n)``. Source: H-Transformer-1D (Zhu and Soricut 2021, arXiv
+    2107.11906). Its cost is linear because level l works on averages of ``2^l`` senders and receivers.
 
     >>> h_matrix_level(8, 1, 1).in_degree().tolist()
     [0, 0, 1, 2, 1, 2, 1, 2]
@@ -168,58 +167,48 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
 def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None) -> TokenGraph:
     """Every head attends to the tokens at its own distances, on both sides.
 
-    A row of the Wythoff array, which grows like Fibonacci's. Head i (from 1) takes ``|dst - src|`` from
-    ``a, b, a + b, ...`` with ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)`` and phi the golden
-    ratio, up to ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; its first distance always.
-    Every distance belongs to one head alone, so heads differ and no token attends to itself. ``w_max`` is
-    ``n // 3`` by default, and at least ``w_min``. A graph by head. Fibottention (Rahimian et al. 2024, arXiv
-    2406.19391), as in the authors' code; their class token is one of :func:`global_tokens`.
+    The distances are a row of the Wythoff array, which grows like the Fibonacci numbers. Head i
+    (from 1) takes ``|dst - src|`` from ``a, b, a + b, ...`` with ``a = floor(m phi)``,
+    ``b = a + m``, ``m = floor(i phi)`` and phi the golden ratio, up to
+    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; it always takes the first. Every
+    distance belongs to exactly one head, and no token attends to itself. ``w_max`` is ``n // 3`` by
+    default, and at least ``w_min``. Source: Fibottention (Rahimian et al. 2024, arXiv 2406.19391).
 
     >>> fibottention(6, 2).select(head=0).in_degree().tolist()
     [4, 4, 5, 5, 4, 4]
     """
-    furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
-    attended = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
-    for row in range(heads):
-        distances = _wythoff_row(row + 1, w_min + (furthest - w_min) * row // max(heads - 1, 1))
-        attended[row, [distance for distance in distances if distance < n]] = True
-    return TokenGraph.from_rule(look_up(attended, abs(dst - src)), n, heads=heads)
+    w_max = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
+    has_distance = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
+    for h in range(heads):
+        limit = w_min + (w_max - w_min) * h // max(heads - 1, 1)
+        # Integer square roots make floor((h + 1) phi) and floor(m phi) exact.
+        m = (h + 1 + math.isqrt(5 * (h + 1) ** 2)) // 2
+        first = (m + math.isqrt(5 * m * m)) // 2
+        distances = [first, first + m]
+        while distances[-1] <= limit:
+            distances.append(distances[-1] + distances[-2])
+        has_distance[h, [distance for distance in distances[:-1] if distance < n]] = True
+    return TokenGraph.from_rule(look_up(has_distance, abs(dst - src)), n, heads=heads)
 
 
-def _zero_or_power(gap: Any, bound: int) -> Any:
-    """Whether a gap is 0 or a power of two below ``bound``."""
+def _is_zero_or_power(gap: Any, bound: int) -> Any:
+    """Return the rule that a gap is 0 or a power of two below ``bound``."""
     powers = [2**k for k in range(max(bound - 1, 0).bit_length())]
     return any_of(gap == distance for distance in (0, *powers))
 
 
-def _first_of_levels(n: int) -> list[int]:
-    """The first node of each level of the tree over n tokens, and the number of nodes at the end."""
-    first, count = [0, n], n
-    while count > 1:
-        count = (count + 1) // 2
-        first.append(first[-1] + count)
-    return first
-
-
-def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:
-    """k nodes of each level in turn from each token outwards; ``end`` is the end of what it attends to."""
+def _context_edges(n: int, k: int, starts: list[int], left: bool) -> Int[Tensor, "2 edges"]:
+    """Return the edges from k nodes of each level to each token, going outwards from the token."""
     token = torch.arange(n, device="cpu")
-    end, found = token if left else token + 1, [torch.empty(2, 0, dtype=torch.int64, device="cpu")]
-    for level in (level for level in range(len(first) - 1) for _ in range(k)):
-        whole = end % 2**level == 0
-        size = torch.where(whole, 2**level, max(2**level // 2, 1))
-        start = torch.where(whole, first[level], first[max(level - 1, 0)])
-        node = start + (end - size if left else end) // size
-        found.append(torch.stack([node, token])[:, end > 0 if left else end < n])
-        end = end - size if left else end + size
-    return torch.cat(found, 1)
-
-
-def _wythoff_row(i: int, longest: int) -> list[int]:
-    """Row i of the Wythoff array up to ``longest``, and its first term."""
-    m = (i + math.isqrt(5 * i * i)) // 2  # floor(i phi), exactly
-    first = (m + math.isqrt(5 * m * m)) // 2
-    terms = [first, first + m]
-    while terms[-1] <= longest:
-        terms.append(terms[-1] + terms[-2])
-    return terms[:-1]
+    edges = [torch.empty(2, 0, dtype=torch.int64, device="cpu")]
+    # The nodes so far cover the tokens between the receiver and the boundary.
+    boundary = token if left else token + 1
+    for level in range(len(starts) - 1):
+        for _ in range(k):
+            is_aligned = boundary % 2**level == 0
+            size = torch.where(is_aligned, 2**level, max(2**level // 2, 1))
+            start = torch.where(is_aligned, starts[level], starts[max(level - 1, 0)])
+            node = start + (boundary - size if left else boundary) // size
+            edges.append(torch.stack([node, token])[:, boundary > 0 if left else boundary < n])
+            boundary = boundary - size if left else boundary + size
+    return torch.cat(edges, 1)

@@ -1,4 +1,4 @@
-"""Tokens that every token attends to, and extra nodes: sinks, global tokens, memory, relays, latents."""
+"""Hubs to which all tokens attend: sinks, global tokens, memory, side nodes, relays, latents."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -25,8 +25,8 @@ __all__ += ["memory_tokens", "perceiver", "side_nodes", "sinks", "star", "tgloba
 def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``.
 
-    ``causal=False`` drops the second condition. ``window(n, w) | sinks(n, 4)`` is StreamingLLM (Xiao et al.
-    2023, arXiv 2309.17453); as one builder, ``sink_window``.
+    ``causal=False`` drops the second condition. ``window(n, w) | sinks(n, 4)`` is StreamingLLM
+    (Xiao et al. 2023, arXiv 2309.17453), also available as ``sink_window``.
 
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
@@ -36,29 +36,29 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
 
 @builder()
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """Chosen tokens G attend to all and are attended to by all.
+    """Chosen tokens G attend to all tokens, and all tokens attend to them.
 
-    ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens``: their positions, or a
-    number m for the first m. Longformer's global attention (Beltagy et al. 2020, arXiv 2004.05150, section
-    3.1) is ``causal=False``. IndexError for a position outside ``0 .. n - 1``.
+    The edges are ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens``
+    lists the positions of G; a number m stands for the first m. Source: Longformer (Beltagy et al.
+    2020, arXiv 2004.05150, section 3.1), not causal. Raises IndexError for unknown positions.
 
     >>> global_tokens(4, [1]).edge_index.tolist()
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
-    listed = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    table = _data.mark_positions(_operands.positions("tokens", listed, n, any_order=True), n)
-    return TokenGraph.from_rule(rules.past(look_up(table, dst) | look_up(table, src), causal), n)
+    values = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
+    is_global = _data.mark_positions(_operands.positions("tokens", values, n, any_order=True), n)
+    return TokenGraph.from_rule(rules.past(look_up(is_global, dst) | look_up(is_global, src), causal), n)
 
 
 @builder()
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
     """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
 
-    ``src <= dst`` unless ``causal=False``. The union of ``window(n, w)`` and ``global_tokens(n, tokens)``.
-    The paper's encoder is ``causal=False``; others count w differently: with the paper's and Hugging Face's
-    ``attention_window`` W each token attends to W / 2 tokens on each side, which is ``w = W // 2 + 1`` here;
-    attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Beltagy et al. 2020, Longformer (arXiv
-    2004.05150), section 3.1. IndexError for a position outside ``0 .. n - 1``.
+    The edges also satisfy ``src <= dst`` unless ``causal=False``, which is the paper's encoder. The
+    graph is ``window(n, w) | global_tokens(n, tokens)``. Others count otherwise: with
+    ``attention_window`` W of the paper and Hugging Face each token attends to W / 2 tokens on each
+    side, here ``w = W // 2 + 1``; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``.
+    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150). Raises IndexError for unknown positions.
 
     >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
     [5, 3, 4, 4, 3]
@@ -68,94 +68,92 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
 
 @builder()
 def etc(n: int, w: int, num_global: int) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` long ones, attend to all and are attended to by all.
+    """Global tokens in front of ``n`` long ones are connected to all; long ones attend to a window.
 
-    Long ones attend to a window. Nodes ``0 .. g - 1`` are global (g = num_global), ``g .. g + n - 1`` long:
-    ``src < g or dst < g or |dst - src| < w``. Never causal. The code's ``local_radius`` r is ``w = r + 1``.
-    Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code, google-research/etcmodel.
+    Nodes ``0 .. g - 1`` are global (g = num_global), nodes ``g .. g + n - 1`` are long. The edges
+    are ``src < g or dst < g or |dst - src| < w``; they are not causal. ``local_radius`` r in the
+    code is ``w = r + 1``. Source: Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code.
 
     >>> etc(4, 1, 2).in_degree().tolist()
     [6, 6, 3, 3, 3, 3]
     """
-    near = abs(dst - src) < w
-    return TokenGraph.from_rule((dst < num_global) | (src < num_global) | near, num_global + n)
+    rule = (dst < num_global) | (src < num_global) | (abs(dst - src) < w)
+    return TokenGraph.from_rule(rule, num_global + n)
 
 
 @builder(block=1, heads=1)
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
-    """Blocks of tokens attend to themselves, both neighbours, the first and last block, and random ones.
+    """Blocks attend to themselves, their neighbours, the first and last block, and random blocks.
 
-    Those two attend to every token. With ``i = dst // block``, ``j = src // block`` and L the last block:
-    ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``, where R(i) holds ``num_random`` further
-    blocks, drawn without repetition from those that i does not attend to anyway (all of them, if there are
-    fewer). ``heads`` draws R for each head; head 0 has the same as ``heads=None``, and a larger
-    ``num_random`` only adds edges. The last block may be short. Never causal.
+    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block``
+    and L the last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``.
+    R(i) holds ``num_random`` blocks, drawn without replacement from those that i does not attend to
+    otherwise (all of them if there are fewer). ``heads`` draws R for each head; head 0 is the same
+    as with ``heads=None``, and a larger ``num_random`` only adds edges. The graph is not causal.
 
-    In evaluation Hugging Face replaces all of R(i) by copies of block 0, which is ``num_random=0`` with
-    ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Zaheer et al. 2020, Big
-    Bird (arXiv 2007.14062): the internal construction, ITC.
+    In evaluation Hugging Face replaces R(i) by copies of block 0, which is ``num_random=0`` with
+    ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Source: Zaheer et
+    al. 2020, Big Bird (arXiv 2007.14062): the internal construction, ITC.
 
     >>> bigbird(6, 1, num_random=1).in_degree().tolist()
     [6, 5, 6, 6, 5, 6]
     """
     last = -(-n // block) - 1
     row, column = dst // block, src // block
-    hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    near = abs(row - column) <= 1
-    rule = hubs | near | _is_random_block(row, column, last + 1, {0, last}, num_random, heads, seed)
-    return TokenGraph.from_rule(rule, n, heads=heads)
+    is_hub = (row == 0) | (row == last) | (column == 0) | (column == last)
+    is_random = _is_random_block(row, column, last + 1, {0, last}, num_random, heads, seed)
+    return TokenGraph.from_rule(is_hub | (abs(row - column) <= 1) | is_random, n, heads=heads)
 
 
 @builder(block=1, heads=1)
 def bigbird_etc(
     n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
 ) -> TokenGraph:
-    """``num_global`` extra tokens stand before ``n`` attend to all and are attended to by all.
+    """Global tokens in front are connected to all; blocks attend to near and random blocks.
 
-    The n attend to three blocks and random ones. Nodes ``0 .. g - 1`` are global (g = num_global). With
-    ``i = (dst - g) // block`` and ``j = (src - g) // block``:
-    ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in :func:`bigbird`, drawn from the blocks
-    outside the window. Never causal. Zaheer et al. 2020, Big Bird (arXiv 2007.14062), extended: ETC.
+    Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and
+    ``j = (src - g) // block`` the edges are ``dst < g or src < g or |i - j| <= 1 or j in R(i)``,
+    where R(i) as in :func:`bigbird` is drawn from the blocks outside the window. The graph is not
+    causal. Source: Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the extended construction, ETC.
 
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
     """
     row, column = (compute(torch.clamp, token - num_global, 0) // block for token in (dst, src))
-    drawn = _is_random_block(row, column, -(-n // block), set(), num_random, heads, seed)
-    rule = (dst < num_global) | (src < num_global) | (abs(row - column) <= 1) | drawn
+    is_random = _is_random_block(row, column, -(-n // block), set(), num_random, heads, seed)
+    rule = (dst < num_global) | (src < num_global) | (abs(row - column) <= 1) | is_random
     return TokenGraph.from_rule(rule, num_global + n, heads=heads)
 
 
 @builder()
 def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
-    """``m`` memory tokens before the tokens of ``graph`` attend to all and are attended to by all.
+    """``m`` memory tokens in front of ``graph`` attend to all tokens and are attended to by all.
 
-    Among themselves these keep ``graph``. Nodes ``0 .. m - 1`` are memory, token i is node ``m + i``:
-    ``dst < m or src < m or (src - m -> dst - m) in graph``, and ``src <= dst`` unless ``causal=False``; then
-    the memory attends to no token and is a sink that can be learnt. ``causal=False`` is the both-way memory
-    of GMAT (Gupta and Berant 2020, arXiv 2006.03274), of the Memory Transformer (Burtsev et al. 2020, arXiv
-    2006.11527) and of registers in vision transformers, where ``graph`` is full. TypeError for anything but a
-    graph, ValueError unless it is square.
+    Nodes ``0 .. m - 1`` are memory, and token i of ``graph`` is node ``m + i``. The edges are
+    ``dst < m or src < m or (src - m -> dst - m) in graph``, and ``src <= dst`` unless ``causal=False``.
+    Causal memory attends to no token of ``graph``. ``causal=False`` is the two-way memory of GMAT (Gupta and
+    Berant 2020, arXiv 2006.03274), of the Memory Transformer (Burtsev et al. 2020, arXiv 2006.11527) and of
+    registers in vision transformers (``graph`` is full). Raises ValueError unless the graph is square.
 
     >>> from gnn_attention.patterns import window
     >>> memory_tokens(window(3, 1), 1, causal=False).edge_index.tolist()
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
-    # A graph of no tokens may be unable to answer.
+    # The rule of a graph without tokens may look up an empty table.
     inner = graph.edges.contains if graph.num_dst else rules.all_pairs
-    rule = rules.past(partial(_memory, m, inner), causal)
+    rule = rules.past(partial(_attend_to_memory, m, inner), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
 
 @builder(block=1)
 def tglobal(n: int, w: int, block: int) -> TokenGraph:
-    """Each token attends to a window and every side node, one for each ``block`` tokens.
+    """Each token attends to a window and to every side node, one for each ``block`` tokens.
 
-    ``|dst - src| < w or src >= n``. ``n`` receivers; senders are the n tokens, then ``n // block`` side
-    nodes. What these are is :func:`side_nodes`. Never causal. Hugging Face's ``local_radius`` r is
-    ``w = r + 1``; its defaults 127 and ``global_block_size`` 16 are ``tglobal(n, 128, 16)``. Guo et al. 2022,
-    LongT5 (arXiv 2112.07916): transient global attention.
+    The receivers are n tokens; the senders are the n tokens, then ``n // block`` side nodes (see
+    :func:`side_nodes`). The edges are ``|dst - src| < w or src >= n``, not causal. Hugging Face's
+    ``local_radius`` r is ``w = r + 1``; its defaults are ``tglobal(n, 128, 16)``. Source: transient
+    global attention of LongT5 (Guo et al. 2022, arXiv 2112.07916).
 
     >>> tglobal(5, 1, 2).in_degree().tolist()
     [3, 3, 3, 3, 3]
@@ -167,46 +165,48 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
 def side_nodes(n: int, block: int) -> TokenGraph:
     """Side node k attends to the tokens of block k.
 
-    ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes. The tokens that are left over
-    belong to the last block; fewer than ``block`` tokens have no side node. A side node of LongT5 is the sum
-    of its tokens, made anew in each layer (Guo et al. 2022, arXiv 2112.07916, and Hugging Face's code).
+    The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
+    the last whole block belong to the last side node, and fewer than ``block`` tokens have none.
+    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where a side node is the sum of its tokens.
 
     >>> print(side_nodes(5, 2))
     side_nodes(5, 2): mask[dst, src] and in-edges
     0 ■ ■ · · ·   0 <- 0 1
     1 · · ■ ■ ■   1 <- 2 3 4
     """
-    nodes = n // block
-    return TokenGraph.from_rule(compute(torch.clamp, src // block, 0, max(nodes - 1, 0)) == dst, nodes, n)
+    num_nodes = n // block
+    node = compute(torch.clamp, src // block, 0, max(num_nodes - 1, 0))
+    return TokenGraph.from_rule(node == dst, num_nodes, n)
 
 
 @builder()
 def star(n: int) -> TokenGraph:
     """``n`` satellites attend to their neighbours on a ring, their embeddings and a relay.
 
-    The relay attends to all satellites. The Star-Transformer as one graph of ``2 n + 1`` nodes: node 0 is the
-    relay, ``i = 1 .. n`` the satellites, ``n + i`` the embedding of satellite i. A satellite attends to
-    itself, its two neighbours on the ring (n and 1 are neighbours), its embedding and the relay; the relay
-    attends to itself and all satellites; embeddings have no in-edges and so stay what they are. ``6 n + 1``
-    edges for n >= 3. The paper updates the satellites first: ``star(n).rows(1, n + 1)``, then
-    ``star(n).rows(0, 1)``. Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
+    This is the Star-Transformer as one graph of ``2 n + 1`` nodes: node 0 is the relay, nodes ``i = 1 .. n``
+    are the satellites, and node ``n + i`` is the embedding of satellite i. A satellite attends to itself,
+    its two neighbours on the ring (n and 1 are neighbours), its embedding and the relay. The relay attends
+    to itself and all satellites. Embeddings have no in-edges, so they do not change. There are ``6 n + 1``
+    edges for n >= 3. The paper updates the satellites first, ``star(n).rows(1, n + 1)``, then the relay,
+    ``star(n).rows(0, 1)``. Source: Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
 
     >>> star(3).in_degree().tolist()
     [4, 5, 5, 5, 0, 0, 0]
     """
     gap = abs(dst - src)
-    ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is attended to anyway
-    to_satellite = (dst >= 1) & (dst <= n) & (ring | (src == 0) | (src == dst + n))
+    # The ring condition may include the relay, to which satellites attend in any case.
+    is_ring = (src <= n) & ((gap <= 1) | (gap == n - 1))
+    to_satellite = (dst >= 1) & (dst <= n) & (is_ring | (src == 0) | (src == dst + n))
     return TokenGraph.from_rule(to_satellite | ((dst == 0) & (src <= n)), 2 * n + 1)
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``n`` elements exchange through ``m`` inducing points, in two steps.
+    """``n`` elements exchange messages through ``m`` inducing points, in two steps.
 
-    All points attend to all elements, then the other way. The two complete bipartite graphs ``m <- n`` and
-    ``n <- m``: ``2 n m`` edges instead of ``n^2``; for m >= 1 their product is the full graph,
-    ``back @ there == full(n)``. ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee et al. 2019, arXiv
-    1810.00825); its pooling with k seeds is the first of ``isab(n, k)``.
+    First all points attend to all elements, then all elements to all points. The two complete
+    bipartite graphs ``m <- n`` and ``n <- m`` have ``2 n m`` edges instead of ``n^2``, and their
+    product is full if m >= 1. Source: ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee et
+    al. 2019, arXiv 1810.00825); its pooling with k seeds is the first graph of ``isab(n, k)``.
 
     >>> there, back = isab(3, 2)
     >>> there.num_edges, back.num_edges, (back @ there).num_edges
@@ -217,11 +217,10 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 
 
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``m`` latents attend to all ``n`` inputs, then each other.
+    """``m`` latents attend to all ``n`` inputs, then to each other.
 
-    The graphs ``m <- n`` and ``m <- m``, applied in turn. ``n m`` and ``m^2`` edges: the depth in latents
-    does not cost what the inputs cost. The inputs have no in-edges. Jaegle et al. 2021, Perceiver (arXiv
-    2103.03206).
+    The graphs ``m <- n`` and ``m <- m`` are applied in turn. They have ``n m`` and ``m^2`` edges, so the
+    cost of further layers does not depend on n. Source: Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
 
     >>> [graph.num_edges for graph in perceiver(100, 4)]
     [400, 16]
@@ -233,20 +232,22 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 def _is_random_block(
     row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
 ) -> Any:
-    """Whether the block ``column`` is in R(row): drawn, or the row itself where there are fewer blocks."""
-    wanted, copies = min(num_random, blocks), heads or 1
+    """Return the rule that the block ``column`` is in R(row)."""
+    num_random = min(num_random, blocks)
     generator = torch.Generator().manual_seed(seed)
-    every = torch.arange(blocks, device="cpu")
-    table = every[None, :, None].repeat(copies, 1, wanted)
-    lonely = torch.tensor([block not in hubs for block in range(blocks)], dtype=torch.bool, device="cpu")
-    for head in range(copies):
-        for place in every[lonely].tolist():
-            far = every[lonely & ((every - place).abs() > 1)]
-            picks = far[torch.randperm(len(far), generator=generator, device="cpu")[:wanted]]
-            table[head, place, : len(picks)] = picks
+    block = torch.arange(blocks, device="cpu")
+    is_middle = torch.tensor([i not in hubs for i in range(blocks)], dtype=torch.bool, device="cpu")
+    # If there are fewer candidates, the remaining entries of R(i) are i itself, a block that i attends to.
+    table = block[None, :, None].repeat(heads or 1, 1, num_random)
+    for head in range(heads or 1):
+        for i in block[is_middle].tolist():
+            candidates = block[is_middle & ((block - i).abs() > 1)]
+            order = torch.randperm(len(candidates), generator=generator, device="cpu")
+            sample = candidates[order[:num_random]]
+            table[head, i, : len(sample)] = sample
     tables = (table[0] if heads is None else table).unbind(-1)
-    return any_of(look_up(drawn, row) == column for drawn in tables)
+    return any_of(look_up(random_block, row) == column for random_block in tables)
 
 
-def _memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _attend_to_memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))

@@ -1,11 +1,10 @@
-"""Graphs over real structure: k hops of a given graph, virtual nodes, time.
+"""Graphs over real structure: hops, virtual nodes and time, edge types and shortest paths.
 
-Edge types and shortest paths as numbers on edges. These take a graph that is there already: a molecule, a
-road map, a parse, a program. Two things need no builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv
-2205.12454) is message passing over the graph *plus* attention over ``full(n)``, each with its own weights:
-two layers whose results are added, and never their union, which is ``full(n)`` alone. SAN (Kreuzer et al.
-2021, arXiv 2106.03893) has real edges ``g`` and virtual ones ``no_self(n) - g`` with their own weights: two
-graphs, or ``no_self(n)`` with :func:`edge_types`.
+These builders take an existing graph: a molecule, a road map, a parse, a program. Two models need
+no builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) adds message passing over
+the graph and attention over ``full(n)``. Each has its own parameters, so they are two layers, not
+one layer over the union, which is ``full(n)``. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has
+different parameters for ``g`` and ``no_self(n) - g``: two graphs, or :func:`edge_types`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import at_positions_of
@@ -26,33 +24,32 @@ from gnn_attention.patterns._builder import builder
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
-# of the search for shortest paths, 16 MB
-NUMBERS_AT_ONCE = 2**22
+# The search for shortest paths holds this many numbers at a time, 16 MiB of float32.
+NUMBERS_PER_CHUNK = 2**22
 
 
 @builder()
 def with_self_loops(graph: TokenGraph) -> TokenGraph:
-    """The graph in which every token attends to itself too: ``g(src, dst) or src = dst``.
+    """The graph in which every token also attends to itself: ``g(src, dst) or src = dst``.
 
-    Missing loops come last in the list. The neighbourhood of a graph attention network: Velickovic et al.
-    2018 (arXiv 1710.10903) attend over the first-order neighbours of a node, itself included;
-    torch_geometric's ``GATConv(add_self_loops=True)`` does so by default. ``graph - window(n, 1)`` takes them
-    away. ValueError unless the graph is square.
+    Missing loops come last in the edge list; ``graph - window(n, 1)`` removes all loops. This is
+    the neighbourhood of a graph attention network (Velickovic et al. 2018, arXiv 1710.10903), and
+    the default of torch_geometric's ``GATConv``. Raises ValueError unless the graph is square.
 
     >>> with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3)).edge_index.tolist()
     [[0, 2, 0, 1], [1, 2, 0, 1]]
     """
-    _operands.square("with_self_loops", graph, "only these have loops")
+    _operands.square("with_self_loops", graph, "only square graphs have self loops")
     return graph | graph**0
 
 
 @builder(k=1)
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """Each token attends to all within ``k`` hops.
+    """Each token attends to all tokens within ``k`` hops.
 
-    ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges: ``algebra.closure(graph, k)``, with
-    its errors. ``with_self_loops(g) ** k`` is the same with self loops, and is GenCast's mask over its mesh
-    (Price et al. 2023, arXiv 2312.15796).
+    The edges are the paths of 1 to ``k`` edges, ``A^1 or A^2 or ... or A^k``. The graph is
+    ``algebra.closure(graph, k)``, with the same errors. ``with_self_loops(g) ** k`` adds self
+    loops; it is the mask of GenCast over its mesh (Price et al. 2023, arXiv 2312.15796).
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     >>> k_hop(chain, 2).edge_index.tolist()
@@ -63,12 +60,12 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
 @builder()
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
-    """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them.
+    """``m`` further nodes attend to all ``n`` tokens, and all ``n`` tokens attend to them.
 
-    The edges of the graph, and ``2 m n`` after them in the list; none among the virtual nodes, no self loops:
-    ``algebra.extend(graph, m, "both", "none")``, with its errors. torch_geometric's ``VirtualNode`` transform
-    (Gilmer et al. 2017, arXiv 1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147)
-    unites it with an expander.
+    The virtual nodes are ``n .. n + m - 1``. The ``2 m n`` new edges come last in the list; there
+    are none among the virtual nodes. The graph is ``algebra.extend(graph, m, "both", "none")``,
+    with the same errors. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv
+    1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) adds an expander.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> virtual_nodes(chain).edge_index.tolist()
@@ -81,31 +78,33 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
     """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``.
 
-    ``strict=True``: ``<``. ``times [n]`` are compared as integers or as float64; the order of the tokens does
-    not matter. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or
-    ValueError for times that are no ``n`` numbers.
+    ``strict=True`` requires ``<``. ``times [n]`` are compared as integers or as float64, whatever
+    the order of the tokens, so ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps
+    its order. Raises TypeError or ValueError unless ``times`` are ``n`` numbers.
 
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
     >>> temporal(path, [5, 3.5, 5]).edge_index.tolist()
     [[1, 1], [0, 2]]
     """
-    _operands.square("temporal", graph, "only these have one time for a token")
-    values, sizes = _data.all_axes("times", times, "n")
+    _operands.square("temporal", graph, "only a square graph has one time for each token")
+    values, sizes = _data.expand_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
-        raise ValueError(f"times must be {graph.num_dst} numbers, one for each token, got {quote(times)}")
+        raise ValueError(
+            f"times must be {graph.num_dst} numbers, one for each token, got {checks.quote(times)}"
+        )
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
     return graph & at_positions_of(graph, order)
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
-    """Which of several relations each edge belongs to.
+    """Return which of several relations each edge belongs to, as bool ``[types, E]``.
 
-    Bool ``[types, E]`` in the order of ``graph.edge_index``. For typed edges over text or code (syntax,
-    coreference, data flow): unite the relations, or attend to all, and give each type a number per head;
-    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds them where an edge
-    has several types. Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code", GREAT) bias
-    full attention by typed edges. ValueError for relations over other tokens or that differ by head.
+    The edges are in the order of ``graph.edge_index``. Typed edges over text or code (syntax,
+    coreference, data flow) can bias attention over the union of the relations, or over all pairs:
+    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds the
+    values of all types of an edge. Source: Hellendoorn et al. 2020 (ICLR, "Global Relational Models
+    of Source Code", GREAT). Raises ValueError for other tokens and relations that differ by head.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
@@ -114,26 +113,26 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     checks.instance("graph", graph, TokenGraph)
     checks.check_order("parts", parts)
     if not isinstance(parts, Iterable):
-        raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quote(parts)}")
+        raise TypeError(f"parts must be a list of graphs, one for each type, got {checks.quote(parts)}")
     src, dst = graph.edge_index
-    nowhere = torch.zeros_like(src)
-    frame = (graph.num_dst, graph.num_src, None, None)
+    zero = torch.zeros_like(src)
+    rows = []
     for part in parts:
-        if not isinstance(part, TokenGraph) or (part.num_dst, part.num_src, part.heads, part.batch) != frame:
-            wanted = f"a graph over the tokens of {graph!r}, the same for all heads"
-            raise ValueError(f"each of parts must be {wanted}, got {part!r}")
-    rows = [part.edges.contains(nowhere, nowhere, dst, src).expand(len(src)) for part in parts]
-    return torch.stack([nowhere > 0, *rows])[1:]
+        if not isinstance(part, TokenGraph) or part.frame[:4] != (graph.num_dst, graph.num_src, None, None):
+            raise ValueError(
+                f"each of parts must be a graph over the tokens of {graph!r} for all heads, got {part!r}"
+            )
+        rows.append(part.edges.contains(zero, zero, dst, src).expand(len(src)))
+    return torch.stack(rows) if rows else torch.zeros(0, len(src), dtype=torch.bool, device=src.device)
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
-    """How far apart the ends of each edge are in another graph.
+    """Return the distance between the ends of each edge in another graph, as int64 ``[E]``.
 
-    Hops from src to dst in ``structure``, -1 if there is no path. int64 ``[E]`` in the order of
-    ``graph.edge_index``; 0 for self loops. ``table[:, shortest_paths(full(n), g).clamp(max=d)]`` with
-    ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias of the full graph (Ying et al. 2021,
-    arXiv 2106.05234, section 3.1.2); -1 takes the last column. ValueError unless ``structure`` is over the
-    same tokens and square.
+    The distance is the number of hops from src to dst in ``structure``: 0 for a self loop, -1 without a path.
+    The edges are in the order of ``graph.edge_index``. ``table[:, shortest_paths(full(n), g).clamp(max=d)]``
+    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias whose last column stands for -1
+    (Ying et al. 2021, arXiv 2106.05234). Raises ValueError for a ``structure`` of other tokens.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring
@@ -141,22 +140,22 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     [[0, 3, 2, 1], [1, 0, 3, 2], [2, 1, 0, 3], [3, 2, 1, 0]]
     """
     checks.instance("graph", graph, TokenGraph)
-    _operands.square("shortest_paths", structure, "only these have paths")
+    _operands.square("shortest_paths", structure, "only square graphs have paths")
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
     (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst
     hops = torch.full_like(src, -1)
-    step = max(1, NUMBERS_AT_ONCE // max(1, n, edges.shape[1]))
+    step = max(1, NUMBERS_PER_CHUNK // max(1, n, edges.shape[1]))
     for start in range(0, n, step):
         roots = torch.arange(start, min(start + step, n), device="cpu")
-        # All roots step together, along the edges.
-        away, distance = torch.full((len(roots), n), -1, device="cpu"), 0
-        frontier = torch.arange(n, device="cpu") == roots[:, None]
+        # A breadth-first search from all roots of the chunk at once.
+        distances = torch.full((len(roots), n), -1, device="cpu")
+        frontier, depth = torch.arange(n, device="cpu") == roots[:, None], 0
         while frontier.any():
-            away[frontier] = distance
-            arrived = torch.zeros(len(roots), n, device="cpu")
-            arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
-            frontier, distance = (arrived > 0) & (away < 0), distance + 1
-        of_roots = (src >= start) & (src < start + step)
-        hops[of_roots] = away[src[of_roots] - start, dst[of_roots]]
+            distances[frontier] = depth
+            arrivals = torch.zeros(len(roots), n, device="cpu")
+            arrivals.index_add_(1, edges[1], frontier[:, edges[0]].float())
+            frontier, depth = (arrivals > 0) & (distances < 0), depth + 1
+        is_root = (src >= start) & (src < start + step)
+        hops[is_root] = distances[src[is_root] - start, dst[is_root]]
     return hops

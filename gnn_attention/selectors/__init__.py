@@ -1,9 +1,9 @@
-"""Graphs chosen by the data: modules whose ``select(q, k, graph)`` returns a graph of chosen senders.
+"""Modules whose ``select(q, k, graph)`` returns a graph of senders chosen by the data.
 
-Each chooses among the edges of ``graph`` (None: all tokens up to the receiver; a decoding step is
-``graph.rows(start, stop)``), so documents and prefixes come from there, and what is always attended to by
-``|``. Scores are made for some receivers at a time: nothing of tokens x tokens is stored. A choice has no
-gradient: an :class:`Indexer` learns by its loss, or through :meth:`Indexer.edge_scores` as a bias.
+A selector chooses among the edges of ``graph``, by default all tokens up to the receiver, so documents and
+prefixes come from there; a decoding step passes ``graph.rows(start, stop)``, and ``|`` adds further senders.
+Scores are computed for some receivers at a time: nothing of size tokens x tokens is stored. A selection has
+no gradient: an :class:`Indexer` learns by its loss, or through :meth:`Indexer.edge_scores` as a bias.
 """
 
 from gnn_attention.selectors.indexer import Indexer

@@ -1,4 +1,4 @@
-"""The graph that is chosen from, and the graph of the chosen senders."""
+"""The candidates of a selection, and the graph of the chosen senders."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +12,11 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.indices import Rows
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, has_few_pairs
-from gnn_attention.patterns._choice import top_rows
+from gnn_attention.patterns._choice import largest_of_rows
 
 
 def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
-    """The graph to choose from, by default causal; TypeError or ValueError for one of other tokens."""
+    """Return the graph to choose from, by default causal; raise an error for other tokens."""
     for name, x in (("q", q), ("k", k)):
         edge_checks.floats(name, x, "[batch, ..., tokens, dim]")
     num_dst, num_src = q.shape[-2], k.shape[-2]
@@ -24,8 +24,8 @@ def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGra
         return patterns.causal(num_dst)
     if graph is None:
         raise ValueError(
-            f"q has {num_dst} tokens and k {num_src}, which are not aligned by guess: "
-            "give graph, for a decoding step causal(n).rows(start, stop)"
+            f"graph is needed to align q of {num_dst} tokens with k of {num_src}; "
+            "for a decoding step pass causal(n).rows(start, stop)"
         )
     if checks.instance("graph", graph, TokenGraph).frame[:2] != (num_dst, num_src):
         raise ValueError(f"{graph!r} does not fit q with {num_dst} receivers and k with {num_src} senders")
@@ -33,17 +33,15 @@ def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGra
 
 
 def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."]:
-    """Whether pairs are edges, ``[batch, heads, rows, pairs]`` for what ``dst`` and ``src`` broadcast to."""
+    """Return whether the pairs ``dst, src`` are edges, ``[batch, heads, rows, pairs]``."""
     b, h = (torch.arange(n or 1, device=dst.device) for n in (graph.batch, graph.heads))
-    ends = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), dst, src
-    shape = torch.broadcast_tensors(*ends)[0].shape  # type: ignore[no-untyped-call]
-    return evaluate(graph.edges.contains, graph.name, *ends).expand(shape)
+    b, h = b.view(-1, 1, 1, 1), h.view(-1, 1, 1)
+    shape = torch.broadcast_tensors(b, h, dst, src)[0].shape  # type: ignore[no-untyped-call]
+    return evaluate(graph.edges.contains, graph.name, b, h, dst, src).expand(shape)
 
 
-def mask_rows(
-    graph: TokenGraph, rows: tuple[int, int], device: torch.device
-) -> Bool[Tensor, "batch heads rows src"]:
-    """The rows of the mask of ``graph``; a small one is cached, for all layers have the graph of a token."""
+def mask_rows(graph: TokenGraph, rows: tuple[int, int], device: torch.device) -> Bool[Tensor, "..."]:
+    """Return ``[batch, heads, rows, src]``. All layers share a small mask, so it is cached."""
     if rows == (0, graph.num_dst) and has_few_pairs(graph.shape4):
         return graph.mask(device).view(graph.shape4)
     dst = torch.arange(*rows, device=device).unsqueeze(-1)
@@ -51,41 +49,46 @@ def mask_rows(
 
 
 def choose(
-    scores_of: Callable[[tuple[int, int]], Tensor],
-    of: TokenGraph,
+    compute_scores: Callable[[tuple[int, int]], Tensor],
+    candidates: TokenGraph,
     width: int,
     count: int,
     name: str,
     num_heads: int = 1,
     block: int | None = None,
 ) -> TokenGraph:
-    """The graph of each receiver's ``count`` largest scores among the edges of another, at its positions.
+    """Return the graph of the ``count`` largest scores of each receiver among ``candidates``.
 
-    ``scores_of(rows)`` are for senders, or for blocks of ``block`` of them; those of fewer than
-    ``num_heads`` heads are of groups of these. ``width`` is how many numbers those of one receiver take.
+    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders; fewer than
+    ``num_heads`` heads stand for groups. ``width`` is the number of scores of one receiver.
     """
-    index = top_rows(scores_of, of.num_dst, width, count)
-    index = index if block is None else tokens_of(index, block, of)
-    index = index if index.shape[1] == 1 else index.repeat_interleave(num_heads // index.shape[1], 1)
-    at: dict[str, Any] = {"name": name, "dst_offset": of.dst_offset, "src_offset": of.src_offset}
+    num_src = candidates.num_src
+    index = largest_of_rows(compute_scores, candidates.num_dst, width, count)
+    if block is not None:
+        index = tokens_of_blocks(index, block, candidates)
+    if index.shape[1] > 1:
+        index = index.repeat_interleave(num_heads // index.shape[1], 1)
+    offsets: dict[str, Any] = {"dst_offset": candidates.dst_offset, "src_offset": candidates.src_offset}
     if torch.compiler.is_compiling():
-        varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
-        return replace(TokenGraph.from_indices(varying, of.num_src), **at)
-    edges = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).choose()
+        # Axes of size 1 are dropped, so that the graph has no head or sample axis to vary by.
+        if len(index) == 1:
+            index = index[0, 0] if index.shape[1] == 1 else index[0]
+        return replace(TokenGraph.from_indices(index, num_src), name=name, **offsets)
+    edges = Rows(index.masked_fill(index < 0, num_src), num_src, once=True).choose()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
-    return TokenGraph(edges, index.shape[2], of.num_src, heads, batch, **at)
+    return TokenGraph(edges, index.shape[2], num_src, heads, batch, name=name, **offsets)
 
 
-def tokens_of(
-    blocks: Int[Tensor, "batch heads dst most"], size: int, of: TokenGraph
+def tokens_of_blocks(
+    blocks: Int[Tensor, "batch heads dst k"], size: int, candidates: TokenGraph
 ) -> Int[Tensor, "batch heads dst tokens"]:
-    """The tokens of the chosen blocks that are edges of the graph ``of``, -1 in the place of others."""
-    inside = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
-    return within(of, (blocks.unsqueeze(-1) * size + inside).flatten(-2))
+    """Return the tokens of the chosen blocks that are edges of ``candidates``, else -1."""
+    offsets = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
+    return keep_edges(candidates, (blocks.unsqueeze(-1) * size + offsets).flatten(-2))
 
 
-def within(of: TokenGraph, index: Int[Tensor, "batch heads dst most"]) -> Int[Tensor, "..."]:
-    """The index without what is no edge of ``of``, and without what is no sender."""
-    dst = torch.arange(of.num_dst, device=index.device).unsqueeze(-1)
-    safe = index.clamp(0, of.num_src - 1).long()
-    return index.masked_fill(~(edges_among(of, dst, safe) & (index == safe)), -1)
+def keep_edges(candidates: TokenGraph, index: Int[Tensor, "batch heads dst k"]) -> Int[Tensor, "..."]:
+    """Return the index with -1 in place of tokens that are no edges of ``candidates``."""
+    dst = torch.arange(candidates.num_dst, device=index.device).unsqueeze(-1)
+    src = index.clamp(0, candidates.num_src - 1).long()
+    return index.masked_fill(~(edges_among(candidates, dst, src) & (index == src)), -1)

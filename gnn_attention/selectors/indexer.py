@@ -1,4 +1,4 @@
-"""The lightning indexer of DeepSeek sparse attention: few small heads learn what attention will look at."""
+"""The lightning indexer of DeepSeek sparse attention: small heads learn where attention looks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.cpu import csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.patterns._choice import row_blocks
+from gnn_attention.patterns._choice import split_rows
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import _choice
 
-EDGES_AT_ONCE = 2**16
-FEW = 1 / 16  # share of the pairs up to which a graph is walked edge by edge
+EDGES_PER_CHUNK = 2**16
+# Up to this density the loss is computed edge by edge, above it on rows of the mask.
+SPARSE_DENSITY = 1 / 16
+# The states of receivers and senders, and what the indexer computes from them.
+DstStates = Float[Tensor, "batch dst width"]
+SrcStates = Float[Tensor, "batch src source_width"]
 Received = tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]
+Keys = Float[Tensor, "batch src dim"]
 
 
 class Indexer(nn.Module):
-    """Chooses each receiver's ``k`` senders of largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
+    """Choose the ``k`` senders of largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
 
-    One graph for all heads of a layer, from the states of its tokens; ``key`` is shared by the indexer's
-    heads and normed, queries and keys are turned by a ``rotary`` of their own (None: none), and ``w`` is
-    learned too, over ``sqrt(heads head_dim)``. ``dtype`` (``torch.bfloat16``) is that of the products when
-    choosing. It learns by :meth:`loss` alone, or through :meth:`edge_scores` as a bias of attention.
+    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a
+    layer. Its heads share the normalised ``key``; ``rotary`` rotates its queries and keys (or None).
+    The weights ``w`` are learned too and divided by ``sqrt(heads head_dim)``. ``dtype`` is that of
+    products in :meth:`select`. It learns by :meth:`loss`, or through :meth:`edge_scores` as a bias.
 
     Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
@@ -49,7 +54,7 @@ class Indexer(nn.Module):
         rotary: Rotary | None = Rotary(),  # noqa: B008 (frozen)
         dtype: torch.dtype | None = None,
     ) -> None:
-        """``source_width`` is that of the senders' states where it differs."""
+        """``source_width`` is the width of the senders' states, by default ``width``."""
         super().__init__()
         self.k, self.num_heads = checks.size("k", k), checks.size("num_heads", num_heads, 1)
         checks.instance("rotary", Rotary() if rotary is None else rotary, Rotary)
@@ -60,153 +65,141 @@ class Indexer(nn.Module):
         self.key_norm = nn.LayerNorm(head_dim)
         self.weights = nn.Linear(width, num_heads, bias=False)
 
-    def receive(self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"]) -> Received:
-        """Queries and weights of the receivers with states ``x``."""
+    def receive(self, x: DstStates, positions: Int[Tensor, " dst"]) -> Received:
+        """Return queries and weights of the receivers with states ``x``."""
         queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self._rotate(queries, positions), self.weights(x).mT * self.scale
 
-    def send(
-        self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"]
-    ) -> Float[Tensor, "batch src dim"]:
-        """Keys of the senders with states ``x``: what a decoding step caches of its past."""
+    def send(self, x: SrcStates, positions: Int[Tensor, " src"]) -> Keys:
+        """Return keys of the senders with states ``x``, which a decoding step can cache."""
         return self._rotate(self.key_norm(self.keys(x)), positions)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         return x if self.rotary is None else self.rotary.turn(x, positions)
 
     @torch.no_grad()
-    def select(
-        self,
-        q: Float[Tensor, "batch dst width"],
-        k: Float[Tensor, "batch src source_width"],
-        graph: TokenGraph | None = None,
-    ) -> TokenGraph:
-        """The chosen edges of ``graph`` (None: causal) for states ``q`` of receivers and ``k`` of senders."""
-        received, keys, graph = self._ends(q, k, graph)
+    def select(self, q: DstStates, k: SrcStates, graph: TokenGraph | None = None) -> TokenGraph:
+        """Return the chosen edges of ``graph``, by default causal, for states ``q`` and ``k``."""
+        received, keys, graph = self._project(q, k, graph)
         return self.choose(received, keys, graph)
 
     @torch.no_grad()
-    def choose(
-        self, received: Received, keys: Float[Tensor, "batch src dim"], graph: TokenGraph
-    ) -> TokenGraph:
-        """:meth:`select` from what :meth:`receive` and :meth:`send` returned."""
-        queries, keys = (x.to(self.dtype or keys.dtype) for x in (received[0], keys))
+    def choose(self, received: Received, keys: Keys, graph: TokenGraph) -> TokenGraph:
+        """Return the graph of :meth:`select` from what :meth:`receive` and :meth:`send` return."""
+        queries, weights = received
+        queries, keys = (x.to(self.dtype or keys.dtype) for x in (queries, keys))
 
-        def scores(rows: tuple[int, int]) -> Tensor:
-            found = _scores(queries, received[1], keys, rows).unsqueeze(1)
-            return found.masked_fill_(~_choice.mask_rows(graph, rows, keys.device), -torch.inf)
+        def compute_scores(rows: tuple[int, int]) -> Tensor:
+            scores = _score_rows(queries, weights, keys, rows).unsqueeze(1)
+            return scores.masked_fill_(~_choice.mask_rows(graph, rows, keys.device), -torch.inf)
 
         width = queries.shape[0] * self.num_heads * graph.num_src
-        return _choice.choose(scores, graph, width, self.k, f"indexed {self.k}")
+        return _choice.choose(compute_scores, graph, width, self.k, f"indexed {self.k}")
 
-    def edge_scores(
-        self,
-        q: Float[Tensor, "batch dst width"],
-        k: Float[Tensor, "batch src source_width"],
-        graph: TokenGraph,
-    ) -> Float[Tensor, "batch one edges"]:
-        """``I`` of every edge, in the order of ``graph.edge_index``, with gradients.
+    def edge_scores(self, q: DstStates, k: SrcStates, graph: TokenGraph) -> Float[Tensor, "batch one edges"]:
+        """Return ``I`` of every edge with gradients, in the order of ``graph.edge_index``.
 
-        As ``bias`` of ``attend`` it lets the loss of the model reach the indexer: ``I - I.detach()`` changes
-        nothing but the gradient (straight through), ``logsigmoid(I)`` is a gate.
+        As ``bias`` of ``attend`` it lets the loss of the model reach the indexer:
+        ``I - I.detach()`` changes the gradient alone, and ``logsigmoid(I)`` is a gate.
         """
-        received, keys, graph = self._ends(q, k, graph)
+        (queries, weights), keys, graph = self._project(q, k, graph)
         order = order_of(graph, keys.device)
-        return _of_edges(*received, keys, graph)[:, order.argsort()].unsqueeze(1)
+        return _score_edges(queries, weights, keys, graph)[:, order.argsort()].unsqueeze(1)
 
     def loss(
-        self,
-        q: Float[Tensor, "batch dst width"],
-        k: Float[Tensor, "batch src source_width"],
-        info: AttentionInfo,
-        rows: tuple[int, int] | None = None,
+        self, q: DstStates, k: SrcStates, info: AttentionInfo, rows: tuple[int, int] | None = None
     ) -> Float[Tensor, ""]:
-        """``KL(p || softmax of I)`` over the in-edges of a receiver, mean over receivers that have any.
+        """Return the mean over receivers of ``KL(p || softmax of I)`` over their in-edges.
 
-        ``p`` is the sum over heads of the attention's weights, normalised; ``info`` is what
-        ``attend(..., return_info=True)`` returned: along a causal graph in the dense warm-up, along the
-        chosen graph in the sparse stage. States and attention are taken as constants, so that the gradient
-        reaches the indexer alone. Weights come from lse in chunks, and are made again in the backward pass.
-        ``rows``: only the receivers ``start .. stop - 1``. ValueError for a graph that differs by head.
+        Isolated receivers do not count. ``p`` is the normalised sum over heads of the weights. ``info`` is
+        what ``attend(..., return_info=True)`` returned: over a causal graph in the dense warm-up, over the
+        chosen graph in the sparse stage. States and attention count as constants, so that the gradient
+        reaches the indexer alone. Weights are computed from lse in chunks, and again in the backward pass.
+        ``rows`` restricts the loss to receivers ``start .. stop - 1``. Raises ValueError for graphs by head.
 
         Source: arXiv 2512.02556, equations 3 and 4.
         """
         graph = checks.instance("info", info, AttentionInfo).call.graph
         if graph.heads is not None:
             raise ValueError(f"an indexer has one graph for all heads, but info is of {graph!r}")
-        received, keys, _ = self._ends(q.detach(), k.detach(), graph, len(info.call.q))
-        total, count = keys.new_zeros(()), (graph.in_degree() > 0)[..., slice(*rows or (None,))].sum()
-        pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
-        if rows is None and graph.num_edges <= FEW * pairs:
-            for sample, (part,) in enumerate(info.call.parts()):
-                own = slice(None) if graph.batch is None else slice(sample, sample + 1)
-                sampled = AttentionInfo(part, info.lse[own])
-                total = total + _along_edges(sampled, *(x[own] for x in (*received, keys)))
+        (queries, weights), keys, _ = self._project(q.detach(), k.detach(), graph, len(info.call.q))
+        start, stop = rows or (0, graph.num_dst)
+        count = int((graph.in_degree() > 0)[..., start:stop].sum()) * (1 if graph.batch else len(keys))
+        num_pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
+        total = keys.new_zeros(())
+        if rows is None and graph.num_edges <= SPARSE_DENSITY * num_pairs:
+            for i, (call,) in enumerate(info.call.parts()):
+                # A graph that is the same for all samples has a single part, with all of them.
+                sample = slice(None) if graph.batch is None else slice(i, i + 1)
+                part = AttentionInfo(call, info.lse[sample])
+                total = total + _divergence_of_edges(part, queries[sample], weights[sample], keys[sample])
         else:
-            start, stop = rows or (0, graph.num_dst)
             width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
-            for first, last in row_blocks(stop - start, width):
-                chunk = partial(_in_rows, info, (start + first, start + last))
-                total = total + recompute(chunk, *received, keys)
-        return total / max(1, int(count) * (1 if graph.batch else len(keys)))
+            for first, last in split_rows(stop - start, width):
+                chunk = partial(_divergence_of_rows, info, (start + first, start + last))
+                total = total + recompute(chunk, queries, weights, keys)
+        return total / max(1, count)
 
-    def _ends(
+    def _project(
         self, q: Tensor, k: Tensor, graph: TokenGraph | None, batch: int | None = None
     ) -> tuple[Received, Tensor, TokenGraph]:
         dtype = self.queries.weight.dtype
         for name, x, width in (("q", q, self.queries.in_features), ("k", k, self.keys.in_features)):
-            fits = isinstance(x, Tensor) and x.dim() == 3 and x.shape[-1] == width
-            fits = fits and len(x) == (batch or len(q))
-            if not fits or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
-                form = f"states [batch, tokens, {width}] in {dtype}, of the same samples"
-                raise ValueError(f"{name} must be {form}, got {checks.quote(x)}")
+            has_shape = isinstance(x, Tensor) and x.dim() == 3 and x.shape[-1] == width
+            has_shape = has_shape and len(x) == (batch or len(q))
+            if not has_shape or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
+                raise ValueError(
+                    f"{name} must be states [batch, tokens, {width}] in {dtype}, of the same samples, "
+                    f"got {checks.quote(x)}"
+                )
         graph = _choice.check_candidates(graph, q, k)
         received = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
         return received, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
 
 
-def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
-    """``I [batch, rows, src]``."""
+def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
+    """Return ``I [batch, rows, src]`` of some receivers."""
     queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
-    # one product for all heads, which reads the keys once; of halves torch multiplies batches slowly
-    left = queries.flatten(1, 2)
-    products = left @ keys.mT if len(left) > 1 else (left[0] @ keys[0].t()).unsqueeze(0)
+    # One product for all heads reads the keys once. A single sample is multiplied as a matrix, because
+    # torch multiplies batches of half-precision matrices slowly.
+    stacked = queries.flatten(1, 2)
+    products = stacked @ keys.mT if len(stacked) > 1 else (stacked[0] @ keys[0].t()).unsqueeze(0)
     products = products.to(weights.dtype).relu_().view(*queries.shape[:3], keys.shape[1])
     return (weights.mT.unsqueeze(2) @ products.transpose(1, 2)).squeeze(2)
 
 
-def _of_edges(
-    queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph
-) -> Float[Tensor, "batch edges"]:
-    """``I`` by receiver, then sender."""
-    wide, listed = edge_softmax.accumulation_dtype(keys.dtype), edges_of(graph, keys.device)
-    products = csr_ops.products(queries.to(wide), keys.unsqueeze(1).to(wide), listed.tensors).relu()
-    return (products * weights.to(wide).index_select(2, listed.dst)).sum(1)
+def _score_edges(queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph) -> Tensor:
+    """Return ``I [batch, edges]``, sorted by receiver, then sender."""
+    dtype = edge_softmax.accumulation_dtype(keys.dtype)
+    edges = edges_of(graph, keys.device)
+    products = csr_ops.products(queries.to(dtype), keys.unsqueeze(1).to(dtype), edges.tensors).relu()
+    return (products * weights.to(dtype).index_select(2, edges.dst)).sum(1)
 
 
-def _in_rows(
+def _divergence_of_rows(
     info: AttentionInfo, rows: tuple[int, int], queries: Tensor, weights: Tensor, keys: Tensor
 ) -> Float[Tensor, ""]:
-    """The sum of the divergences of some receivers."""
+    """Return the sum of the divergences of some receivers."""
     with torch.no_grad():
         p = info.weight_matrix(rows=rows).sum(1)
         p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
-        edge = _choice.mask_rows(info.call.graph, rows, p.device).flatten(0, 1)
-    scores = _scores(queries, weights, keys, rows).to(p.dtype).masked_fill(~edge, -torch.inf)
-    isolated = ~edge.any(-1, keepdim=True)
-    likely = scores.masked_fill(isolated, 0.0).log_softmax(-1).masked_fill(~edge, 0.0)
-    return (torch.xlogy(p, p) - p * likely).sum()
+        mask = _choice.mask_rows(info.call.graph, rows, p.device).flatten(0, 1)
+    scores = _score_rows(queries, weights, keys, rows).to(p.dtype).masked_fill(~mask, -torch.inf)
+    is_isolated = ~mask.any(-1, keepdim=True)
+    log_prob = scores.masked_fill(is_isolated, 0.0).log_softmax(-1).masked_fill(~mask, 0.0)
+    return (torch.xlogy(p, p) - p * log_prob).sum()
 
 
-def _along_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Float[Tensor, ""]:
-    """The sum of the divergences of all receivers of a plain graph."""
+def _divergence_of_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Return the sum of the divergences of all receivers of a graph without heads and batch."""
     graph, device = info.call.graph, keys.device
     dst = edges_of(graph, device).dst.long()
     with torch.no_grad():
-        parts = torch.split(order_of(graph, device), EDGES_AT_ONCE)
-        p = torch.cat([info.weights(part).sum(1) for part in parts], -1)
+        chunks = torch.split(order_of(graph, device), EDGES_PER_CHUNK)
+        p = torch.cat([info.weights(chunk).sum(1) for chunk in chunks], -1)
         total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
         p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
-    scores = _of_edges(queries, weights, keys, graph).to(p.dtype)
+    scores = _score_edges(queries, weights, keys, graph).to(p.dtype)
     lse = edge_softmax.softmax(scores, dst, graph.num_dst)[1]
-    return (torch.xlogy(p, p) - p * (scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst])).sum()
+    log_prob = scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst]
+    return (torch.xlogy(p, p) - p * log_prob).sum()

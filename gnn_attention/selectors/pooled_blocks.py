@@ -1,4 +1,4 @@
-"""Whole blocks of senders by what is pooled of their keys: MoBA's means and Quest's extremes."""
+"""Whole blocks of senders, chosen by pooled keys: the means of MoBA and the extremes of Quest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gnn_attention.selectors import _choice
 
 
 class PooledBlocks(nn.Module):
-    """Each receiver's ``top`` blocks of ``block`` senders, its own among them, by query and pooled keys.
+    """Choose ``top`` blocks of ``block`` senders, the receiver's own included, by pooled keys.
 
-    ``pool="mean"``: ``q . mean(k)``, MoBA (Lu et al. 2025, arXiv 2502.13189). ``"extremes"``: the bound
-    ``sum_d max(q_d min_d, q_d max_d)`` of all logits in the block, Quest (Tang et al. 2024, arXiv
-    2406.10774). Each head chooses for itself, as each receiver does.
+    ``pool="mean"`` scores a block by ``q . mean(k)``, as MoBA does (Lu et al. 2025, arXiv
+    2502.13189). ``"extremes"`` scores it by the bound ``sum_d max(q_d min_d, q_d max_d)`` of all
+    its logits, as Quest does (Tang et al. 2024, arXiv 2406.10774). Each head chooses for itself.
 
     >>> x = torch.tensor([1.0, 1, 0, 0, 2, 2]).view(1, 1, 6, 1)
     >>> PooledBlocks(block=2, top=2).select(x, x).mask()[4].int().tolist()
@@ -38,26 +38,27 @@ class PooledBlocks(nn.Module):
         k: Float[Tensor, "batch kv_heads src dim"],
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
-        """The edges of ``graph`` (None: causal) in the chosen blocks: one without any does not compete.
+        """Return the edges of ``graph`` (None: causal) in the chosen blocks.
 
-        Raises as ``attend`` does for q and k.
+        A block without edges does not compete. Raises the errors of ``attend`` for q and k.
         """
         graph = _choice.check_candidates(graph, q, k)
         AttentionCall.from_arguments(q, k, k, graph)
-        # the scores are linear in the pooled keys
+        # Both scores are products of a function of the query with pooled keys.
         if self.pool == "mean":
             queries, pooled = q, blocks.block_means(k, self.block)
         else:
-            queries, pooled = blocks.positive_and_negative_parts(q), blocks.block_extremes(k, self.block)
+            queries, pooled = blocks.split_signs(q), blocks.block_extremes(k, self.block)
         keys = edge_softmax.per_query_head(pooled, q.shape[1])
 
-        def scores(rows: tuple[int, int]) -> Tensor:
-            found = queries[:, :, slice(*rows)] @ keys.mT
-            allowed = _choice.mask_rows(graph, rows, q.device)
-            there = blocks.in_blocks(allowed.mT, self.block, False).any(-2).mT
+        def compute_scores(rows: tuple[int, int]) -> Tensor:
+            scores = queries[:, :, slice(*rows)] @ keys.mT
+            mask = _choice.mask_rows(graph, rows, q.device)
+            has_edge = blocks.split_blocks(mask.mT, self.block, False).any(-2).mT
             dst = torch.arange(*rows, device=q.device) + graph.dst_offset - graph.src_offset
-            own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)
-            return found.masked_fill(own, torch.inf).masked_fill(~there, -torch.inf)
+            is_own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)
+            return scores.masked_fill(is_own, torch.inf).masked_fill(~has_edge, -torch.inf)
 
-        width, name = k.shape[2] * q.shape[1], f"top {self.top} blocks of {self.block}"
-        return _choice.choose(scores, graph, width, self.top, name, q.shape[1], self.block)
+        width, num_heads = k.shape[2] * q.shape[1], q.shape[1]
+        name = f"top {self.top} blocks of {self.block}"
+        return _choice.choose(compute_scores, graph, width, self.top, name, num_heads, self.block)

@@ -1,4 +1,4 @@
-"""How much of the attention a selection holds."""
+"""The share of attention that a selection holds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 
-ROUNDING = 1e-3
+# Rounding may make a share exceed 1 by this much.
+TOLERANCE = 1e-3
 
 
 @torch.no_grad()
 def recall(
     info: AttentionInfo, chosen: TokenGraph, backend: str | Backend = "auto"
 ) -> Float[Tensor, "batch heads dst"]:
-    """The share of each receiver's weights that lies on the edges of ``chosen``, a part of the call's graph.
+    """Return the share of each receiver's weights that lies on the edges of ``chosen``.
 
-    ``exp(lse over chosen - lse)``, so on any backend and without a weight stored; NaN for a receiver without
-    in-edges. ``info`` is what ``attend(..., return_info=True)`` returned. ValueError for a graph of other
-    tokens, or with edges that the call's graph lacks (where they show in the sum).
+    The share is ``exp(lse over chosen - lse)``, so any backend can compute it; it is NaN for an
+    isolated receiver. ``info`` is what ``attend(..., return_info=True)`` returned, and ``chosen``
+    is a subgraph of its graph. Raises ValueError for other tokens and shares above 1.
 
     >>> import gnn_attention as ga
     >>> x = torch.zeros(1, 1, 4, 2)
@@ -36,12 +37,10 @@ def recall(
         raise ValueError(f"chosen must have the tokens of {info.call.graph!r}, got {chosen!r}")
     call = replace(call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
     if info.call.bias is not None or call.sink_logits is not None:
-        raise NotImplementedError("recall of a call with a bias or sinks: leave them out of the call")
+        raise NotImplementedError("recall supports no bias and no sinks: leave them out of the call")
     lse = AttentionInfo(call, run_attention(call, backend)[1]).lse
     share = (lse - info.lse).exp()
-    if bool((share > 1 + ROUNDING).any()):
-        raise ValueError(
-            f"chosen must be a part of {info.call.graph!r}, but {chosen!r} has edges that it lacks"
-        )
-    found: Tensor = share.masked_fill(info.lse == -torch.inf, torch.nan)
-    return found
+    if bool((share > 1 + TOLERANCE).any()):
+        raise ValueError(f"chosen must be a subgraph of {info.call.graph!r}, but {chosen!r} is not")
+    output: Tensor = share.masked_fill(info.lse == -torch.inf, torch.nan)
+    return output

@@ -1,4 +1,4 @@
-"""The senders of the largest logits: the oracle that cheaper selections are measured by."""
+"""The senders with the largest logits: the oracle by which cheaper selections are measured."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SHARING = ("head", "group", "all")
 
 
 class TopK(nn.Module):
-    """Each receiver's ``k`` senders of largest logits ``score_mod(scale * q . k)``, computed exactly.
+    """Choose the ``k`` senders of largest exact logits ``score_mod(scale * q . k)``.
 
-    ``per="head"`` chooses for each head; ``"group"`` and ``"all"`` choose once for the heads that share a key
-    head, or for all, by the sum of their weights: no selection of so many senders holds more of them.
-    Among equal numbers any may be chosen.
+    ``per="head"`` chooses for each head. ``"group"`` chooses once for the heads that share a key
+    head, ``"all"`` once for all heads, both by the sum of weights: no shared selection of as many
+    senders holds a larger sum. Among equal logits any may be chosen.
 
     >>> x = torch.tensor([[1.0], [0.0], [2.0], [3.0]]).view(1, 1, 4, 1)
     >>> TopK(2).select(x, x).mask().int().tolist()
@@ -42,18 +42,18 @@ class TopK(nn.Module):
         k: Float[Tensor, "batch kv_heads src dim"],
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
-        """The chosen edges of ``graph`` (None: causal). Raises as ``attend`` does for q and k."""
+        """Return the chosen edges of ``graph``, by default causal. Raises the errors of ``attend``."""
         graph = _choice.check_candidates(graph, q, k)
         info = AttentionInfo(AttentionCall.from_arguments(q, k, k, graph, self.scale, self.score_mod), None)
         groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
 
-        def scores(rows: tuple[int, int]) -> Tensor:
+        def compute_scores(rows: tuple[int, int]) -> Tensor:
             logits = info.logit_matrix(rows)
             if groups == q.shape[1]:
                 return logits
-            apart = logits.reshape(len(q), groups, q.shape[1] // groups, *logits.shape[2:])
-            reached = (apart > -torch.inf).any(2)
-            return apart.softmax(-1).sum(2).masked_fill(~reached, -torch.inf)
+            logits = logits.reshape(len(q), groups, q.shape[1] // groups, *logits.shape[2:])
+            has_edge = (logits > -torch.inf).any(2)
+            return logits.softmax(-1).sum(2).masked_fill(~has_edge, -torch.inf)
 
         width = q.shape[0] * q.shape[1] * graph.num_src
-        return _choice.choose(scores, graph, width, self.k, f"top {self.k}", q.shape[1])
+        return _choice.choose(compute_scores, graph, width, self.k, f"top {self.k}", q.shape[1])

@@ -33,7 +33,7 @@ fixed = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def from_pairs(pairs: list[tuple[int, int]], num_dst: int, num_src: int | None = None) -> TokenGraph:
-    """Edges (src, dst) in the order given."""
+    """A graph with the edges (src, dst) in this order."""
     return TokenGraph.from_edges(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), num_dst, num_src)
 
 
@@ -46,29 +46,29 @@ def in_table(table: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> T
 
 
 def from_table(table: Tensor, heads: int | None = None, batch: int | None = None) -> TokenGraph:
-    """A rule graph that looks things up in bool ``[batch or 1, heads or 1, dst, src]``."""
+    """A graph whose rule reads a table, bool ``[batch or 1, heads or 1, dst, src]``."""
     return TokenGraph.from_rule(partial(in_table, table), table.shape[2], table.shape[3], heads, batch)
 
 
-def listed(graph: TokenGraph) -> bool:
-    """True if the graph carries its edges: then its rule asks no other rule."""
+def has_edge_list(graph: TokenGraph) -> bool:
+    """True if the graph stores its edges, so that its rule calls no other rule."""
     return graph.edges.listed() is not None
 
 
 @st.composite
-def plain(draw: st.DrawFn, num_dst: int, num_src: int) -> TokenGraph:
-    """The same for all: a list in any order, or a rule. A draw for each edge would take most of the time."""
+def shared_graphs(draw: st.DrawFn, num_dst: int, num_src: int) -> TokenGraph:
+    """Graphs without heads and batch: a list in any order, or a rule. Drawing each edge would be slow."""
     everything, rng = list(product(range(num_src), range(num_dst))), draw(st.randoms(use_true_random=False))
     graph = from_pairs(rng.sample(everything, rng.randint(0, min(14, len(everything)))), num_dst, num_src)
     return graph if draw(st.booleans()) else from_table(graph.mask()[None, None])
 
 
 @st.composite
-def any_kind(draw: st.DrawFn, num_dst: int, num_src: int, heads: int = 2, batch: int = 3) -> TokenGraph:
+def sliced_graphs(draw: st.DrawFn, num_dst: int, num_src: int, heads: int = 2, batch: int = 3) -> TokenGraph:
     """Plain, or different by head, by sample, or by both."""
-    kind = draw(st.sampled_from(["plain", "plain", "heads", "batch", "both"]))
-    if kind == "plain":
-        return draw(plain(num_dst, num_src))
+    kind = draw(st.sampled_from(["shared", "shared", "heads", "batch", "both"]))
+    if kind == "shared":
+        return draw(shared_graphs(num_dst, num_src))
     shape = (1 if kind == "heads" else batch, 1 if kind == "batch" else heads, num_dst, num_src)
     bits = draw(st.integers(0, 2**60 - 1))
     table = torch.rand(shape, generator=torch.Generator().manual_seed(bits)) < 0.4
@@ -79,29 +79,29 @@ def size(largest: int = 4) -> st.SearchStrategy[int]:
     return st.integers(0, largest)
 
 
-def wide(graph: TokenGraph) -> Tensor:
-    """The mask as ``[3, 2, dst, src]``, whatever the graph differs by."""
+def expand_mask(graph: TokenGraph) -> Tensor:
+    """The mask expanded to ``[3, 2, dst, src]``."""
     mask = graph.mask() if graph.batch is not None else graph.mask()[None]
     mask = mask if mask.dim() == 4 else mask[:, None]
     return mask.expand(3, 2, *mask.shape[2:])
 
 
-def same_masks(graph: TokenGraph, expected: Tensor) -> None:
-    """The graph has this mask ``[3, 2, dst, src]``; mask, degrees, edges and number of edges agree."""
-    assert torch.equal(wide(graph), expected)
+def assert_mask(graph: TokenGraph, expected: Tensor) -> None:
+    """Check the mask ``[3, 2, dst, src]`` of a graph, and that degrees, edges and their number agree."""
+    assert torch.equal(expand_mask(graph), expected)
     assert torch.equal(graph.in_degree(), graph.mask().sum(-1))
     if graph.heads is None and graph.batch is None:
         assert {(src, dst) for dst, src in expected[0, 0].nonzero().tolist()} == set(pairs_of(graph))
         assert len(pairs_of(graph)) == graph.num_edges
 
 
-def joined(a: Tensor, b: Tensor) -> Tensor:
+def matrix_product(a: Tensor, b: Tensor) -> Tensor:
     """The boolean matrix product."""
     return (a.double() @ b.double()) > 0
 
 
-def by_part(matrices: Callable[..., Tensor], *masks: Tensor) -> Tensor:
-    """A function of int matrices, for each sample and head."""
+def by_slice(matrices: Callable[..., Tensor], *masks: Tensor) -> Tensor:
+    """Apply a function of int matrices to each sample and head."""
     flat = zip(*(mask.int().flatten(0, 1) for mask in masks), strict=True)
     return torch.stack([matrices(*parts) for parts in flat]).unflatten(0, (3, 2)).bool()
 
@@ -113,22 +113,22 @@ def eye(n: int) -> Tensor:
 @pytest.mark.parametrize("gain", [0, 10**9], ids=["sparse", "dense"])
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (3, 0, 2), (5, 7, 4), (16, 16, 16)])
 def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
-    """By receiver, then sender, whichever way is taken."""
+    """Both ways sort the edges by receiver, then sender."""
     monkeypatch.setattr(edge_list, "DENSE_GAIN", gain)
     rows, middle, columns = sizes
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.rand(shape, generator=rng) < 0.3 for shape in ((rows, middle), (middle, columns)))
     left, right = (mask.nonzero().T.flip(0) for mask in (a, b))
-    found = edge_list.product(left, right, rows, middle, columns)
-    assert torch.equal(found, joined(a, b).nonzero().T.flip(0))
+    product_edges = edge_list.product(left, right, rows, middle, columns)
+    assert torch.equal(product_edges, matrix_product(a, b).nonzero().T.flip(0))
 
 
 class TestStacks:
     @given(st.data())
     @fixed
-    def test_one_for_each_head_and_sample(self, data):
+    def test_graph_k_is_slice_k(self, data):
         num_dst, num_src = data.draw(size()), data.draw(size())
-        table = [[data.draw(plain(num_dst, num_src)) for _ in range(2)] for _ in range(3)]
+        table = [[data.draw(shared_graphs(num_dst, num_src)) for _ in range(2)] for _ in range(3)]
         by_sample = per_sample(*(per_head(*heads) for heads in table))
         by_head = per_head(*(per_sample(*samples) for samples in zip(*table, strict=True)))
         assert by_sample == by_head
@@ -142,10 +142,10 @@ class TestDisjointSum:
     @given(st.data(), st.integers(1, 4))
     @fixed
     def test_block_diagonal(self, data, count):
-        graphs = [data.draw(any_kind(data.draw(size()), data.draw(size()))) for _ in range(count)]
+        graphs = [data.draw(sliced_graphs(data.draw(size()), data.draw(size()))) for _ in range(count)]
         total = disjoint_sum(*graphs)
-        same_masks(total, by_part(torch.block_diag, *map(wide, graphs)))
-        assert total.num_edges == wide(total)[: total.batch or 1, : total.heads or 1].sum()
+        assert_mask(total, by_slice(torch.block_diag, *map(expand_mask, graphs)))
+        assert total.num_edges == expand_mask(total)[: total.batch or 1, : total.heads or 1].sum()
         assert disjoint_sum(graphs[0], disjoint_sum(*graphs)) == disjoint_sum(
             disjoint_sum(graphs[0], *graphs[:-1]), graphs[-1]
         )
@@ -155,16 +155,16 @@ class TestDisjointSum:
 class TestProducts:
     @given(st.data())
     @fixed
-    def test_networkx_makes_the_same(self, data):
+    def test_networkx_has_the_same_product(self, data):
         m, n = data.draw(size()), data.draw(size())
-        a, b = data.draw(plain(m, m)), data.draw(plain(n, n))
-        theirs = nx.cartesian_product(convert.to_networkx(a), convert.to_networkx(b))
-        assert cartesian_product(a, b) == convert.from_networkx(theirs, list(product(range(m), range(n))))
+        a, b = data.draw(shared_graphs(m, m)), data.draw(shared_graphs(n, n))
+        expected = nx.cartesian_product(convert.to_networkx(a), convert.to_networkx(b))
+        assert cartesian_product(a, b) == convert.from_networkx(expected, list(product(range(m), range(n))))
 
 
 @st.composite
-def some(draw: st.DrawFn, n: int) -> list[int]:
-    """Some of n tokens in any order."""
+def token_lists(draw: st.DrawFn, n: int) -> list[int]:
+    """Lists of distinct tokens below n in any order."""
     return draw(st.permutations(range(n)))[: draw(st.integers(0, n))]
 
 
@@ -173,11 +173,11 @@ class TestTokens:
     @fixed
     def test_restrict(self, data):
         n = data.draw(size(5))
-        g, chosen = data.draw(any_kind(n, n)), data.draw(some(n))
+        g, chosen = data.draw(sliced_graphs(n, n)), data.draw(token_lists(n))
         part = restrict(g, chosen)
-        same_masks(part, wide(g)[:, :, chosen][..., chosen])
-        again = data.draw(some(len(chosen)))
-        assert restrict(part, again) == restrict(g, [chosen[i] for i in again])
+        assert_mask(part, expand_mask(g)[:, :, chosen][..., chosen])
+        chosen_again = data.draw(token_lists(len(chosen)))
+        assert restrict(part, chosen_again) == restrict(g, [chosen[i] for i in chosen_again])
         assert restrict(~g, chosen) == ~part
         assert restrict(g.T, chosen) == part.T
         assert restrict(g, torch.tensor(chosen, dtype=torch.int32)) == part
@@ -187,31 +187,31 @@ class TestTokens:
     @fixed
     def test_extend(self, among, data, count, link):
         n = data.draw(size())
-        g = data.draw(any_kind(n, n))
-        longer = extend(g, count, link, among)
+        g = data.draw(sliced_graphs(n, n))
+        extended = extend(g, count, link, among)
         old_receive, new_receive = link in ("senders", "both"), link in ("receivers", "both")
         expected = torch.zeros(3, 2, n + count, n + count, dtype=torch.bool)
-        expected[:, :, :n, :n] = wide(g)
+        expected[:, :, :n, :n] = expand_mask(g)
         expected[:, :, :n, n:], expected[:, :, n:, :n] = old_receive, new_receive
-        new, full = torch.eye(count) > 0, torch.ones(count, count) > 0
-        expected[:, :, n:, n:] = {"none": ~full, "self": new, "causal": full.tril(), "full": full}[among]
-        same_masks(longer, expected)
-        assert restrict(longer, range(n)) == g
+        loops, full = torch.eye(count) > 0, torch.ones(count, count) > 0
+        expected[:, :, n:, n:] = {"none": ~full, "self": loops, "causal": full.tril(), "full": full}[among]
+        assert_mask(extended, expected)
+        assert restrict(extended, range(n)) == g
 
 
 class TestClosure:
     @given(st.data(), st.integers(0, 7))
     @fixed
-    def test_it_is_the_union_of_powers(self, data, hops):
+    def test_closure_is_the_union_of_powers(self, data, hops):
         n = data.draw(size(6))
-        g = data.draw(plain(n, n))
-        powers = [reduce(joined, [g.mask()] * k, eye(n)) for k in range(hops + 1)]
+        g = data.draw(shared_graphs(n, n))
+        powers = [reduce(matrix_product, [g.mask()] * k, eye(n)) for k in range(hops + 1)]
         expected = reduce(operator.or_, powers[1:], torch.zeros(n, n, dtype=torch.bool))
         assert torch.equal(closure(g, hops).mask(), expected)
         assert torch.equal(closure(g, hops, reflexive=True).mask(), expected | eye(n))
 
     def test_a_long_path_takes_few_products(self, monkeypatch):
-        """2000 hops by about twice eleven products, and none once nothing is added."""
+        """2000 hops take about 22 products, and none after the last new edge."""
         calls = []
         product_of = TokenGraph.__matmul__
         monkeypatch.setattr(TokenGraph, "__matmul__", lambda a, b: calls.append(1) or product_of(a, b))

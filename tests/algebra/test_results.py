@@ -1,4 +1,4 @@
-"""The algebra of graphs: order of lists, names, copies, devices, large graphs and what is refused."""
+"""The algebra of graphs: order of edge lists, names, copies, large graphs and errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from support.refusals import assert_errors
 from torch.nn.attention.flex_attention import create_mask
 
 from gnn_attention import algebra, patterns
-from tests.algebra.test_algebra import from_pairs, listed, pairs_of
+from tests.algebra.test_algebra import from_pairs, has_edge_list, pairs_of
 
 NAMES = {name: getattr(module, name) for module in (patterns, algebra) for name in module.__all__}
 
 
-# lists of edges src dst; A = 20 01 11, B = 10 00
+# Edge lists, two digits src dst for each edge. A = 20 01 11, B = 10 00.
 ORDERS = """
 disjoint_sum(A, B, A) -> 20 01 11 43 33 75 56 66
-cartesian_product(of(2, "10 11"), B) -> 20 31 22 33 10 00 32
+cartesian_product(graph_of(2, "10 11"), B) -> 20 31 22 33 10 00 32
 restrict(A, [1, 0]) -> 10 00
 restrict(A, [1], [1, 2, 0]) -> 20 00
 extend(B, 2, "both") -> 10 00 20 30 21 31 02 12 03 13 22 23 33
@@ -28,21 +28,22 @@ closure(A) -> 20 01 11 21
 """
 
 
-def of(n, pairs):
-    """Some edges among n tokens, in this order."""
+def graph_of(n, pairs):
+    """A graph of n tokens with these edges in this order."""
     return from_pairs([(int(src), int(dst)) for src, dst in pairs.split()], n)
 
 
 class TestEdgeOrder:
     @pytest.mark.parametrize("line", ORDERS.strip().splitlines())
-    def test_lists_keep_the_order_that_is_promised(self, line):
+    def test_lists_have_the_documented_order(self, line):
         call, pairs = line.split(" -> ")
-        graph = eval(call, NAMES | {"of": of, "A": of(3, "20 01 11"), "B": of(2, "10 00")})
+        names = {"graph_of": graph_of, "A": graph_of(3, "20 01 11"), "B": graph_of(2, "10 00")}
+        graph = eval(call, NAMES | names)
         assert [f"{src}{dst}" for src, dst in pairs_of(graph)] == pairs.split()
-        assert listed(graph)
+        assert has_edge_list(graph)
 
 
-MADE = """
+CALLS = """
 per_head(window(4, 2), causal(4))
 per_sample(documents([1, 3]), documents([2, 2]))
 disjoint_sum(causal(3), cross(2, 1))
@@ -56,17 +57,16 @@ LISTED
 
 
 class TestResults:
-    def test_every_function_is_here(self):
-        assert {name for name in algebra.__all__ if f"{name}(" in MADE} == set(algebra.__all__)
+    def test_every_function_is_called(self):
+        assert {name for name in algebra.__all__ if f"{name}(" in CALLS} == set(algebra.__all__)
 
-    @pytest.mark.parametrize("made", MADE.strip().splitlines())
-    def test_name_copies_rows_and_mask_mod(self, made):
+    @pytest.mark.parametrize("call", CALLS.strip().splitlines())
+    def test_name_copies_rows_and_mask_mod(self, call):
         """The rule has four named positional parameters; FlexAttention calls it under vmap."""
-        parts = of(2, "10"), of(3, "02 22")
-        graph = eval(made, NAMES | {"LISTED": algebra.disjoint_sum(*parts)})
-        assert "LISTED" in made or eval(graph.name, dict(NAMES)) == graph
-        for again in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
-            assert (again, again.name) == (graph, graph.name)
+        graph = eval(call, NAMES | {"LISTED": algebra.disjoint_sum(graph_of(2, "10"), graph_of(3, "02 22"))})
+        assert "LISTED" in call or eval(graph.name, dict(NAMES)) == graph
+        for other in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
+            assert (other, other.name) == (graph, graph.name)
         start = graph.num_dst // 2
         assert torch.equal(graph.rows(start, graph.num_dst).mask(), graph.mask()[..., start:, :])
         parameters = inspect.signature(graph.rule).parameters.values()
@@ -75,7 +75,7 @@ class TestResults:
         assert torch.equal(mask, graph.mask().expand(mask.shape))
 
 
-OF_SAME_TOKENS = """
+SAME_TOKENS = """
 closure(part)
 closure(part, 0)
 per_head(part, part.T)
@@ -85,9 +85,9 @@ extend(lists, 2, "both")
 """
 
 
-def test_changes_that_keep_the_tokens_keep_their_positions():
+def test_functions_that_keep_the_tokens_keep_their_positions():
     part = patterns.window(8, 3).rows(2, 6).T.rows(2, 6).T
-    for call in OF_SAME_TOKENS.strip().splitlines():
+    for call in SAME_TOKENS.strip().splitlines():
         graph = eval(call, NAMES | {"part": part, "lists": part**1})
         assert (graph.dst_offset, graph.src_offset) == (2, 2), call
 
@@ -101,7 +101,7 @@ per_head(window, causal).select(0, 1).rows(2, 3) -> 0, 1, 2
 
 
 class TestLarge:
-    def test_making_looks_at_no_edges(self):
+    def test_no_edges_are_enumerated(self):
         """Graphs of more than 2^40 pairs, and a few of their rows against the definition."""
         n = 2**20
         names = {"n": n, "window": patterns.window(n, 8), "causal": patterns.causal(n), "patterns": patterns}
@@ -122,7 +122,7 @@ OPERANDS = {
 }
 ERRORS = r"""
 per_head() -> ValueError: per_head needs at least one graph, got none
-per_head([G, G]) -> TypeError: got list; a list of graphs is per_head\(\*graphs\)
+per_head([G, G]) -> TypeError: per_head takes graphs, got a list of them; call per_head\(\*graphs\)
 per_head(G, 3) -> TypeError: per_head takes graphs \(TokenGraph\), got int$
 per_head(G, causal(5).rows(0, 3)) -> ValueError: per_head needs graphs of the same nodes
 per_sample(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)

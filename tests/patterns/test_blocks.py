@@ -30,8 +30,8 @@ class TestKin:
         q, k = numbers(9, 4), numbers(9, 4, seed=1)
         assert blocks.quest(q, k, 1, 3) == patterns.top_k(q @ k.T, 3)
 
-    def test_a_page_promises_no_less_than_its_keys_give(self):
-        """Quest's number bounds every logit of a page from above: that of a lone outlier is always read."""
+    def test_the_bound_of_a_page_is_above_its_logits(self):
+        """So the page of a single outlier is always selected."""
         q, k = numbers(16, 3).abs(), numbers(16, 3, seed=1) * 0.1
         k[5] = 9.0
         assert bool(blocks.quest(q, k, 4, 1).mask()[5:, 5].all())
@@ -39,9 +39,9 @@ class TestKin:
     def test_quest_does_not_look_ahead(self):
         """Row i is the graph of a decoding step: later keys change nothing."""
         q, k = numbers(14, 3), numbers(14, 3, seed=1)
-        later = torch.cat([k[:9], 100 * k[9:]])
-        assert blocks.quest(q, k, 4, 2).rows(0, 9) == blocks.quest(q, later, 4, 2).rows(0, 9)
-        assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later, 4, 2)
+        later_keys = torch.cat([k[:9], 100 * k[9:]])
+        assert blocks.quest(q, k, 4, 2).rows(0, 9) == blocks.quest(q, later_keys, 4, 2).rows(0, 9)
+        assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later_keys, 4, 2)
 
     def test_tiles_of_one_token_are_top_k(self):
         q, k = numbers(5, 4), numbers(8, 4, seed=1)
@@ -59,6 +59,6 @@ def test_attention_gym_selects_the_same_tiles(top):
     """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as its BlockMask."""
     q, k = numbers(2, 3, 16, 4), numbers(2, 3, 16, 4, seed=1)
     vsa = needs("attn_gym.masks.vsa")
-    theirs = vsa.create_vsa_block_mask(vsa.compute_vsa_topk_indices(q, k, 4, top), 4, 4).to_dense()
-    ours = blocks.tile_top_k(q, k, 4, top).mask()
-    assert torch.equal(ours, theirs.bool().repeat_interleave(4, -1).repeat_interleave(4, -2))
+    mask = vsa.create_vsa_block_mask(vsa.compute_vsa_topk_indices(q, k, 4, top), 4, 4).to_dense()
+    graph = blocks.tile_top_k(q, k, 4, top)
+    assert torch.equal(graph.mask(), mask.bool().repeat_interleave(4, -1).repeat_interleave(4, -2))

@@ -21,7 +21,7 @@ def labels(*shape, seed=0):
 class TestKin:
     @pytest.mark.parametrize("k", [0, 1, 3, 8, 20])
     def test_top_k_is_topk(self, k):
-        """Without ties ``torch.topk`` chooses the same, of what the causal mask leaves."""
+        """Without ties ``torch.topk`` of the masked logits chooses the same."""
         logits = numbers(8, 8)
         past = logits.masked_fill(~patterns.causal(8).mask(), -torch.inf)
         graphs = content.top_k(logits, k, causal=False), content.top_k(logits, k)
@@ -29,8 +29,8 @@ class TestKin:
             expected = torch.zeros(8, 8, dtype=torch.bool).scatter(1, values.topk(min(k, 8)).indices, True)
             assert torch.equal(graph.mask(), expected & (values > -torch.inf))
 
-    def test_nothing_hidden_is_ever_chosen(self):
-        """A sender at -inf is none, even where too few are left; +inf is always chosen."""
+    def test_a_masked_sender_is_never_chosen(self):
+        """A sender at -inf is not chosen even if too few remain; +inf is always chosen."""
         logits = torch.tensor([[-torch.inf, 3.0, torch.inf], [-torch.inf] * 3, [1.0, -torch.inf, 0.0]])
         assert content.top_k(logits, 2, causal=False).edge_index.tolist() == [[1, 2, 0, 2], [0, 0, 2, 2]]
 
@@ -46,17 +46,17 @@ class TestKin:
         assert content.nearest(points, 4) == patterns.window(12, 4)
         assert content.nearest(points, 3, loops=False) == patterns.window(12, 4) - patterns.window(12, 1)
 
-    def test_nearest_some_rows_at_a_time(self, monkeypatch):
-        whole = content.nearest(numbers(2, 17, 3), 4)
-        monkeypatch.setattr(_choice, "SCORES_AT_ONCE", 100)
-        assert content.nearest(numbers(2, 17, 3), 4) == whole
+    def test_nearest_in_chunks_of_rows(self, monkeypatch):
+        expected = content.nearest(numbers(2, 17, 3), 4)
+        monkeypatch.setattr(_choice, "SCORES_PER_CHUNK", 100)
+        assert content.nearest(numbers(2, 17, 3), 4) == expected
 
     def test_a_hash_looks_at_directions_alone(self):
         """Reformer: lengths do not count, and opposite vectors never share a bucket of one round."""
         x = numbers(30, 8)
         assert content.lsh(x, 8, 2) == content.lsh(x * torch.arange(1, 31).unsqueeze(1), 8, 2)
-        both = content.lsh(torch.cat([x, -x]), 8, causal=False)
-        assert not bool(both.mask()[torch.arange(30), torch.arange(30, 60)].any())
+        graph = content.lsh(torch.cat([x, -x]), 8, causal=False)
+        assert not bool(graph.mask()[torch.arange(30), torch.arange(30, 60)].any())
 
 
 DATA = [
@@ -79,14 +79,14 @@ DATA = [
 class TestHeadsAndSamples:
     @pytest.mark.parametrize(("build", "data"), DATA)
     def test_each_has_its_own_graph(self, build, data):
-        both, by_head, by_sample = build(data), build(data[0]), build(data[:, :1])
-        assert [(g.batch, g.heads) for g in (both, by_head, by_sample)] == [(2, 3), (None, 3), (2, None)]
+        graph, by_head, by_sample = build(data), build(data[0]), build(data[:, :1])
+        assert [(g.batch, g.heads) for g in (graph, by_head, by_sample)] == [(2, 3), (None, 3), (2, None)]
         for sample in range(2):
             assert by_sample.select(sample) == build(data[sample, 0])
             for head in range(3):
-                assert both.select(sample, head) == build(data[sample, head])
+                assert graph.select(sample, head) == build(data[sample, head])
         assert by_head.select(0, 2) == build(data[0, 2])
-        # a graph that differs by head answers for any sample, one that differs by sample for any head
+        # A graph that differs by head accepts any sample, and a graph that differs by sample any head.
         dst, src = torch.arange(by_head.num_dst).unsqueeze(1), torch.arange(by_head.num_src)
         assert torch.equal(by_head.rule(torch.tensor(9), torch.tensor(1), dst, src), by_head.mask()[1])
         assert torch.equal(by_sample.rule(torch.tensor(1), torch.tensor(9), dst, src), by_sample.mask()[1, 0])
@@ -102,8 +102,8 @@ class TestHeadsAndSamples:
         graph = content.lsh(x, 6, 2)
         assert (graph.batch, graph.heads) == (2, 3)
         assert graph.select(1, 2) == content.lsh(x[1], 6, 2).select(0, 2)
-        same = content.lsh(x[:1, :1].expand(1, 2, 30, 4), 6)
-        assert same.select(0, 0) != same.select(0, 1)
+        graph = content.lsh(x[:1, :1].expand(1, 2, 30, 4), 6)
+        assert graph.select(0, 0) != graph.select(0, 1)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -115,5 +115,5 @@ def test_reformer_hashes_to_the_same_buckets(rounds):
     x = numbers(2, 2, 20, 5)
     reformer = needs("transformers.models.reformer.modeling_reformer")
     with torch.random.fork_rng():
-        theirs = reformer.LSHSelfAttention(config)._hash_vectors(x, rounds, None).view(2, 2, rounds, 20)
-    assert content.shared_bucket(theirs) == content.lsh(x, 6, rounds, seed=7)
+        buckets = reformer.LSHSelfAttention(config)._hash_vectors(x, rounds, None).view(2, 2, rounds, 20)
+    assert content.shared_bucket(buckets) == content.lsh(x, 6, rounds, seed=7)

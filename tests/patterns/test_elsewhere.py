@@ -1,4 +1,4 @@
-"""The same graphs elsewhere: masks of attention-gym, Hugging Face and torch, and formulas of papers."""
+"""The same graphs in other libraries: masks of attention-gym, Hugging Face and torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gnn_attention import TokenGraph, algebra, patterns
 
-# rule of attention-gym -> our graph; sliding windows count the distance, flash-attention's too
+# Each line is a rule of attention-gym, whose windows count the distance as in flash-attention, and our graph.
 GYM = """
 generate_sliding_window(5) -> window(17, 6)
 generate_dilated_sliding_window(5, 2) -> band(17, 5, 5, 2)
@@ -40,7 +40,7 @@ generate_spatial_head_mask_mod(2, 4, 5, 2, True, 4) -> with_prompt(svg_spatial(4
 generate_temporal_head_mask_mod(2, 4, 10, 2) -> with_prompt(svg_temporal(4, 10, 5), 2)
 """
 
-# ``sliding_window=w`` attends to w tokens, itself included; the bidirectional one to w on each side
+# ``sliding_window=w`` attends to w tokens, itself included, or to w tokens on each side if bidirectional.
 HUGGING_FACE = """
 causal_mask_function -> causal(17)
 bidirectional_mask_function -> full(17)
@@ -82,11 +82,11 @@ NAMES = {
 
 def check(table, masks, **names):
     for line in table.strip().splitlines():
-        theirs, ours = line.split(" -> ")
-        rule = eval(theirs, {**vars(masks), **NAMES, **names})
-        graph = eval(ours, {**vars(patterns), **NAMES})
-        found = TokenGraph.from_rule(rule, graph.num_dst, graph.num_src)
-        assert torch.equal(found.mask(), graph.mask()), line
+        rule_text, graph_text = line.split(" -> ")
+        rule = eval(rule_text, {**vars(masks), **NAMES, **names})
+        graph = eval(graph_text, {**vars(patterns), **NAMES})
+        expected = TokenGraph.from_rule(rule, graph.num_dst, graph.num_src)
+        assert torch.equal(graph.mask(), expected.mask()), line
 
 
 def test_attention_gym():
@@ -114,7 +114,7 @@ def test_torch_alignments(num_dst, num_src):
 
 @pytest.mark.parametrize(("n", "before", "causal"), [(15, 2, True), (12, 1, True), (3, 1, False)])
 def test_local_attention_of_reformer(n, before, causal):
-    """Whose input moves whose output, by the layer's own derivatives."""
+    """The edges are the nonzero derivatives of the layer's outputs by its inputs."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_attention_heads": 1, "attention_head_size": 8, "is_decoder": causal}
     chunks = {"local_num_chunks_before": before, "local_num_chunks_after": 0}
@@ -122,6 +122,6 @@ def test_local_attention_of_reformer(n, before, causal):
     reformer = needs("transformers.models.reformer.modeling_reformer")
     layer = reformer.LocalSelfAttention(config).double().eval()
     x = torch.randn(1, n, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    slopes = torch.autograd.functional.jacobian(lambda x: layer(x).hidden_states, x)[0, :, :, 0]
+    derivatives = torch.autograd.functional.jacobian(lambda x: layer(x).hidden_states, x)[0, :, :, 0]
     expected = patterns.chunked(n, 3, before=before, causal=causal)
-    assert torch.equal(slopes.abs().sum((1, 3)) > 0, expected.mask())
+    assert torch.equal(derivatives.abs().sum((1, 3)) > 0, expected.mask())

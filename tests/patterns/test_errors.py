@@ -1,4 +1,4 @@
-"""What builders reject: every message names the argument, what came and what is expected."""
+"""Arguments that builders reject: messages name the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERRORS = r"""
 causal_aligned(2, 4, "left") -> ValueError: align must be one of 'upper_left', 'lower_right', got 'left'
 block_top_k(numbers(4, 3), 2, 1) -> ValueError: a column for each of the 2 blocks of 2, .*\[4, 3\]
 moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1) -> ValueError: repeat_interleave keys
-sorted_blocks(4, [0], 2) -> ValueError: order must name a block for each of the 2 blocks of 2 tokens
+sorted_blocks(4, [0], 2) -> ValueError: order must name a block for each of the 2 blocks of 2, got 1
 sorted_blocks(4, [0, 2], 2) -> IndexError: order must name blocks in 0 \.\. 1, got 2
 permuted_blocks(4, [1, 1], 2) -> ValueError: must hold each of the 2 blocks once, got \[1, 1\]
 top_k([[True]], 1) -> TypeError: logits must be a tensor of numbers, got torch.bool
@@ -24,7 +24,7 @@ top_k(torch.ones(2), 1) -> ValueError: logits must be \[dst, src\], \[heads, dst
 top_k(torch.tensor([[torch.nan]]), 1) -> ValueError: logits must hold no NaN
 lsh(torch.ones(2, 2), 3) -> ValueError: num_buckets must be even, .*got 3
 clusters([0.5, 1.0]) -> TypeError: dst_labels must be integers, got torch.float64
-clusters(labels(2, 3), labels(3)) -> ValueError: both labels must have the same heads and batch
+clusters(labels(2, 3), labels(3)) -> ValueError: must agree in batch and heads, got \[1, 2, 3\] and .*3\]
 routing(numbers(3, 2), numbers(3, 2), torch.eye(3), 1) -> ValueError: centroids must be \[clusters, 2\]
 vertical_slash(4, [4], []) -> IndexError: columns must be positions in 0 \.\. 3, got 4
 vertical_slash(4, 2, []) -> TypeError: columns must be a list of positions, .*got 2
@@ -37,14 +37,14 @@ erdos_renyi(4, -0.1) -> ValueError: p must be a probability in \[0, 1\], got -0.
 natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single one give \[16\]
 natten((), 3) -> ValueError: shape must have at least one axis
 natten((4, 4), (3, 3, 3)) -> ValueError: kernel must be one value or 2, .*\(4, 4\), got \(3, 3, 3\)
-natten((5, 4), 5) -> ValueError: kernel must fit into the grid, got kernel = 5 along axis 1, which has 4
-natten((7,), 4, dilation=2) -> ValueError: got kernel \* dilation = 4 \* 2 along axis 0, which has 7
+natten((5, 4), 5) -> ValueError: kernel \* dilation must fit .* got 5 along axis 1, which has 4
+natten((7,), 4, dilation=2) -> ValueError: kernel \* dilation must fit .* got 8 along axis 0, which has 7
 natten((7,), 3, causal=1) -> TypeError: causal must be a bool, got 1 of type int
 swin((8, 8), 4, 4) -> ValueError: shift must be less than window, got 4 for a window of 4 along axis 0
 axial((2, 3), 2) -> IndexError: axis must be in 0 \.\. 1, got 2
 image_local_2d((8,), 4, 1) -> ValueError: shape must be \(height, width\), got \(8,\)
 sliding_tile((8, 6), 4, 1) -> ValueError: tile must divide the grid, got 4 along axis 1, which has 6
-sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got window = 3 along axis 0
+sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0, which has 2
 longnet(8, [4, 8], [1]) -> ValueError: got 1 dilations for 2 segments
 memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens as receivers .* got TokenGraph\(cross
 documents([2, -1]) -> ValueError: each of lengths must be at least 0, got -1
@@ -72,7 +72,7 @@ prefix_tree([2, 1], [-1]) -> ValueError: for each of the 2 lengths, got 1
 hierarchical_document(3) -> TypeError: sections must be a list of lists .*got 3
 """
 
-# whole numbers that divide or count rounds, heads, letters: nothing is made of none of them
+# Integers that divide, or that count rounds, heads or letters, must be at least 1.
 AT_LEAST_1 = """
 block chunk d dilation frame_size heads length page rounds segment stride tile
 de_bruijn.k k_hop.k binary_partition.k power_attention.window moba.top media_cross.tokens summary_tokens.c
@@ -101,21 +101,21 @@ def example(name):
 
 @pytest.mark.parametrize("name", patterns.__all__)
 def test_whole_numbers(name):
-    """What is no whole number, or too small a one, is refused by the name of its parameter."""
+    """A value that is not an integer, or is too small, is refused by the name of its parameter."""
     builder, arguments = getattr(patterns, name), example(name)
     for word, parameter in inspect.signature(builder, eval_str=True).parameters.items():
         if parameter.annotation not in (int, int | None) or word == "sizes":
             continue
-        wrong = [(True, TypeError), (2.5, TypeError), ("4", TypeError), (-1, ValueError)]
-        wrong += [(0, ValueError)] if {word, f"{name}.{word}"} & set(AT_LEAST_1.split()) else []
-        for value, error in wrong:
+        cases = [(True, TypeError), (2.5, TypeError), ("4", TypeError), (-1, ValueError)]
+        cases += [(0, ValueError)] if {word, f"{name}.{word}"} & set(AT_LEAST_1.split()) else []
+        for value, error in cases:
             with pytest.raises(error, match=f"^{word} must be (an integer|at least)"):
                 builder(**{**arguments, word: value})
 
 
 @pytest.mark.parametrize("wrong", [None, "x", {}, [None], [[0, 1], [0]]])
-def test_labels_that_are_no_numbers(wrong):
-    """Whatever torch cannot read gets the same message."""
+def test_labels_must_be_numbers(wrong):
+    """All data that torch cannot read get the same message."""
     for build, argument in (
         (patterns.clusters, "dst_labels"),
         (patterns.shared_bucket, "buckets"),

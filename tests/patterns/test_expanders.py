@@ -10,24 +10,24 @@ import torch
 
 from gnn_attention import convert, patterns
 
-SEEDED = {
+SEEDED_BUILDERS = {
     "random_senders": lambda seed: patterns.random_senders(40, 3, seed=seed),
     "random_senders, all": lambda seed: patterns.random_senders(40, 3, seed=seed, causal=False),
     "expander": lambda seed: patterns.expander(40, 2, seed=seed),
     "watts_strogatz": lambda seed: patterns.watts_strogatz(40, 4, 0.3, seed=seed),
     "erdos_renyi": lambda seed: patterns.erdos_renyi(40, 0.2, seed=seed),
 }
-each_seeded = pytest.mark.parametrize("build", SEEDED.values(), ids=SEEDED)
+each_builder = pytest.mark.parametrize("build", SEEDED_BUILDERS.values(), ids=SEEDED_BUILDERS)
 
 
 class TestSeeds:
-    @each_seeded
-    def test_a_seed_is_a_graph(self, build):
+    @each_builder
+    def test_a_seed_determines_the_graph(self, build):
         assert torch.equal(build(3).edge_index, build(3).edge_index)
         assert len({tuple(build(seed).edge_index.flatten().tolist()) for seed in range(5)}) == 5
 
-    @each_seeded
-    def test_global_random_states_are_left_alone(self, build):
+    @each_builder
+    def test_global_random_states_do_not_change(self, build):
         before = torch.get_rng_state(), random.getstate()
         graph = build(3)
         assert torch.equal(torch.get_rng_state(), before[0])
@@ -46,13 +46,13 @@ def test_the_spectral_gap_of_an_expander():
 
 class TestDeBruijn:
     @pytest.mark.parametrize(("k", "length"), [(2, 1), (2, 5), (3, 3), (5, 2), (1, 3)])
-    def test_one_walk_of_that_length_between_any_two(self, k, length):
+    def test_one_walk_of_full_length_between_any_two_words(self, k, length):
         steps = patterns.de_bruijn(k, length).mask().long()
         assert torch.linalg.matrix_power(steps, length).unique().tolist() == [1]
 
 
 class TestTorus:
     @pytest.mark.parametrize("sizes", [(5,), (3, 4), (2, 3), (2, 2, 2), (3, 2, 4)])
-    def test_as_networkx_grids_closed_round(self, sizes):
+    def test_periodic_grids_of_networkx(self, sizes):
         grid = networkx.grid_graph(tuple(reversed(sizes)), periodic=True)
         assert patterns.torus(*sizes) == convert.from_networkx(grid, order=sorted(grid.nodes))

@@ -1,4 +1,4 @@
-"""Grids: the same graphs elsewhere."""
+"""Grids: products of their axes, and the same graphs in transformers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class TestHuggingFace:
         ("shape", "window", "shift"), [((8, 8), 4, 2), ((8, 12), 4, 1), ((6, 9), 3, 2), ((8, 8), 4, 0)]
     )
     def test_shifted_windows_of_swin(self, shape, window, shift):
-        """Its layer's own roll, partition and mask, carried by the positions of the tokens."""
+        """The roll, partition and mask of its layer, applied to the positions of the tokens."""
         modeling_swin = needs("transformers.models.swin.modeling_swin")
         config = needs("transformers").SwinConfig(window_size=window)
         layer = modeling_swin.SwinLayer(config, 4, input_resolution=shape, num_heads=1, shift_size=shift)
-        places = torch.arange(shape[0] * shape[1]).view(1, *shape, 1)
-        windows = modeling_swin.window_partition(layer.cyclic_shift(places), window).view(-1, window**2)
-        allowed = layer.get_attn_mask(*shape, dtype=torch.float32, device=places.device)
+        positions = torch.arange(shape[0] * shape[1]).view(1, *shape, 1)
+        windows = modeling_swin.window_partition(layer.cyclic_shift(positions), window).view(-1, window**2)
+        layer_mask = layer.get_attn_mask(*shape, dtype=torch.float32, device=positions.device)
         mask = torch.zeros(shape[0] * shape[1], shape[0] * shape[1], dtype=torch.bool)
         for number, tokens in enumerate(windows):
-            inside = torch.ones(window**2, window**2) > 0 if allowed is None else allowed[number] == 0
-            mask[tokens[:, None], tokens] = inside
+            is_full = layer_mask is None
+            mask[tokens[:, None], tokens] = torch.tensor(True) if is_full else layer_mask[number] == 0
         assert torch.equal(patterns.swin(shape, window, shift).mask(), mask)

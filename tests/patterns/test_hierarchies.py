@@ -1,4 +1,4 @@
-"""Hierarchies: how far and how fast a message goes, what the levels add up to."""
+"""Hierarchies: reach of messages, and the union of the levels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def gaps(n):
 class TestReach:
     @pytest.mark.parametrize("order", list(permutations(range(3))))
     @pytest.mark.parametrize("block", [1, 2])
-    def test_one_factor_of_each_level_connects_everyone_by_one_path(self, order, block):
+    def test_one_factor_of_each_level_connects_all_blocks_by_one_path(self, order, block):
         first, second, third = (patterns.butterfly_factor(8 * block, level, block) for level in order)
         assert (first @ second @ third).is_full()
         walks = first.mask().long() @ second.mask().long() @ third.mask().long()
-        # one path of blocks, through any token of the two blocks between
+        # One path of blocks passes through any token of the two blocks between.
         assert walks.unique().tolist() == [block**2]
 
 
@@ -32,27 +32,27 @@ class TestBinaryPartition:
     @pytest.mark.parametrize("k", [1, 2, 3])
     @each_n
     def test_every_sender_counts_once_at_some_scale(self, n, k):
-        """What each token attends to, opened up into tokens, is every allowed token once."""
+        """The spans that a token attends to hold every allowed token once."""
         for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
             mask = patterns.binary_partition(n, k, causal=causal).mask().long()
-            spans = mask[n:, :n]  # the tokens of each span
+            spans = mask[n:, :n]
             assert torch.equal(mask[:n, :n] + mask[:n, n:] @ spans, expected)
 
 
 class TestKin:
     def test_longnet_merges_as_a_multigraph(self):
-        """Outputs of single pairs by their share of the softmax = one, edges of m pairs counted m times."""
+        """Merging the pairs by their softmax denominators counts an edge of m pairs m times."""
         pairs = [(4, 1), (8, 2), (16, 4)]
         q, k, v = torch.randn(3, 1, 1, 16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         parts = [attend(q, k, v, patterns.longnet(16, [w], [r]), return_info=True) for w, r in pairs]
-        share = torch.stack([info.lse for _, info in parts]).softmax(0)
-        merged = sum(weight.unsqueeze(-1) * out for weight, (out, _) in zip(share, parts, strict=True))
-        times = sum(patterns.longnet(16, [w], [r]).mask().double() for w, r in pairs)
-        assert int(times.max()) == 3
+        shares = torch.stack([info.lse for _, info in parts]).softmax(0)
+        expected = sum(weight.unsqueeze(-1) * out for weight, (out, _) in zip(shares, parts, strict=True))
+        count = sum(patterns.longnet(16, [w], [r]).mask().double() for w, r in pairs)
+        assert int(count.max()) == 3
         union = patterns.longnet(16, [w for w, _ in pairs], [r for _, r in pairs])
-        assert torch.equal(union.mask(), times > 0)
-        together = attend(q, k, v, union, score_mod=score_mods.log_multiplicity(times.clamp(min=1)))
-        assert_exact(together, merged)
+        assert torch.equal(union.mask(), count > 0)
+        output = attend(q, k, v, union, score_mod=score_mods.log_multiplicity(count.clamp(min=1)))
+        assert_exact(output, expected)
 
     @pytest.mark.parametrize("block", [1, 2, 3])
     @each_n
@@ -79,7 +79,7 @@ class TestFibottention:
             assert self.distances(graph, head)[: len(row)] == row
 
     def test_windows_grow_from_head_to_head(self):
-        """w_i = 5, 15, 25: each row ends there, but keeps its first distance."""
+        """Each row ends at w_i = 5, 15, 25, but keeps its first distance."""
         graph = patterns.fibottention(75, 3)
         assert [self.distances(graph, head) for head in range(3)] == [(1, 2, 3, 5), (4, 7, 11), (6, 10, 16)]
         assert self.distances(patterns.fibottention(75, 5, 2, 2), 4) == (12,)

@@ -13,7 +13,7 @@ from gnn_attention import TokenGraph, patterns
     "build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)]
 )
 def test_random_blocks(build):
-    """Each head draws its own, the seed decides, one more random block only adds edges."""
+    """Each head draws its own blocks from the seed, and one more random block only adds edges."""
     graph = build(48, 2, num_random=3, heads=4, seed=7)
     assert graph == build(48, 2, num_random=3, heads=4, seed=7)
     assert graph.select(0, 0) == build(48, 2, num_random=3, seed=7)
@@ -28,7 +28,7 @@ def test_random_blocks(build):
 @pytest.mark.parametrize("window", [4, 8])
 @pytest.mark.parametrize("tokens", [[], [0], [2, 11]])
 def test_edges_of_longformer(window, tokens):
-    """By the derivatives of transformers' layer."""
+    """The edges are the nonzero derivatives of the layer of transformers."""
     torch.manual_seed(0)
     longformer = needs("transformers.models.longformer.modeling_longformer")
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "attention_window": [window]}
@@ -36,14 +36,13 @@ def test_edges_of_longformer(window, tokens):
     layer = longformer.LongformerSelfAttention(config, 0).eval()
     for word in ("query", "key", "value"):
         getattr(layer, f"{word}_global").load_state_dict(getattr(layer, word).state_dict())
-    x, far = torch.randn(1, 24, 8).requires_grad_(), torch.zeros(1, 24, dtype=torch.bool)
-    far[:, tokens] = True
-    output = layer(
-        x, far * 1e4, is_index_masked=far > 1, is_index_global_attn=far, is_global_attn=bool(tokens)
-    )
-    slopes = [torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0] for row in output[0][0]]
-    rows = torch.stack([slope.abs().sum(-1) > 0 for slope in slopes])
-    assert torch.equal(rows, patterns.longformer(24, window // 2 + 1, tokens, causal=False).mask())
+    x, is_global = torch.randn(1, 24, 8).requires_grad_(), torch.zeros(1, 24, dtype=torch.bool)
+    is_global[:, tokens] = True
+    options = {"is_index_masked": is_global > 1, "is_index_global_attn": is_global}
+    output = layer(x, is_global * 1e4, **options, is_global_attn=bool(tokens))
+    gradients = [torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0] for row in output[0][0]]
+    mask = torch.stack([gradient.abs().sum(-1) > 0 for gradient in gradients])
+    assert torch.equal(mask, patterns.longformer(24, window // 2 + 1, tokens, causal=False).mask())
 
 
 def test_memory_of_listed_edges():

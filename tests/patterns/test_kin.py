@@ -1,4 +1,4 @@
-"""Relations between builders: every line of a table is an equation of graphs, or a fact about one."""
+"""Relations between builders: each line of a table is an equation of graphs or a fact about one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ all(sparse_strided(17, s) == band(17, s, 0) | strides(17, s) for s in (1, 4, 20)
 
 prefix(6, 4) == documents([4, 1, 1], causal=False) | causal(6)
 shared_prefix(0, [2, 0, 3]) == documents([2, 0, 3])
-part(shared_prefix(3, [2, 4, 1]), (0, 1, 2, 5, 6, 7, 8)) == mask(causal(7))
+submask(shared_prefix(3, [2, 4, 1]), (0, 1, 2, 5, 6, 7, 8)) == mask(causal(7))
 all(block_causal(9, b) == bidirectional_groups([i // b for i in range(9)]) for b in (1, 2, 5, 9, 20))
 permutation(range(5, -1, -1)) == causal(6).T and permutation([], context=3).num_dst == 0
 
@@ -48,7 +48,7 @@ perceiver(9, 3) == (isab(9, 3)[0], full(3))
 
 all(power_attention(n) == log_sparse(n) for n in (2, 7, 8, 33))
 longnet(17, [5], [1], causal=False) == documents([5, 5, 5, 2], causal=False)
-united(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
+union_over_heads(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
 (torch.tensor([[1, 30]]) @ random_senders(30, 4).edge_index).diff().min() > 0
 random_senders(12, 13) == causal(12) and random_senders(12, 99, causal=False) == full(12)
 hypercube(4) | window(16, 1) == butterfly(16) and torus(2, 2, 2) == hypercube(3)
@@ -75,20 +75,20 @@ def mask(graph):
     return graph.mask().tolist()
 
 
-def part(graph, tokens):
-    """The mask among some tokens."""
+def submask(graph, tokens):
+    """The mask among ``tokens``."""
     return graph.mask()[list(tokens)][:, list(tokens)].tolist()
 
 
-def united(graph):
-    """The edges of any head."""
+def union_over_heads(graph):
+    """The union of the masks of all heads."""
     return graph.mask().any(0).tolist()
 
 
 NAMES = {
     **vars(patterns),
     "torch": torch,
-    **{helper.__name__: helper for helper in (mask, part, united, parents)},
+    **{helper.__name__: helper for helper in (mask, submask, union_over_heads, parents)},
 }
 
 
@@ -98,13 +98,13 @@ def test_kin(line):
 
 
 def test_forms_and_names():
-    """Arguments of any kind give the same graph; names say what is not default, and stay short."""
+    """Arguments of all types give the same graph; names hold only options that are not default."""
     for line in FORMS.strip().splitlines():
         assert eval(line, dict(NAMES)), line
 
 
-def test_a_graph_of_one_head_is_still_a_graph_by_head():
-    """One head is the first of several, and counts and degrees keep their axis."""
+def test_a_graph_of_one_head_differs_by_head():
+    """One head is the first of several, and counts and degrees keep the head axis."""
     for build in (
         lambda n, heads: patterns.bigbird(n, 2, num_random=1, heads=heads),
         lambda n, heads: patterns.bigbird_etc(n, 2, 1, num_random=1, heads=heads),
@@ -112,11 +112,11 @@ def test_a_graph_of_one_head_is_still_a_graph_by_head():
         lambda n, heads: patterns.longnet(n, [4], [2], heads=heads),
     ):
         for n in (0, 1, 17):
-            one, three = build(n, 1), build(n, 3)
-            assert one.mask().shape == (1, one.num_dst, one.num_src)
-            assert three.in_degree().shape == (3, three.num_dst)
-            assert three.num_edges == sum(three.select(head=head).num_edges for head in range(3))
-            assert one.select(head=0) == three.select(head=0)
+            graph, triple = build(n, 1), build(n, 3)
+            assert graph.mask().shape == (1, graph.num_dst, graph.num_src)
+            assert triple.in_degree().shape == (3, triple.num_dst)
+            assert triple.num_edges == sum(triple.select(head=head).num_edges for head in range(3))
+            assert graph.select(head=0) == triple.select(head=0)
 
 
 def test_a_deep_tree_needs_no_deep_stack():
@@ -126,7 +126,7 @@ def test_a_deep_tree_needs_no_deep_stack():
     assert graph.rows(0, 1).num_edges == 1
 
 
-def test_later_changes_of_an_argument_change_no_graph():
+def test_changing_an_argument_later_does_not_change_the_graph():
     for build, argument in (
         (patterns.documents, [2, 3]),
         (patterns.tree, [-1, 0]),

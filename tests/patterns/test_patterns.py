@@ -1,4 +1,4 @@
-"""Every builder against an independent predicate and its theorems: the table is ``tests/support/zoo``."""
+"""Every builder against an independent predicate and theorems, from the table ``tests/support/zoo``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gnn_attention.graph.symbols import compute, dst, src
 from gnn_attention.huggingface._alignment import recipe
 
 
-def layers_until_nothing_changes(mask):
-    """From which tokens each has received, a layer at a time, its own state carried along."""
-    reached = torch.eye(len(mask))
+def reach_by_layer(mask):
+    """Yield the tokens from which each token has received after each layer, its own state included."""
+    reach = torch.eye(len(mask))
     while True:
-        yield reached > 0
-        further = (reached + mask.float() @ reached > 0).float()
-        if torch.equal(further, reached):
+        yield reach > 0
+        next_reach = (reach + mask.float() @ reach > 0).float()
+        if torch.equal(next_reach, reach):
             return
-        reached = further
+        reach = next_reach
 
 
-def edges(row, n, graph):
+def check_edges(row, n, graph):
     num_dst, num_src = row.nodes(n)
     table = [[bool(row.edge(n, dst, src)) for src in range(num_src)] for dst in range(num_dst)]
     assert (graph.num_dst, graph.num_src, graph.heads, graph.batch) == (num_dst, num_src, None, None)
@@ -35,7 +35,7 @@ def edges(row, n, graph):
     assert graph.rows(num_dst // 2, num_dst).mask().tolist() == table[num_dst // 2 :]
 
 
-def counts(row, n, graph):
+def check_counts(row, n, graph):
     degrees = (
         [row.degree(n, dst) for dst in range(graph.num_dst)] if row.degree else graph.mask().sum(1).tolist()
     )
@@ -43,8 +43,8 @@ def counts(row, n, graph):
     assert graph.num_edges == sum(degrees)
 
 
-def causal_or_not(row, n, graph):
-    """A causal graph has ``src <= dst`` alone; the others break it where there is room."""
+def check_causal(row, n, graph):
+    """A causal graph has only ``src <= dst``; other graphs break it at the largest size."""
     src, dst = graph.edge_index
     if row.causal:
         assert bool((src <= dst).all())
@@ -52,14 +52,14 @@ def causal_or_not(row, n, graph):
         assert bool((src > dst).any())
 
 
-def symmetric_or_not(row, n, graph):
+def check_symmetric(row, n, graph):
     if row.symmetric:
         assert graph == graph.T
     elif n == row.sizes[-1] and graph.num_dst == graph.num_src:
         assert graph != graph.T
 
 
-def acyclic_or_not(row, n, graph):
+def check_acyclic(row, n, graph):
     if graph.num_dst != graph.num_src:
         return
     digraph = convert.to_networkx(graph)
@@ -68,22 +68,22 @@ def acyclic_or_not(row, n, graph):
         assert networkx.is_directed_acyclic_graph(digraph) == row.acyclic
 
 
-def layers_to_full_reach(row, n, graph):
+def check_layers(row, n, graph):
     if row.layers and graph.num_dst == graph.num_src:
-        may = torch.ones(graph.num_dst, graph.num_dst, dtype=torch.bool)
-        may = may.tril() if row.causal else may
-        full = [bool(reached[may].all()) for reached in layers_until_nothing_changes(graph.mask())]
+        allowed = torch.ones(graph.num_dst, graph.num_dst, dtype=torch.bool)
+        allowed = allowed.tril() if row.causal else allowed
+        full = [bool(reach[allowed].all()) for reach in reach_by_layer(graph.mask())]
         assert (full.index(True) if any(full) else None) == row.layers(n)
 
 
-def copies(row, n, graph):
-    """A graph and its name survive a copy."""
-    again = pickle.loads(pickle.dumps(graph))
-    assert copy.deepcopy(graph) == again == graph
-    assert again.name == graph.name
+def check_copies(row, n, graph):
+    """Copies keep the graph and its name."""
+    unpickled = pickle.loads(pickle.dumps(graph))
+    assert copy.deepcopy(graph) == unpickled == graph
+    assert unpickled.name == graph.name
 
 
-THEOREMS = (edges, counts, causal_or_not, symmetric_or_not, acyclic_or_not, layers_to_full_reach, copies)
+THEOREMS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
 def test_every_builder_has_a_row():
@@ -106,14 +106,14 @@ def test_the_name_builds_the_graph(row):
 
 
 class TestSymbols:
-    """The expressions of which rules are made."""
+    """The expressions that make up rules."""
 
     def test_a_chained_comparison_is_refused(self):
-        """Python would keep its second half alone."""
+        """Python would keep only its second half."""
         with pytest.raises(TypeError, match="join comparisons by"):
             3 < src <= dst  # noqa: B015
 
-    def test_what_stands_twice_is_computed_once(self):
+    def test_a_repeated_expression_is_computed_once(self):
         calls = []
         gap = compute(lambda a, b: calls.append(1) or a - b, dst, src)
         tokens = torch.arange(4)
@@ -122,8 +122,8 @@ class TestSymbols:
         assert len(calls) == 1
 
     def test_equal_calls_have_equal_recipes(self):
-        """By which the plan of one forward pass of a model of transformers serves the next."""
+        """So that the plan of a forward pass of a transformers model serves the next pass."""
         rules = [patterns.power_attention(n, 4, 2).rule for n in (64, 64, 65)]
-        first, again, other = (recipe(rule) for rule in rules)
-        assert first == again != other
-        assert first is not None
+        recipes = [recipe(rule) for rule in rules]
+        assert recipes[0] == recipes[1] != recipes[2]
+        assert recipes[0] is not None

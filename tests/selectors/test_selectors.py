@@ -1,4 +1,4 @@
-"""Selections against scores written out densely in float64: what is chosen, losses, gradients, memory."""
+"""Selections against dense scores in float64: chosen senders, losses, gradients, memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T, WIDTH = 40, 12
 GRAPHS = {
     "causal": patterns.causal(T),
     "documents": patterns.documents([15, 25]),
-    # receiver 0 has no in-edges
+    # Receiver 0 is isolated.
     "strict": patterns.strict_causal(T),
     "full": patterns.full(T),
 }
 
 
-def drawn(*shape, seed=0, grad=False):
+def randn(*shape, seed=0, grad=False):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
 
 
 def qkv(heads=4, kv_heads=2, grad=False):
-    return [drawn(2, h, T, 8, seed=seed, grad=grad) for seed, h in enumerate((heads, kv_heads, kv_heads))]
+    return [randn(2, h, T, 8, seed=seed, grad=grad) for seed, h in enumerate((heads, kv_heads, kv_heads))]
 
 
 def dense_logits(q, k, mask):
@@ -39,18 +39,18 @@ def dense_logits(q, k, mask):
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
 
 
-def best(scores, count):
+def is_largest(scores, count):
     """The mask of the largest finite scores, by sorting."""
     order = scores.argsort(-1, descending=True)[..., :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores > -torch.inf)
 
 
 @pytest.fixture(params=[2**24, 500], ids=["one chunk", "chunks"])
-def _chunks(request, monkeypatch):
-    monkeypatch.setattr(_choice, "SCORES_AT_ONCE", request.param)
+def _chunk_size(request, monkeypatch):
+    monkeypatch.setattr(_choice, "SCORES_PER_CHUNK", request.param)
 
 
-@pytest.mark.usefixtures("_chunks")
+@pytest.mark.usefixtures("_chunk_size")
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("per", ["head", "group", "all"])
 def test_top_k_takes_the_largest(name, per):
@@ -62,11 +62,11 @@ def test_top_k_takes_the_largest(name, per):
         "all": weights.sum(1, True),
     }
     scores = logits if per == "head" else shared[per].masked_fill(~GRAPHS[name].mask(), -torch.inf)
-    assert torch.equal(TopK(5, per).select(q, k, GRAPHS[name]).mask(), best(scores, 5))
+    assert torch.equal(TopK(5, per).select(q, k, GRAPHS[name]).mask(), is_largest(scores, 5))
     if per == "head":
         mod = lambda score, b, h, dst, src: score - 0.3 * (h + 1) * (dst - src)  # noqa: E731
         scores = mod(logits, 0, torch.arange(4).view(4, 1, 1), torch.arange(T).view(T, 1), torch.arange(T))
-        assert torch.equal(TopK(5, score_mod=mod).select(q, k, GRAPHS[name]).mask(), best(scores, 5))
+        assert torch.equal(TopK(5, score_mod=mod).select(q, k, GRAPHS[name]).mask(), is_largest(scores, 5))
 
 
 SELECTORS = {
@@ -79,22 +79,22 @@ SELECTORS = {
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-def test_a_decoding_step_chooses_what_the_whole_pass_chose(name):
-    q, k, _ = qkv() if name != "indexer" else (drawn(2, T, WIDTH),) * 3
-    whole = SELECTORS[name].select(q, k)
+def test_a_decoding_step_chooses_as_the_full_pass(name):
+    q, k, _ = qkv() if name != "indexer" else (randn(2, T, WIDTH),) * 3
+    all_rows = SELECTORS[name].select(q, k)
     step = SELECTORS[name].select(q[..., 30:33, :], k, patterns.causal(T).rows(30, 33))
-    assert step == whole.rows(30, 33)
-    with pytest.raises(ValueError, match="q has 3 tokens and k 40, which are not aligned by guess"):
+    assert step == all_rows.rows(30, 33)
+    with pytest.raises(ValueError, match=r"graph is needed to align q of 3 tokens with k of 40; .*rows"):
         SELECTORS[name].select(q[..., 30:33, :], k)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-def test_of_no_tokens_none_are_chosen(name):
-    states = drawn(2, 0, WIDTH) if name == "indexer" else drawn(2, 4, 0, 8)
+def test_without_tokens_there_are_no_edges(name):
+    states = randn(2, 0, WIDTH) if name == "indexer" else randn(2, 4, 0, 8)
     assert SELECTORS[name].select(states, states).num_edges == 0
 
 
-@pytest.mark.usefixtures("_chunks")
+@pytest.mark.usefixtures("_chunk_size")
 @pytest.mark.parametrize("pool", ["mean", "extremes"])
 def test_pooled_blocks_are_chosen_by_their_formula(pool):
     q, k, _ = qkv()
@@ -106,97 +106,97 @@ def test_pooled_blocks_are_chosen_by_their_formula(pool):
         scores[..., block] = (q @ part.mT).mean(-1) if pool == "mean" else bound
     own, block = torch.arange(T).view(-1, 1) // 6, torch.arange(7)
     scores = scores.masked_fill(block == own, torch.inf).masked_fill(block > own, -torch.inf)
-    due = best(scores, 3).repeat_interleave(6, -1)[..., :T] & GRAPHS["causal"].mask()
-    found = PooledBlocks(6, 3, pool).select(q, k)
-    assert torch.equal(found.mask(), due)
+    expected = is_largest(scores, 3).repeat_interleave(6, -1)[..., :T] & GRAPHS["causal"].mask()
+    graph = PooledBlocks(6, 3, pool).select(q, k)
+    assert torch.equal(graph.mask(), expected)
     if pool == "mean":
-        assert torch.equal(found.mask(), patterns.moba(q, keys, 6, 3).mask())
+        assert torch.equal(graph.mask(), patterns.moba(q, keys, 6, 3).mask())
 
 
-def made(k=6, rotary=Rotary()):  # noqa: B008
+def make_indexer(k=6, rotary=Rotary()):  # noqa: B008
     torch.manual_seed(3)
     return Indexer(WIDTH, k, num_heads=3, head_dim=4, rotary=rotary).double()
 
 
-def written_out(module, x, mask):
+def compute_scores(module, x, mask):
     """``I`` by loops over heads, ``[batch, dst, src]``; -inf at non-edges."""
     keys = torch.nn.functional.layer_norm(x @ module.keys.weight.T, (4,), eps=1e-5)
     keys = keys * module.key_norm.weight + module.key_norm.bias
     queries, total = (x @ module.queries.weight.T).unflatten(-1, (3, 4)), 0.0
     for head in range(3):
-        turned = [Rotary().turn(part, torch.arange(T)) for part in (queries[:, :, head], keys)]
+        rotated = [Rotary().turn(part, torch.arange(T)) for part in (queries[:, :, head], keys)]
         weight = (x @ module.weights.weight[head] / 12**0.5).unsqueeze(-1)
-        total = total + weight * (turned[0] @ turned[1].mT).clamp(min=0)
+        total = total + weight * (rotated[0] @ rotated[1].mT).clamp(min=0)
     return total.masked_fill(~mask, -torch.inf)
 
 
-@pytest.mark.usefixtures("_chunks")
+@pytest.mark.usefixtures("_chunk_size")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_indexer_chooses_by_its_formula(name):
-    module, x, mask = made(), drawn(2, T, WIDTH), GRAPHS[name].mask()
-    scores = written_out(module, x, mask)
-    found = module.select(x, x, GRAPHS[name])
-    # where several are 0 exactly any of them may be chosen
-    smallest = scores.masked_fill(~found.mask()[:, 0], torch.inf).amin(-1)
-    left = scores.masked_fill(found.mask()[:, 0], -torch.inf).amax(-1)
-    assert bool((smallest >= left - 1e-12).all())
-    assert torch.equal(found.in_degree()[:, 0], mask.sum(-1).clamp(max=6).expand(2, -1))
+    module, x, mask = make_indexer(), randn(2, T, WIDTH), GRAPHS[name].mask()
+    scores = compute_scores(module, x, mask)
+    graph = module.select(x, x, GRAPHS[name])
+    # If several scores are exactly 0, any of these senders may be chosen.
+    smallest = scores.masked_fill(~graph.mask()[:, 0], torch.inf).amin(-1)
+    rejected = scores.masked_fill(graph.mask()[:, 0], -torch.inf).amax(-1)
+    assert bool((smallest >= rejected - 1e-12).all())
+    assert torch.equal(graph.in_degree()[:, 0], mask.sum(-1).clamp(max=6).expand(2, -1))
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_an_indexer_chooses_in_halves_what_it_chooses_in_doubles(samples):
-    """Of small integers, whose products are exact in bfloat16."""
+def test_an_indexer_chooses_the_same_in_bfloat16(samples):
+    """The inputs are small integers, whose products are exact in bfloat16."""
     rng, mask = torch.Generator().manual_seed(0), GRAPHS["causal"].mask()
     shapes = (samples, 3, T, 4), (samples, 3, T), (samples, T, 4)
     queries, weights, keys = (torch.randint(-3, 4, shape, generator=rng).float() for shape in shapes)
     module = Indexer(WIDTH, 6, num_heads=3, head_dim=4, dtype=torch.bfloat16)
-    found = module.choose((queries, weights), keys, GRAPHS["causal"]).mask().view(samples, T, T)
+    chosen = module.choose((queries, weights), keys, GRAPHS["causal"]).mask().view(samples, T, T)
     scores = (weights.unsqueeze(-1) * (queries @ keys.unsqueeze(1).mT).clamp(min=0)).sum(1)
-    best = scores.masked_fill(~mask, -torch.inf).topk(6).values
-    assert torch.equal(scores.masked_fill(~found, -torch.inf).topk(6).values, best)
+    expected = scores.masked_fill(~mask, -torch.inf).topk(6).values
+    assert torch.equal(scores.masked_fill(~chosen, -torch.inf).topk(6).values, expected)
 
 
-def written_out_loss(module, x, q, k, mask):
+def compute_loss(module, x, q, k, mask):
     weights = dense_logits(q, k, mask).softmax(-1).nan_to_num(0.0)
     p = weights.mean(1)
-    likely = written_out(module, x, mask).log_softmax(-1)
-    rows = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - likely), 0.0).sum(-1)
+    log_prob = compute_scores(module, x, mask).log_softmax(-1)
+    rows = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - log_prob), 0.0).sum(-1)
     return rows.sum() / mask.any(-1).expand(len(x), -1).sum()
 
 
-def chosen_graph(x):
-    """A graph for each sample, of few edges; receiver 5 has none."""
-    index = made(k=2).select(x, x).mask()[:, 0].float().topk(2).indices
+def sample_graph(x):
+    """A sparse graph for each sample, in which receiver 5 is isolated."""
+    index = make_indexer(k=2).select(x, x).mask()[:, 0].float().topk(2).indices
     index[:, 5] = -1
     index[:, 0, 1] = index[:, 1, 1] = -1
     return ga.TokenGraph.from_indices(index.unsqueeze(1), T)
 
 
-@pytest.mark.usefixtures("_chunks")
+@pytest.mark.usefixtures("_chunk_size")
 @pytest.mark.parametrize("name", [*GRAPHS, "listed", "by sample"])
-def test_the_loss_is_the_divergence_written_out(name):
-    module, x, (q, k, v) = made(), drawn(2, T, WIDTH, grad=True), qkv(grad=True)
-    graph = chosen_graph(x) if name == "by sample" else GRAPHS.get(name) or patterns.window(T, 2)
+def test_the_loss_is_the_divergence(name):
+    module, x, (q, k, v) = make_indexer(), randn(2, T, WIDTH, grad=True), qkv(grad=True)
+    graph = sample_graph(x) if name == "by sample" else GRAPHS.get(name) or patterns.window(T, 2)
     _, info = ga.attend(q, k, v, graph, return_info=True)
     loss = module.loss(x, x, info)
-    found = torch.autograd.grad(loss, [*module.parameters(), x, q, k], allow_unused=True)
+    gradients = torch.autograd.grad(loss, [*module.parameters(), x, q, k], allow_unused=True)
     mask = graph.mask() if name != "by sample" else graph.mask()[:, 0]
-    due = written_out_loss(module, x.detach(), q.detach(), k.detach(), mask)
-    assert_exact(loss, due)
-    assert_exact(found[:-3], torch.autograd.grad(due, list(module.parameters())))
-    assert found[-3:] == (None, None, None)
+    expected = compute_loss(module, x.detach(), q.detach(), k.detach(), mask)
+    assert_exact(loss, expected)
+    assert_exact(gradients[:-3], torch.autograd.grad(expected, list(module.parameters())))
+    assert gradients[-3:] == (None, None, None)
     if name == "causal":
         halves = [module.loss(x, x, info, rows=rows) for rows in ((0, T // 2), (T // 2, T))]
-        assert_exact(sum(halves) / 2, due)
+        assert_exact(sum(halves) / 2, expected)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_nothing_of_tokens_times_tokens_is_saved(monkeypatch, sparse):
-    """In all less than a table of a sample, where products of three heads and two samples would be six."""
+    """Less than one table of a sample is saved in all; products of all heads and samples would be six."""
     n = 256
-    monkeypatch.setattr(_choice, "SCORES_AT_ONCE", n * 64)
-    monkeypatch.setattr(indexer, "EDGES_AT_ONCE", 512)
-    module, x, q = made(), drawn(2, n, WIDTH), drawn(2, 4, n, 8)
+    monkeypatch.setattr(_choice, "SCORES_PER_CHUNK", n * 64)
+    monkeypatch.setattr(indexer, "EDGES_PER_CHUNK", 512)
+    module, x, q = make_indexer(), randn(2, n, WIDTH), randn(2, 4, n, 8)
     graph, saved = patterns.window(n, 16) if sparse else patterns.causal(n), {}
     _, info = ga.attend(q, q, q, graph, return_info=True)
 
@@ -206,17 +206,17 @@ def test_nothing_of_tokens_times_tokens_is_saved(monkeypatch, sparse):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         loss = module.loss(x, x, info)
-    # what is kept for the backward pass, each tensor once
+    # Tensors saved for the backward pass, each counted once.
     assert n < sum(x.numel() for x in saved.values()) < 2 * n * n
     assert float(torch.autograd.grad(loss, module.keys.weight)[0].abs().max()) > 0
 
 
 def test_straight_through_changes_the_gradient_alone():
-    module, x, (q, k, v) = made(), drawn(1, T, WIDTH), (y[:1] for y in qkv())
+    module, x, (q, k, v) = make_indexer(), randn(1, T, WIDTH), (y[:1] for y in qkv())
     graph = module.select(x, x)
     score = module.edge_scores(x, x, graph)
     src, dst = graph.edge_index
-    assert_exact(score[0, 0], written_out(module, x, GRAPHS["causal"].mask())[0, dst, src])
+    assert_exact(score[0, 0], compute_scores(module, x, GRAPHS["causal"].mask())[0, dst, src])
     out = ga.attend(q, k, v, graph, bias=score - score.detach())
     assert_exact(out, ga.attend(q, k, v, graph))
     assert float(torch.autograd.grad(out.square().sum(), module.queries.weight)[0].abs().max()) > 0
@@ -227,15 +227,15 @@ def test_recall_is_the_share_of_the_weights():
     _, info = ga.attend(q, k, v, GRAPHS["strict"], return_info=True)
     chosen = TopK(4).select(q, k, GRAPHS["strict"])
     weights = dense_logits(q, k, GRAPHS["strict"].mask()).softmax(-1)
-    found = recall(info, chosen)
-    assert_exact(found[:, :, 1:], (weights * chosen.mask()).sum(-1)[:, :, 1:])
-    assert bool(found[:, :, 0].isnan().all())
-    with pytest.raises(ValueError, match=r"chosen must be a part of .* has edges that it lacks"):
+    shares = recall(info, chosen)
+    assert_exact(shares[:, :, 1:], (weights * chosen.mask()).sum(-1)[:, :, 1:])
+    assert bool(shares[:, :, 0].isnan().all())
+    with pytest.raises(ValueError, match=r"chosen must be a subgraph of .*strict.*, but .*full.* is not"):
         recall(info, GRAPHS["full"])
 
 
-def test_what_does_not_fit_is_named():
-    module, x, (q, k, v) = made(), drawn(2, T, WIDTH), qkv()
+def test_wrong_arguments_are_named():
+    module, x, (q, k, v) = make_indexer(), randn(2, T, WIDTH), qkv()
     chosen = TopK(3).select(q, k)
     _, info = ga.attend(q, k, v, chosen, return_info=True)
     _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
@@ -258,18 +258,18 @@ def test_what_does_not_fit_is_named():
 
 
 @pytest.mark.parametrize("name", ["indexer", "blocks"])
-def test_a_program_chooses_in_each_call_without_compiling_anew(name):
-    """Whole, where the graph to choose from comes from outside."""
+def test_a_compiled_program_chooses_in_each_call(name):
+    """It compiles once as a full graph if the candidates come from outside."""
     torch._dynamo.reset()
     counter, causal = CompileCounter(), patterns.causal(T)
-    module = made() if name == "indexer" else PooledBlocks(8, 2)
+    module = make_indexer() if name == "indexer" else PooledBlocks(8, 2)
 
-    def attended(q, k, v, x):
+    def select_and_attend(q, k, v, x):
         chosen = module.select(*(x, x) if name == "indexer" else (q, k), causal)
         return ga.attend(q, k, v, chosen)
 
-    program = torch.compile(attended, fullgraph=True, backend=counter)
+    program = torch.compile(select_and_attend, fullgraph=True, backend=counter)
     for seed in range(2):
-        given = *(x.flip(2) if seed else x for x in qkv()), drawn(2, T, WIDTH, seed=seed)
-        assert_exact(program(*given), attended(*given))
+        inputs = *(x.flip(2) if seed else x for x in qkv()), randn(2, T, WIDTH, seed=seed)
+        assert_exact(program(*inputs), select_and_attend(*inputs))
     assert counter.frame_count == 1

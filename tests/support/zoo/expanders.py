@@ -1,4 +1,4 @@
-"""Theorems of ``patterns.expanders``; the random ones are drawn again from the same numbers, differently."""
+"""Theorems of ``patterns.expanders``; random graphs are built in another way from the same numbers."""
 
 from functools import cache
 
@@ -7,21 +7,21 @@ import torch
 
 
 @cache
-def drawn(n: int, r: int, seed: int, causal: bool) -> list[set[int]]:
+def random_rows(n: int, r: int, seed: int, causal: bool) -> list[set[int]]:
     r = min(n, r)
     numbers = torch.randint(2**62, (r, n), generator=torch.Generator().manual_seed(seed)).t().tolist()
     rows = []
     for i, row in enumerate(numbers):
-        allowed, senders = (i + 1 if causal else n), set()
-        for number, last in zip(row, range(max(allowed - r, 0), allowed), strict=False):
-            pick = number % (last + 1)
-            senders.add(last if pick in senders else pick)
+        count, senders = (i + 1 if causal else n), set()
+        for number, last in zip(row, range(max(count - r, 0), count), strict=False):
+            sample = number % (last + 1)
+            senders.add(last if sample in senders else sample)
         rows.append(senders)
     return rows
 
 
 @cache
-def joined(n: int, d: int, seed: int) -> list[set[int]]:
+def cycle_neighbours(n: int, d: int, seed: int) -> list[set[int]]:
     """The neighbours of each token on d cycles."""
     generator, neighbours = torch.Generator().manual_seed(seed), [set() for _ in range(n)]
     for _ in range(d):
@@ -33,20 +33,20 @@ def joined(n: int, d: int, seed: int) -> list[set[int]]:
 
 
 def word(number: int, k: int, length: int) -> str:
-    """The number with base k, most significant letter first."""
+    """The number in base k, most significant letter first."""
     return "".join(str(number // k**place % k) for place in reversed(range(length)))
 
 
 def cell(token: int, n: int) -> tuple[int, int, int]:
-    """Where a token stands on a grid of 3 by 2 by n."""
+    """The coordinates of a token on a grid of 3 by 2 by n."""
     return token // n // 2, token // n % 2, token % n
 
 
 def grid_edge(n: int, i: int, j: int) -> bool:
     """Exactly one coordinate differs, and by one step round its axis."""
-    away = [(x - y) % size for x, y, size in zip(cell(i, n), cell(j, n), (3, 2, n), strict=True)]
-    moved = [(step, size) for step, size in zip(away, (3, 2, n), strict=True) if step]
-    return len(moved) == 1 and moved[0][0] in (1, moved[0][1] - 1)
+    gaps = [(x - y) % size for x, y, size in zip(cell(i, n), cell(j, n), (3, 2, n), strict=True)]
+    steps = [(step, size) for step, size in zip(gaps, (3, 2, n), strict=True) if step]
+    return len(steps) == 1 and steps[0][0] in (1, steps[0][1] - 1)
 
 
 def ring_distance(n: int, i: int, j: int) -> int:
@@ -68,13 +68,13 @@ def diameter(graph: networkx.Graph) -> int | None:
 
 
 ROWS = """
-random_senders(n, 3): j in drawn(n, 3, 0, True)[i]
+random_senders(n, 3): j in random_rows(n, 3, 0, True)[i]
     sizes=(0, 1, 2, 17, 40)
-random_senders(n, 2, seed=7, causal=False): j in drawn(n, 2, 7, False)[i]
+random_senders(n, 2, seed=7, causal=False): j in random_rows(n, 2, 7, False)[i]
     degree=min(n, 2); causal=False; sizes=(0, 1, 2, 17, 40)
-expander(n, 2): j < i and j in joined(n, 2, 0)[i]
+expander(n, 2): j < i and j in cycle_neighbours(n, 2, 0)[i]
     sizes=(0, 1, 2, 3, 24); named_at=24
-expander(n, 3, seed=1, causal=False): i != j and j in joined(n, 3, 1)[i]
+expander(n, 3, seed=1, causal=False): i != j and j in cycle_neighbours(n, 3, 1)[i]
     symmetric=True; sizes=(0, 1, 2, 3, 24); named_at=24
 hypercube(log2(n)): binary_ones(i ^ j) == 1
     degree=log2(n); layers=log2(n); symmetric=True; sizes=(1, 2, 4, 32); named_at=8

@@ -8,7 +8,7 @@ def power_edge(i: int, j: int) -> bool:
 
 
 def partners(n: int, i: int) -> set[int]:
-    """The block of token i and those that differ in one of the digits 1, 2, 4, 8."""
+    """The block of token i and the blocks that differ from it in one binary digit."""
     return {i // 3, *(i // 3 ^ digit for digit in (1, 2, 4, 8))}
 
 
@@ -16,12 +16,12 @@ def level_sizes(n: int) -> list[int]:
     return [n] if n < 2 else [n, *level_sizes((n + 1) // 2)]
 
 
-def nodes(n: int) -> int:
+def num_nodes(n: int) -> int:
     return sum(level_sizes(n))
 
 
-def walk(n: int, k: int, i: int, side: int) -> list[int]:
-    """The senders of token i on one side: k nodes a level, up to the parent of the next node not yet met."""
+def context_nodes(n: int, k: int, i: int, side: int) -> list[int]:
+    """The senders of token i on one side: k nodes a level, then up to the parent of the next node."""
     sizes, senders, at, half = level_sizes(n), [], i + side, False
     for level, size in enumerate(sizes):
         for _ in range(k):
@@ -36,7 +36,8 @@ def walk(n: int, k: int, i: int, side: int) -> list[int]:
 
 @cache
 def tree_senders(n: int, k: int, causal: bool) -> list[set[int]]:
-    senders = [{i, *walk(n, k, i, -1), *(() if causal else walk(n, k, i, 1))} for i in range(n)]
+    sides = (-1,) if causal else (-1, 1)
+    senders = [{i}.union(*(context_nodes(n, k, i, side) for side in sides)) for i in range(n)]
     for level in range(1, len(level_sizes(n))):
         senders += [set(range(s << level, min((s + 1) << level, n))) for s in range(level_sizes(n)[level])]
     return senders
@@ -47,7 +48,7 @@ def longnet_edge(i: int, j: int, pairs: list[tuple[int, int]], head: int) -> boo
 
 
 def neighbourhood(n: int, i: int, size: int) -> range:
-    """The tokens of the own block and of the two next to it."""
+    """The tokens of the block of i and of the two blocks next to it."""
     return range(max(0, i - i % size - size), min(n, i - i % size + 2 * size))
 
 
@@ -68,9 +69,9 @@ butterfly(n, 3): j // 3 in partners(n, i)
 butterfly_factor(n, 2, block=3): i // 3 ^ j // 3 in (0, 4)
     layers=0 if n < 2 else 1 if n <= 3 else None; symmetric=True
 binary_partition(n, 1): j in tree_senders(n, 1, True)[i]
-    nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5, 16, 23)
+    nodes=num_nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5, 16, 23)
 binary_partition(n, 3, causal=False): j in tree_senders(n, 3, False)[i]
-    nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5, 16, 23)
+    nodes=num_nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5, 16, 23)
 longnet(n, [4, 16], [1, 4]): j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0)
     degree=i % 4 + 1 + (i % 16 // 4 if i % 4 == 0 else 0); sizes=(0, 1, 2, 17, 40)
 longnet(n, [6, 10], [2, 3], heads=4, causal=False).select(0, 3): longnet_edge(i, j, [(6, 2), (10, 3)], 3)

@@ -5,48 +5,47 @@ from functools import cache
 import torch
 
 
-def chosen(n: int) -> list[int]:
+def global_positions(n: int) -> list[int]:
     return [token for token in (1, 6) if token < n]
 
 
-def blocks(n: int) -> int:
-    """Blocks of two tokens."""
+def num_blocks(n: int) -> int:
+    """The number of blocks of two tokens."""
     return (n + 1) // 2
 
 
 @cache
-def drawn(num: int, hubs: tuple[int, ...], num_random: int, head: int, seed: int) -> dict[int, list[int]]:
-    """The random blocks of each block but the hubs: one permutation for each row of each head, in this
-    order.
-    """
+def random_blocks(size: int, hubs: tuple[int, ...], num_random: int, head: int, seed: int) -> dict:
+    """The random blocks of each block but the hubs, from a permutation for each row of each head."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(head + 1):
         table = {}
-        for row in range(num):
+        for row in range(size):
             if row not in hubs:
-                far = [column for column in range(num) if column not in (*hubs, row - 1, row, row + 1)]
-                table[row] = [
-                    far[k] for k in torch.randperm(len(far), generator=generator).tolist()[:num_random]
+                candidates = [
+                    column for column in range(size) if column not in (*hubs, row - 1, row, row + 1)
                 ]
+                order = torch.randperm(len(candidates), generator=generator).tolist()
+                table[row] = [candidates[k] for k in order[:num_random]]
     return table
 
 
 def bigbird_edge(n: int, i: int, j: int, num_random: int, head: int = 0, seed: int = 0) -> bool:
-    hubs = (0, blocks(n) - 1)
+    hubs = (0, num_blocks(n) - 1)
     row, column = i // 2, j // 2
     near = row in hubs or column in hubs or column in (row - 1, row, row + 1)
-    return near or column in drawn(blocks(n), hubs, num_random, head, seed)[row]
+    return near or column in random_blocks(num_blocks(n), hubs, num_random, head, seed)[row]
 
 
 def etc_edge(n: int, i: int, j: int, num_random: int) -> bool:
-    """Nodes 0 and 1 are the extra ones."""
+    """Nodes 0 and 1 are global."""
     row, column = i // 2 - 1, j // 2 - 1
     near = i < 2 or j < 2 or column in (row - 1, row, row + 1)
-    return near or column in drawn(blocks(n), (), num_random, 0, 0)[row]
+    return near or column in random_blocks(num_blocks(n), (), num_random, 0, 0)[row]
 
 
 def star_edge(n: int, i: int, j: int) -> bool:
-    """Relay 0, satellites 1 .. n round a ring, their embeddings behind them."""
+    """Node 0 is the relay, nodes 1 .. n are satellites on a ring, and their embeddings follow."""
     if i == 0:
         return j <= n
     return i <= n and j in (0, (i - 2) % n + 1, i, i % n + 1, i + n)
@@ -55,10 +54,10 @@ def star_edge(n: int, i: int, j: int) -> bool:
 ROWS = """
 sinks(n, 3): j <= i and j in (0, 1, 2)
     degree=min(i + 1, 3); layers=once(n) if n <= 4 else None
-global_tokens(n, chosen(n)): j <= i and (i in (1, 6) or j in (1, 6))
+global_tokens(n, global_positions(n)): j <= i and (i in (1, 6) or j in (1, 6))
     degree=i + 1 if i in (1, 6) else sum(token < i for token in (1, 6)); layers=once(n) if n <= 2 else None
-global_tokens(n, chosen(n), causal=False): i in (1, 6) or j in (1, 6)
-    degree=n if i in (1, 6) else len(chosen(n)); layers=once(n) if n <= 2 else 2; symmetric=True
+global_tokens(n, global_positions(n), causal=False): i in (1, 6) or j in (1, 6)
+    degree=n if i in (1, 6) else len(global_positions(n)); layers=once(n) if n <= 2 else 2; symmetric=True
 longformer(n, 3, min(n, 2), causal=False): i < 2 or j < 2 or j in (i - 2, i - 1, i, i + 1, i + 2)
     degree=n if i < 2 else min(i, 4) + 1 + min(n - 1 - i, 2); layers=once(n) if n <= 5 else 2; symmetric=True;
     sizes=(0, 1, 2, 5, 17)

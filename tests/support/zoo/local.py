@@ -3,8 +3,8 @@
 from support.zoo.row import once
 
 
-def cache(i: int, start: int, recent: int) -> list[int]:
-    """The entries of a cache of ``start`` first and ``recent`` last tokens once token i is added."""
+def cache_entries(i: int, start: int, recent: int) -> list[int]:
+    """The entries of a cache of ``start`` first and ``recent`` last tokens after token i is added."""
     entries: list[int] = []
     for token in range(i + 1):
         while len(entries) >= start + recent:
@@ -13,9 +13,9 @@ def cache(i: int, start: int, recent: int) -> list[int]:
     return entries
 
 
-def two(n: int, reached: int) -> int:
-    """One layer up to the size that one layer covers, then two."""
-    return once(n) if n <= reached else 2
+def depth(n: int, largest: int) -> int:
+    """One layer up to the size that one layer covers, then two layers."""
+    return once(n) if n <= largest else 2
 
 
 ROWS = """
@@ -37,9 +37,9 @@ chunked(n, 3, before=1, after=2, causal=False): j in range(i - i % 3 - 3, i - i 
     degree=min(i // 3, 1) * 3 + min(9, n - i + i % 3); layers=max(once(n), (n - 1) // 3); causal=False
 segment_recurrence(n, 4, 3): j in range({0: i - 3, 1: i - 4, 2: i - 5, 3: i - 6}[i % 4], i + 1)
     degree=i % 4 + 1 + (3 if i >= 4 else 0); layers=once(n) if n <= 4 else (n - 1) // 4 + 1
-sink_window(n, 3, 2): j in cache(i, 2, 3)
+sink_window(n, 3, 2): j in cache_entries(i, 2, 3)
     degree=min(i + 1, 5); layers=max(once(n), steps(n - 3, 2))
-duo_attention(n, 3, [1], 2, 1).select(head=2): j in cache(i, 1, 2)
+duo_attention(n, 3, [1], 2, 1).select(head=2): j in cache_entries(i, 1, 2)
     degree=min(i + 1, 3); layers=max(once(n), n - 2)
 duo_attention(n, 3, [1], 2, 1).select(head=1): j <= i
     degree=i + 1; layers=once(n)
@@ -50,11 +50,11 @@ strides(n, 4, causal=False): i % 4 == j % 4
 summary_tokens(n, 5, 2): j in (*range(3, i + 1, 5), *range(4, i + 1, 5))
     degree=i // 5 * 2 + (i % 5 >= 3) + (i % 5 >= 4); layers=never(n)
 sparse_strided(n, 4): j in (*range(i - 4, i + 1), *range(i, -1, -4))
-    degree=min(i + 1, 4) + i // 4; layers=two(n, 5)
+    degree=min(i + 1, 4) + i // 4; layers=depth(n, 5)
 sparse_strided(n, 4, causal=False): j in (*range(i - 4, i + 5), *range(i % 4, n, 4))
-    degree=min(i + 1, 4) + i // 4 + min(n - 1 - i, 3) + (n - 1 - i) // 4; layers=two(n, 5); symmetric=True
+    degree=min(i + 1, 4) + i // 4 + min(n - 1 - i, 3) + (n - 1 - i) // 4; layers=depth(n, 5); symmetric=True
 sparse_fixed(n, 5, 2): j in (*range(i - i % 5, i + 1), *range(3, i, 5), *range(4, i, 5))
-    degree=i % 5 + 1 + i // 5 * 2; layers=two(n, 5)
+    degree=i % 5 + 1 + i // 5 * 2; layers=depth(n, 5)
 sparse_fixed(n, 4, 1, causal=False): j in (*range(i - i % 4, i - i % 4 + 4), *range(3, n, 4))
-    layers=two(n, 4) if n % 4 == 0 or n < 4 else None; causal=False
+    layers=depth(n, 4) if n % 4 == 0 or n < 4 else None; causal=False
 """

@@ -1,4 +1,4 @@
-"""How a table of theorems is read, and the closed formulas that many of its rows share."""
+"""The reader of the tables of theorems, and closed formulas that many rows share."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ SIZES = (0, 1, 2, 17)
 
 
 class Row:
-    """What must hold of a builder, in formulas that are written without the library.
+    """The theorems about a builder, in formulas that do not use the library.
 
     A row of a table reads ``graph: edge``, then indented ``word=formula; word=formula``. The formulas are
     Python of the size n, the receiver i and the sender j. ``edge`` is the definition, ``degree`` the
@@ -31,8 +31,8 @@ class Row:
         self.words = {"edge": edge, **words}
 
         def formula(word: str, default: str | None = None) -> Callable | None:
-            found = words.get(word, default)
-            return found and eval(f"lambda n, i=0, j=0: ({found})", scope)
+            source = words.get(word, default)
+            return source and eval(f"lambda n, i=0, j=0: ({source})", scope)
 
         self.build: Callable[[int], TokenGraph] = formula("graph", self.name)
         self.edge: Callable[[int, int, int], bool] = formula("edge", edge)
@@ -62,9 +62,9 @@ def read(table: str, helpers: dict[str, object]) -> list[Row]:
     for line in table.strip().splitlines():
         if not line.startswith(" "):
             rows.append([line, ""])
-        else:  # a line further in goes on with the line above
-            goes_on = line.startswith("        ") and not rows[-1][1]
-            rows[-1][0 if goes_on else 1] += " " + line.strip()
+        else:  # A line with eight spaces continues the head of the row.
+            continues_head = line.startswith("        ") and not rows[-1][1]
+            rows[-1][0 if continues_head else 1] += " " + line.strip()
     return [Row(head, clauses, scope) for head, clauses in rows]
 
 
@@ -73,17 +73,17 @@ def triangle(n: int) -> int:
 
 
 def steps(distance: int, stride: int) -> int:
-    """How many steps of ``stride`` cover a distance."""
+    """The number of steps of ``stride`` that cover a distance."""
     return max(0, -(-distance // stride))
 
 
 def once(n: int) -> int:
-    """One layer reaches everything, and a single token needs none."""
+    """The layers to full reach if one is enough: a single token needs none."""
     return int(n > 1)
 
 
 def never(n: int) -> int | None:
-    """Some token is never reached, if there are two."""
+    """The layers to full reach if some token is never reached by another."""
     return None if n > 1 else 0
 
 
@@ -92,7 +92,7 @@ def binary_ones(number: int) -> int:
 
 
 def log2(n: int) -> int:
-    """Rounded down; 0 of nothing."""
+    """The logarithm rounded down, 0 for n = 0."""
     return max(n.bit_length() - 1, 0)
 
 

@@ -15,9 +15,9 @@ def answers(n: int) -> list[int]:
     return [n // 4, 0, n - n // 2 - n // 4]
 
 
-def dialogue(n: int, i: int) -> list[int]:
-    """The prompt, and of the answer that token i belongs to the tokens up to i; inside the prompt the tokens
-    up to i.
+def dialogue_senders(n: int, i: int) -> list[int]:
+    """The senders of token i: the prompt and the answer of i up to i, or the prompt up to i if i is in the
+    prompt.
     """
     prompt, first = range(n // 2), range(n // 2, n // 2 + n // 4)
     answer = first if i in first else range(n // 2 + n // 4, n)
@@ -52,22 +52,22 @@ def middle(n: int) -> tuple[int, int]:
     return n // 4, n - n // 3
 
 
-def psm(n: int, i: int) -> list[int]:
-    """Who is generated up to token i: prefix, then suffix, then middle."""
+def psm_senders(n: int, i: int) -> list[int]:
+    """The tokens that are generated up to token i: prefix, then suffix, then middle."""
     start, stop = middle(n)
     if i < start:
         return [*range(i + 1)]
     return [*range(start), *range(stop, i + 1)] if i >= stop else [*range(i + 1), *range(stop, n)]
 
 
-def spm(n: int, i: int) -> list[int]:
-    """Who is generated up to token i: suffix, then prefix, then middle."""
+def spm_senders(n: int, i: int) -> list[int]:
+    """The tokens that are generated up to token i: suffix, then prefix, then middle."""
     stop = middle(n)[1]
     return [*range(stop, i + 1)] if i >= stop else [*range(i + 1), *range(stop, n)]
 
 
 def diffusion_edge(n: int, i: int, j: int) -> bool:
-    """Noised senders reach their own noised block; clean ones later blocks, and clean ones their own too."""
+    """Noised tokens send to their noised block, clean ones to later blocks and to their own clean block."""
     (receiver_is_clean, x), (sender_is_clean, y) = divmod(i, n), divmod(j, n)
     if not sender_is_clean:
         return not receiver_is_clean and y // 3 == x // 3
@@ -81,7 +81,7 @@ documents(lengths(n)): j <= i and document(n, i) == document(n, j)
     degree=i + 1 if i < n // 3 else i + 1 - n // 3; layers=once(n) if n < 3 else None
 documents(lengths(n), causal=False): document(n, i) == document(n, j)
     degree=lengths(n)[document(n, i)]; layers=once(n) if n < 3 else None; symmetric=True
-shared_prefix(n // 2, answers(n)): j in dialogue(n, i)
+shared_prefix(n // 2, answers(n)): j in dialogue_senders(n, i)
     degree=i + 1 if i < n // 2 + n // 4 else i + 1 - n // 4; layers=once(n) if n < 4 else None
 block_causal(n, 3): j < i - i % 3 + 3
     degree=min(i - i % 3 + 3, n); layers=once(n) if n <= 3 else None; causal=False
@@ -93,9 +93,9 @@ permutation(order(n)): rank(n, j) <= rank(n, i)
     degree=rank(n, i) + 1; layers=never(n); causal=False; acyclic=True
 permutation(order(n), context=4): j in order(n)[: max(rank(n, i) + 1, 4)]
     degree=max(rank(n, i) + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
-fill_in_the_middle(n, *middle(n)): j in psm(n, i)
+fill_in_the_middle(n, *middle(n)): j in psm_senders(n, i)
     layers=never(n); causal=False; acyclic=True
-fill_in_the_middle(n, *middle(n), order="spm"): j in spm(n, i)
+fill_in_the_middle(n, *middle(n), order="spm"): j in spm_senders(n, i)
     layers=never(n); causal=False; acyclic=True
 block_diffusion(n, 3): diffusion_edge(n, i, j)
     degree=min(i % n - i % n % 3 + 3, n); layers=None if n else 0; nodes=2 * n; causal=False

@@ -5,21 +5,21 @@ import torch
 from gnn_attention import TokenGraph
 
 
-def listed(pairs, n):
+def graph_of_pairs(pairs, n):
     """A graph from (src, dst) pairs."""
     edges = torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).t()
     return TokenGraph.from_edges(edges, n, coalesce=True)
 
 
 def ring(n):
-    return listed(((i, (i + 1) % n) for i in range(n)), n)
+    return graph_of_pairs(((i, (i + 1) % n) for i in range(n)), n)
 
 
-def only(graph, chosen):
-    return TokenGraph.from_edges(graph.edge_index[:, chosen], graph.num_dst)
+def keep_edges(graph, mask):
+    return TokenGraph.from_edges(graph.edge_index[:, mask], graph.num_dst)
 
 
-def only_first(types):
+def has_first_type_only(types):
     return types[0] & ~types[1]
 
 
@@ -34,8 +34,8 @@ temporal(full(n), [i // 3 for i in range(n)]): j - j % 3 <= i
     degree=min(n, 3 * (i // 3 + 1)); layers=once(n) if n <= 3 else None; causal=False
 temporal(full(n), torch.arange(n).flip(0) * 0.5, strict=True): j > i
     degree=n - 1 - i; layers=never(n); causal=False; acyclic=True
-only(full(n), only_first(edge_types(full(n), [window(n, 3), strict_causal(n)]))): i == j
+keep_edges(full(n), has_first_type_only(edge_types(full(n), [window(n, 3), strict_causal(n)]))): i == j
     degree=1; layers=never(n); symmetric=True; named_at=None; causal=True
-only(full(n), shortest_paths(full(n), ring(n) | ring(n).T) <= 2): min((i - j) % n, (j - i) % n) <= 2
+keep_edges(full(n), shortest_paths(full(n), ring(n) | ring(n).T) <= 2): min((i - j) % n, (j - i) % n) <= 2
     degree=min(n, 5); layers=steps(n // 2, 2); symmetric=True; named_at=None
 """

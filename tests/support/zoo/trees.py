@@ -26,7 +26,7 @@ def ancestors(n: int, i: int) -> list[int]:
     return path
 
 
-def drafted(n: int, i: int) -> list[int]:
+def decoding_senders(n: int, i: int) -> list[int]:
     """A prompt of ``n // 2`` tokens, the rest such a forest below it: the tokens before i on its path."""
     prompt = n // 2
     return (
@@ -54,7 +54,7 @@ def segment(n: int, i: int) -> int:
     return next(k for k, tokens in enumerate(segments(n)) if i in tokens)
 
 
-def conversation(n: int, i: int) -> list[int]:
+def conversation_senders(n: int, i: int) -> list[int]:
     """The whole sequence that the segment of token i ends, cut off after i."""
     sequence = list(chain.from_iterable(segments(n)[k] for k in PATHS[segment(n, i)]))
     return sequence[: sequence.index(i) + 1]
@@ -69,24 +69,24 @@ DOCUMENTS: dict[int, list[list[int]]] = {
 }
 
 
-def circles(n: int) -> list[list[int]]:
+def anchor_groups(n: int) -> list[list[int]]:
     """Document, sections and sentences, each as its anchor with the next smaller anchors or words: a token
-    attends to all of its circles.
+    attends to all of its anchor_groups.
     """
-    token = iter(range(tokens(n)))
-    found = [[next(token)]]
+    token = iter(range(num_tokens(n)))
+    groups = [[next(token)]]
     for section in DOCUMENTS[n]:
         inner = [next(token)]
-        found[0].append(inner[0])
-        found.append(inner)
+        groups[0].append(inner[0])
+        groups.append(inner)
         for words in section:
             sentence = [next(token) for _ in range(1 + words)]
             inner.append(sentence[0])
-            found.append(sentence)
-    return found
+            groups.append(sentence)
+    return groups
 
 
-def tokens(n: int) -> int:
+def num_tokens(n: int) -> int:
     return 1 + sum(1 + len(section) + sum(section) for section in DOCUMENTS[n])
 
 
@@ -95,13 +95,13 @@ tree(parents(n)): j in ancestors(n, i)
     degree=depth(i) + 1; layers=never(n)
 tree(parents(n), causal=False): j in ancestors(n, i) or i in ancestors(n, j)
     layers=never(n); symmetric=True
-tree_decoding(n // 2, parents(n - n // 2)): j in drafted(n, i)
+tree_decoding(n // 2, parents(n - n // 2)): j in decoding_senders(n, i)
     degree=i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1; layers=once(n) if n <= 2 else None
-prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]): j in conversation(n, i)
+prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]): j in conversation_senders(n, i)
     degree=i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4); layers=once(n) if n < 4 else None
 family(parents(n)): j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i // 2 - 1)
     degree=1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n); layers={0: 0, 1: 0, 2: 1, 17: 3 + 1
     + 2}[n]; symmetric=True
-hierarchical_document(DOCUMENTS[n]): any(i in circle and j in circle for circle in circles(n))
-    layers={0: 0, 1: 1, 2: 5, 17: 5}[n]; nodes=tokens(n); symmetric=True
+hierarchical_document(DOCUMENTS[n]): any(i in circle and j in circle for circle in anchor_groups(n))
+    layers={0: 0, 1: 1, 2: 5, 17: 5}[n]; nodes=num_tokens(n); symmetric=True
 """
