@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gnn_attention import convert
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.convert.masks import additive_edges
+from gnn_attention.convert.masks import find_additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
@@ -187,12 +187,12 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
         raise ValueError(f"attention_mask must be [batch, heads, dst, src] for {sizes}")
     table = mask[..., :num_src].expand(-1, -1, num_dst, -1)
     graph, adds = once(mask, (num_dst, num_src), partial(_read, table.detach()))
-    return graph, table.masked_fill(~additive_edges(table.detach()), 0.0) if adds else None
+    return graph, table.masked_fill(~find_additive_edges(table.detach()), 0.0) if adds else None
 
 
 def _read(table: Tensor) -> tuple[TokenGraph, bool]:
     """The graph, and whether there are other numbers than 0 on its edges."""
-    edges = table if table.dtype == torch.bool else additive_edges(table)
+    edges = table if table.dtype == torch.bool else find_additive_edges(table)
     adds = table.is_floating_point() and bool((table.masked_select(edges) != 0).any())
     return convert.from_mask(
         _drop_equal_samples(_drop_equal_samples(edges).transpose(0, 1)).transpose(0, 1)

@@ -186,7 +186,7 @@ class TestNetworkx:
             (["a"], ValueError, "order must hold a name for each of the 2 nodes, got 1"),
             (["a", "a"], ValueError, "order must hold every node once, .* 'b'"),
             (3, TypeError, "order must be a list of 2 labels"),
-            (["a", ["b"]], TypeError, "order must be a list of nodes, every one once"),
+            (["a", ["b"]], TypeError, "order must hold nodes, which are hashable"),
         ],
     )
     def test_wrong_orders(self, order, error, match):

@@ -174,5 +174,5 @@ class TestRefusals:
 
     @pytest.mark.parametrize("text", [None, b"causal(3)", causal(3)])
     def test_only_strings(self, text):
-        with pytest.raises(TypeError, match="an expression is a string such as"):
+        with pytest.raises(TypeError, match="text must be a string such as"):
             parse(text)
