@@ -21,7 +21,7 @@ from transformers.masking_utils import sliding_window_causal_mask_function as wi
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.huggingface import attention, interface, mask
-from gnn_attention.huggingface._masks import LazyMask, of_tensor
+from gnn_attention.huggingface._masks import LazyMask, graph_of_mask
 from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -95,8 +95,8 @@ def test_masks_with_four_axes(llama, kind):
 WRONG_MASKS = [
     (torch.full((1, 1, 4, 4), torch.nan), ValueError, "holds NaN or"),
     (torch.ones(1, 1, 4, 4).long(), TypeError, "must be bool .* or float .*, got torch.int64"),
-    (torch.ones(4, 4).bool(), ValueError, r"must be \[batch, heads, dst, src\] .* got \[4, 4\]"),
-    (torch.ones(1, 1, 4, 3).bool(), ValueError, r"for 4 receivers and 4 senders, got \[1, 1, 4, 3\]"),
+    (torch.ones(4, 4).bool(), ValueError, r"must be \[batch, heads, 4, 4\], got \[4, 4\]"),
+    (torch.ones(1, 1, 4, 3).bool(), ValueError, r"heads, 4, 4\], got \[1, 1, 4, 3\]"),
 ]
 
 
@@ -112,17 +112,19 @@ def test_a_fresh_doge_generates():
 
 
 def test_masks_are_read_once_for_all_layers_and_again_when_they_changed():
-    assert_refusals((partial(of_tensor, mask, 4, 4), error, message) for mask, error, message in WRONG_MASKS)
+    assert_refusals(
+        (partial(graph_of_mask, mask, 4, 4), error, message) for mask, error, message in WRONG_MASKS
+    )
     given = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    first, _ = of_tensor(given, 4, 4)
-    assert of_tensor(given, 4, 4)[0] is first
+    first, _ = graph_of_mask(given, 4, 4)
+    assert graph_of_mask(given, 4, 4)[0] is first
     given[..., 0] = False
-    assert of_tensor(given, 4, 4)[0].num_edges == 12
+    assert graph_of_mask(given, 4, 4)[0].num_edges == 12
     # a static cache adds to the very tensor that it passed as q_offset
     offset = torch.tensor(2)
     lazy = lazily(dst=1, src=8, q_offset=offset)
     offset += 5
-    assert lazy.place.own.in_degree().tolist() == [3]
+    assert lazy.layout.graph.in_degree().tolist() == [3]
 
 
 def lazily(function=causal_mask_function, batch=2, dst=5, src=5, **more):
@@ -150,7 +152,7 @@ def test_adding_it_to_logits_is_refused():
         lambda: torch.zeros(2, 1, 5, 5).add_(lazily()[:, :, :, :5]),
         lambda: (1.0 - lazily().expand(2, 3, 5, 5)) * -1e9,
     ]
-    message = "computes with the attention mask .* as if it were one of 0 and -inf"
+    message = "computes with the bool mask as if it were one of 0 and -inf"
     assert_refusals((use, NotImplementedError, message) for use in uses)
     assert float((1.0 - lazily().float()).sum()) == 20  # float() says that numbers are wanted
 
@@ -181,16 +183,16 @@ def test_the_graph_is_the_mask_of_transformers(name, pad):
     lazy = lazily(rule, dst=3, src=6, q_offset=4, kv_offset=1, attention_mask=tokens)
     options = {"batch_size": 2, "mask_function": rule, "allow_is_causal_skip": False}
     assert torch.equal(lazy.dense(), masking_utils.sdpa_mask(attention_mask=tokens, **options, **places))
-    assert (lazy.place.own.dst_offset, lazy.place.own.src_offset) == (4, 1)
+    assert (lazy.layout.graph.dst_offset, lazy.layout.graph.src_offset) == (4, 1)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_without_tensors_are_cached_and_the_same_for_all_samples(name):
     """By their code and constants: another width is another graph."""
     rule, plain = RULES[name]
-    first, second = lazily(rule, dst=7, src=7).place, lazily(rule, dst=7, src=7).place
-    assert (first.own is second.own) == plain == first.cached == (first.own.batch is None)
-    assert lazily(window_mask_function(4), dst=7, src=7).place.own == patterns.window(7, 4)
+    first, second = lazily(rule, dst=7, src=7).layout, lazily(rule, dst=7, src=7).layout
+    assert (first.graph is second.graph) == plain == first.is_cached == (first.graph.batch is None)
+    assert lazily(window_mask_function(4), dst=7, src=7).layout.graph == patterns.window(7, 4)
 
 
 def test_a_rule_for_single_numbers_is_mapped_over_the_pairs():
@@ -372,10 +374,10 @@ def test_cu_seq_lens_that_divide_no_row_are_refused(rows, dst, starts, of_keys):
 
 UNKNOWN = [
     (nn.Module(), 5, None, {}, ValueError, "does not say whether it is causal"),
-    (YES, 3, None, {}, ValueError, "came with no mask, but has 3 receivers and 5 senders"),
+    (YES, 3, None, {}, ValueError, "is causal with 3 receivers and 5 senders: pass"),
     (YES, 5, lazily(), {"cache": object()}, NotImplementedError, "passes cache, a paged cache"),
     (YES, 5, lazily(), {"sinks": torch.zeros(2, 4, 5, 1)}, NotImplementedError, "a sink for each receiver"),
-    (YES, 5, lazily(src=4), {}, ValueError, "5 receivers and 5 senders, but its mask has .5, 4."),
+    (YES, 5, lazily(src=4), {}, ValueError, "5 x 5 pairs, but its mask has .5, 4."),
 ]
 
 

@@ -81,7 +81,7 @@ def test_a_checkpointed_layer_without_a_mask_is_not_recomputed_on_another_graph(
     with use_graph(model, graph):
         assert_exact(list(gradients("clip_vision", model, given).values()), list(expected.values()))
         total = result("clip_vision", model, given).sum()
-    with pytest.raises(RuntimeError, match=r"call backward\(\) inside the block"):
+    with pytest.raises(RuntimeError, match=r"call backward\(\) inside it"):
         total.backward()
 
 
@@ -250,9 +250,9 @@ def test_wrong_models_are_named(llama):
 CAUSAL = patterns.causal(64)
 WRONG_GRAPHS = {
     "too short for a sequence of 12 tokens": (patterns.causal(8), {}),
-    "must be that of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
+    "must be of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
     "must return a TokenGraph or None, got str": (lambda *where: "window", {}),
-    "padding cannot be recognised": (CAUSAL, {"attention_mask": hf_models.as_mask(CAUSAL)}),
+    "cannot see padding": (CAUSAL, {"attention_mask": hf_models.as_mask(CAUSAL)}),
 }
 
 

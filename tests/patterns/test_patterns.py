@@ -13,7 +13,7 @@ from support.zoo import ROWS
 
 from gnn_attention import convert, patterns
 from gnn_attention.graph.symbols import compute, dst, src
-from gnn_attention.huggingface._alignment import recipe
+from gnn_attention.huggingface._alignment import structural_key
 
 
 def layers_until_nothing_changes(mask):
@@ -124,6 +124,6 @@ class TestSymbols:
     def test_equal_calls_have_equal_recipes(self):
         """By which the plan of one forward pass of a model of transformers serves the next."""
         rules = [patterns.power_attention(n, 4, 2).rule for n in (64, 64, 65)]
-        first, again, other = (recipe(rule) for rule in rules)
+        first, again, other = (structural_key(rule) for rule in rules)
         assert first == again != other
         assert first is not None
