@@ -214,7 +214,7 @@ class TestLayers:
             assert self.lit(axes, level) == list(range(n - 1 - 2 * (3 - level), n))
         assert texts(axes) == [f"{count} of {n}" for count in (7, 5, 3, 1)]
         assert tick_names(axes.yaxis) == ["input", "after layer 1", "after layer 2", "after layer 3"]
-        assert f"from which token {n - 1} has received from after 3 layers" in title(axes)
+        assert f"lit: all tokens that reach token {n - 1} in 3 layers" in title(axes)
         assert "the token" in legend(figure)
 
     def test_edges_to_lit_tokens_are_blue(self):
@@ -294,7 +294,7 @@ class TestFigures:
 
 ERRORS = r"""
 mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*restrict
-mask(by_sample) -> ValueError: mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)
+mask(by_sample) -> ValueError: mask\(\) draws one graph, .*batch 3.*select\(batch, head\)
 mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
@@ -302,7 +302,7 @@ draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 se
 arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 of
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: finite .* got 4 of which 3 are
-draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11325; use mask\(\) or take
+draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11325; use mask\(\)
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
