@@ -179,6 +179,6 @@ def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high
         ax.grid(which="minor", color="white", linewidth=min(2.0, 36 / max(rows, columns)))
         ax.tick_params(which="minor", length=0)
     colour_map = LinearSegmentedColormap.from_list("cells", colours).with_extremes(bad=FAINT)
-    aspect = "equal" if max(rows, columns) <= MAX_ASPECT * min(rows, columns) else "auto"
     style: dict[str, Any] = {"vmin": low, "vmax": high, "interpolation_stage": "rgba"}
-    return ax.imshow(table.numpy(), cmap=colour_map, aspect=aspect, **style)
+    style["aspect"] = "equal" if max(rows, columns) <= MAX_ASPECT * min(rows, columns) else "auto"
+    return ax.imshow(table.numpy(), cmap=colour_map, **style)
