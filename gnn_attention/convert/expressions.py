@@ -183,7 +183,7 @@ class _Reader:
 
     def call(self, node: ast.Call, function: Callable[..., Any]) -> Any:
         named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
-        # Python's parser gives ** no name.
+        # An argument with ** has no name in the syntax tree.
         if len(named) < len(node.keywords):
             self.refuse(node)
         return self.attempt(node, function, *map(self.read, node.args), **named)

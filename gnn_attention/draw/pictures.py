@@ -218,13 +218,13 @@ def weights(
 ) -> Figure:
     """Draw the heat map of attention weights: a row for each receiver, a column for each sender.
 
-    ``weights`` is a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, with a
-    ``graph`` whose non-edges are grey; or ``(edge_index, weights [E, heads])`` with the ``graph``, as
-    the layer returns them; or the ``AttentionInfo`` of ``attend`` with one sample; or a layer of
-    ``trace.record``. Heads (up to 64, or those in ``heads``) are drawn side by side on one scale.
-    Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels`` name the receivers, and
-    the senders if there are as many. Raises TypeError, ValueError or IndexError for other arguments,
-    and ValueError for +inf and above 4096 tokens a side.
+    ``weights`` is a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``,
+    with a ``graph`` whose non-edges are grey; or ``(edge_index, weights [E, heads])`` with the
+    ``graph``, as the layer returns them; or the ``AttentionInfo`` of ``attend`` with one sample;
+    or a layer of ``trace.record``. Heads (up to 64, or those in ``heads``) are drawn side by
+    side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
+    name the receivers, and the senders if there are as many. Raises TypeError, ValueError or
+    IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 
     >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
     >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()

@@ -57,10 +57,10 @@ class CallLayout:
         key = (CacheKey.of(graph), is_replacement)
         if key not in self._layouts:
             _check_graph(self, graph, is_replacement, caller)
-            slots = CacheKey.of(self.graph)
-            graph = (
-                _restrict_cached(slots, *key) if self.is_cached else _restrict(self, graph, is_replacement)
-            )
+            if self.is_cached:
+                graph = _restrict_cached(CacheKey.of(self.graph), *key)
+            else:
+                graph = _restrict(self, graph, is_replacement)
             self._layouts[key] = self.with_graph(graph, self.is_cached)
         return self._layouts[key]
 

@@ -102,12 +102,12 @@ class InterventionContext(GraphContext):
         return f"{src} -> {dst} lay in no call of this {self.caller} context: there was nothing to {kind}"
 
     def apply(self, module: nn.Module, layout: CallLayout, num_heads: int) -> CallLayout:
-        if not self.has_layer_of(module):
+        if not self.covers(module):
             return layout
         self.is_unmatched.logical_and_(~self.find_pairs(layout, num_heads))
         return layout if self.intervention.change else self.split(module, num_heads, layout)[1]
 
-    def has_layer_of(self, module: nn.Module) -> bool:
+    def covers(self, module: nn.Module) -> bool:
         return self.intervention.layers is None or self.layer_index(module) in self.intervention.layers
 
     def split(self, module: nn.Module, num_heads: int, layout: CallLayout) -> tuple[CallLayout, CallLayout]:
@@ -118,7 +118,7 @@ class InterventionContext(GraphContext):
         return layout.restrict(graphs[0], False, caller), layout.restrict(graphs[1], False, caller)
 
 
-# An entry for each open context of any thread; compilers guard on its length.
+# An entry for each open context of any thread: compilers, which read no variables, guard on its length.
 OPEN_CONTEXTS: list[None] = []
 # (module, backend, edges whose messages are changed, layout) -> the backend that computes the call
 BACKEND_WRAPPER: ContextVar[Callable[..., Any] | None] = ContextVar("backend_wrapper", default=None)

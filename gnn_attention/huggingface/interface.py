@@ -37,7 +37,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _contexts, _masks, _programs
 from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
-from gnn_attention.huggingface._contexts import NAME, GraphContext, GraphFunction, module_name
+from gnn_attention.huggingface._contexts import GraphContext, GraphFunction, InterventionContext, module_name
 from gnn_attention.huggingface._masks import LazyMask
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
@@ -126,7 +126,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
-    options = {"scale": scale, "dropout": float(dropout or 0.0) if module.training else 0.0}
+    options: dict[str, Any] = {"scale": scale, "dropout": float(dropout or 0.0) if module.training else 0.0}
     options["is_causal"] = getattr(module, "is_causal", None) if is_causal is None else is_causal
     options |= {"cap": softcap, "position_bias": position_bias, "sinks": sinks}
     call = Arguments(module, query, key, value, attention_mask, others, **options)
@@ -198,13 +198,13 @@ def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor
 
 def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphContext]) -> str | Backend:
     """Return the active backend, wrapped by interventions and by the recorder of a trace."""
-    module, backend = call.module, _backend.get()
-    backend = backend if isinstance(backend, (str, Backend)) else backend(module)
+    module, choice = call.module, _backend.get()
+    backend: str | Backend = choice if isinstance(choice, (str, Backend)) else choice(module)
     parts: list[Any] = [(layout, ())]
-    for context in contexts:
-        change = context.intervention.change if isinstance(context, _contexts.InterventionContext) else None
-        if change and context.has_layer_of(module):
-            change = partial(change, context.layer_index(module))
+    interventions = [x for x in contexts if isinstance(x, InterventionContext) and x.intervention.change]
+    for context in interventions:
+        if context.covers(module):
+            change = partial(context.intervention.change, context.layer_index(module))
             split = partial(context.split, module, call.q.shape[1])
             parts = context.intervention.split_edges(parts, split, change)
     # With padding on the left this is a tensor: the first position of each sample.
@@ -329,5 +329,5 @@ def use_graph(
     return _contexts.activate(GraphContext(model, graph_or_function, bool(replace)))
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, mask)
+AttentionInterface.register(_contexts.NAME, attention)
+AttentionMaskInterface.register(_contexts.NAME, mask)
