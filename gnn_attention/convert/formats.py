@@ -114,7 +114,7 @@ def from_networkx(
     nodes. An undirected edge is a message in both directions; self loops and parallel edges count once.
     With ``weight``, the name of an edge attribute, the result is ``(graph, weights)``, float ``[E]`` in
     ``graph.edge_index`` order. Convert a graph of igraph with its ``to_networkx()``. Raises ValueError
-    for a missing or wrong ``order``, and if an edge has no number or parallel edges have several.
+    for a missing or wrong ``order``, if an edge has no number, or parallel edges have several.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))

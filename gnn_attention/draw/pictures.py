@@ -113,8 +113,8 @@ def arcs(
     """Draw tokens on a line: edges to the right (``src < dst``) are arcs above it, others below it.
 
     ``weights`` holds a number for each edge in ``graph.edge_index`` order, drawn as width: 1
-    is 4 points. Edges ``(src, dst)`` in ``lit`` are orange, others grey. Raises ValueError
-    above 1024 tokens or 10,000 edges, and if the senders are not the receivers.
+    is 4 points. Edges ``(src, dst)`` in ``lit`` are red, others grey. Raises ValueError above
+    1024 tokens or 10,000 edges, and if the senders are not the receivers.
     """
     _check_graph("arcs", graph, LARGEST_LINES)
     if not is_square(graph):
@@ -154,7 +154,7 @@ def layers(
 ) -> Figure:
     """Draw an unrolled network, with a row of tokens for each layer.
 
-    Lit is all that reaches ``token`` (default: the last) at the top; the numbers on the right count
+    All that reaches ``token`` (default: the last) at the top is lit; the numbers on the right count
     lit tokens. ``graphs`` is one graph for all layers, or one for each from layer 1 on, repeated if
     there are more layers. ``residual`` carries the state of a token along. Raises ValueError above
     1024 tokens, 64 layers or 10,000 edges, and IndexError for a token that does not exist.

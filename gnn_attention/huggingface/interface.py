@@ -297,8 +297,8 @@ def use_graph(
             from the first token behind padding, or from the start of a row of packed documents. Or a
             function ``(layer, head, length)`` of the length so far that returns a graph, or None for
             the model's own. Modules without ``layer_idx`` are numbered in the order of their calls.
-        replace: whether the graph replaces the mask of the model (windows, causality, packing).
-            Padding and empty slots of a cache stay masked.
+        replace: whether the graph replaces the mask of the model (windows, causality, packing)
+            instead of restricting it. Padding and empty slots of a cache stay masked.
 
     Contexts nest: an inner one is intersected with the outer one, or replaces it. A context counts in
     the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
