@@ -60,7 +60,7 @@ def attend_all_pairs(
     for name in UNSUPPORTED:
         if call.others.get(name) is not None:
             raise NotImplementedError(
-                f"{module_name(call.module)} passes {name}: this needs graph breaks, without fullgraph=True"
+                f"{module_name(call.module)} passes {name}, which is unsupported with fullgraph=True"
             )
     is_edge, mask_bias = _read_mask(call)
     biases = [bias for bias in (call.position_bias, mask_bias) if bias is not None]
@@ -68,7 +68,7 @@ def attend_all_pairs(
     if needs_weights or biases or call.cap is not None or call.sinks is not None:
         out, weights = _attend_by_formula(call, is_edge, biases)
         return out, weights if needs_weights else None
-    # SDPA returns NaN for a receiver without in-edges, so it gets all edges and then the output 0.
+    # SDPA may return NaN for an isolated receiver, which therefore gets all edges and then 0.
     has_edges = None if is_edge is None else is_edge.any(-1, keepdim=True)
     mask = None if is_edge is None or has_edges is None else is_edge | ~has_edges
     is_grouped = call.q.shape[1] != call.k.shape[1]
