@@ -1,4 +1,4 @@
-"""Damaged files: every reader refuses one with a ValueError of one printable sentence that names it."""
+"""Every reader refuses a damaged file with a ValueError, one printable sentence that names the file."""
 
 import io
 
@@ -12,8 +12,8 @@ from gnn_attention.convert import files
 from gnn_attention.verify.report import Report
 
 
-def pickled() -> bytes:
-    """A checkpoint that ``torch.save`` wrote."""
+def pickle_checkpoint() -> bytes:
+    """Return a checkpoint of ``torch.save``."""
     stream = io.BytesIO()
     torch.save({"weight": torch.ones(2)}, stream)
     return stream.getvalue()
@@ -23,7 +23,7 @@ RECORD = Report((), {"device": "CPU"}).to_json().encode()
 BAD = [
     ("a.safetensors", b"", model.load, "expected a safetensors file"),
     ("a.safetensors", (2**40).to_bytes(8, "little") + b"{}", model.load, "expected a safetensors file"),
-    ("a.safetensors", pickled(), model.load, "expected a safetensors file"),
+    ("a.safetensors", pickle_checkpoint(), model.load, "expected a safetensors file"),
     ("a.safetensors", save({"weight": torch.ones(2)}), model.load, "holds no language model"),
     ("a.edges", b"0 1\n1\n", files.load, "line 2: expected 'src dst' or 'src dst weight', got '1'"),
     ("a.adjlist", b"0 1\n1 \xff\n", files.load, "holds no graph of tokens"),
@@ -44,9 +44,9 @@ BAD = [
 def test_a_bad_file_is_named(name, content, read, match, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=match) as refused:
+    with pytest.raises(ValueError, match=match) as refusal:
         read(path)
-    message = str(refused.value)
+    message = str(refusal.value)
     assert str(tmp_path) in message
     assert message.isprintable()
     assert len(message) < 1000

@@ -1,4 +1,4 @@
-"""A user's text stays a text in pages and pictures: its markup and its mathematics are letters."""
+"""The markup and mathematics in a user's text are shown as letters in pages and pictures."""
 
 import io
 import xml.etree.ElementTree as ElementTree

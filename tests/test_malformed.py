@@ -1,6 +1,6 @@
-"""Malformed input, a few calls of each package: an error that says which argument, what came, what to do.
+"""Malformed input raises an error that names the argument, what came and what to do, in each package.
 
-The tests of a package have a table of all that it refuses.
+The tests of a package have a table of everything that it refuses.
 """
 
 import pytest
@@ -47,7 +47,7 @@ CASES = [
     (lambda: call(backend="varlen"), RefusalError, "varlen"),
     (lambda: call(backend=Backend("own", lambda call: call.q)), TypeError, "^backend 'own'.*Tensor"),
     (lambda: call(return_info=True)[1].weights(torch.tensor([[0], [3]])), ValueError, "0 -> 3 is no edge"),
-    # the arithmetic of one edge
+    # arithmetic of edges
     (lambda: edges.softmax(torch.ones(3), EDGES[0, :2], 2), ValueError, r"^dst must be.*\[2\], \[3\]"),
     (
         lambda: edges.softmax(torch.ones(3), EDGES[0] + 2, 2),
@@ -85,11 +85,11 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "error", "match"), CASES, ids=range(len(CASES)))
 def test_malformed_input_is_refused_by_name(call, error, match):
-    with pytest.raises(error, match=match) as refused:
+    with pytest.raises(error, match=match) as refusal:
         call()
-    assert type(refused.value) is error
-    assert len(str(refused.value)) <= 400
-    assert str(refused.value).isprintable()
+    assert type(refusal.value) is error
+    assert len(str(refusal.value)) <= 400
+    assert str(refusal.value).isprintable()
 
 
 def test_a_score_mod_may_take_more_by_default_and_any_number():

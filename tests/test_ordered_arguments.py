@@ -1,4 +1,4 @@
-"""Arguments whose order counts refuse a set and a dict; where it does not count, a set is taken."""
+"""Arguments whose order counts refuse sets and dicts; other arguments accept a set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reorder(samples):
     cache.reorder(samples)
 
 
-# A sample of each package: the argument's name in the message, values that are taken as a list, the call.
+# One case of each package: the name of the argument, values that are accepted as a list, the call.
 ORDERED = [
     ("lengths", NUMBERS, patterns.documents),
     ("order", NUMBERS, patterns.permutation),
@@ -40,20 +40,20 @@ ORDERED = [
 
 @pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys], ids=["set", "frozenset", "dict"])
 @pytest.mark.parametrize(("name", "values", "call"), ORDERED)
-def test_what_has_no_order_is_refused(name, values, call, kind):
+def test_collections_without_an_order_are_refused(name, values, call, kind):
     with pytest.raises(TypeError, match=rf"^{name} must be a list in its order, got .*the order counts"):
         call(kind(values))
 
 
 def test_the_nodes_of_networkx_have_an_order():
-    """They are a mapping, from nodes to attributes, and a set."""
+    """They are a mapping from nodes to attributes and a set."""
     graph = nx.DiGraph([("a", "b"), ("b", "c")])
     axes = draw.mask(patterns.causal(3), labels=graph.nodes).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
     assert convert.from_networkx(graph, order=graph.nodes).edge_index.tolist() == [[0, 1], [1, 2]]
 
 
-def test_a_set_is_taken_where_the_order_does_not_count():
+def test_a_set_is_accepted_where_the_order_does_not_count():
     assert torch.equal(patterns.global_tokens(4, {2, 0}).mask(), patterns.global_tokens(4, [0, 2]).mask())
     assert torch.equal(
         patterns.duo_attention(6, 3, {2, 0}, 2).mask(), patterns.duo_attention(6, 3, [0, 2], 2).mask()

@@ -1,6 +1,6 @@
-"""The zoo as a list: every builder with its one-line definition and an example that can be drawn.
+"""List every builder of the zoo with a one-line definition and an example that can be drawn.
 
-``gnn-attention graphs`` prints it. A new builder needs one new example in ``EXAMPLES``.
+``gnn-attention graphs`` prints the list. A new builder needs one new example in ``EXAMPLES``.
 """
 
 import inspect
@@ -14,42 +14,38 @@ from gnn_attention.convert import expressions
 
 __all__ = ["EXAMPLES", "Entry", "entries"]
 
-# one example of each builder, in the order of the modules of `patterns`
+# One example of each builder, in the order of the modules of `patterns`.
 _EXAMPLES = """
-full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64); cross(24, 64);
-causal_aligned(16, 64, 'lower_right'); encoder_decoder(32, 32);
-window(64, 8); dilated(64, 8, 4); band(64, 5, 2); chunked(64, 16); segment_recurrence(64, 16, 16);
+full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64);
+cross(24, 64); causal_aligned(16, 64, 'lower_right'); encoder_decoder(32, 32); window(64, 8);
+dilated(64, 8, 4); band(64, 5, 2); chunked(64, 16); segment_recurrence(64, 16, 16);
 natten((8, 8), 3); swin((8, 8), 4, 2); haloed_blocks((8, 8), 4, 1); axial((8, 8));
 image_local_2d((8, 8), (2, 4), (2, 2)); sliding_tile((8, 8), 2, 3); svg_spatial(8, 8, 8);
-svg_temporal(8, 8, 2);
-strides(64, 8); summary_tokens(64, 8, 1); sparse_strided(64, 8); sparse_fixed(64, 8, 1);
-sinks(64, 4); global_tokens(64, [0, 32]); longformer(64, 4, 2, causal=False); etc(64, 4, 4); bigbird(64, 4);
-bigbird_etc(64, 4, 4);
+svg_temporal(8, 8, 2); strides(64, 8); summary_tokens(64, 8, 1); sparse_strided(64, 8);
+sparse_fixed(64, 8, 1); sinks(64, 4); global_tokens(64, [0, 32]);
+longformer(64, 4, 2, causal=False); etc(64, 4, 4); bigbird(64, 4); bigbird_etc(64, 4, 4);
 memory_tokens(window(60, 8), 4); tglobal(64, 4, 8); side_nodes(64, 8); star(16); isab(64, 8)[0];
-perceiver(64, 8)[0];
-log_sparse(64); power_attention(64); butterfly(64); butterfly_factor(64, 3); binary_partition(16, 2);
-longnet(64, [8, 32], [1, 4]); h_matrix_level(64, 4, 1); fibottention(64, 4);
-random_senders(64, 4); expander(64, 2, causal=False); hypercube(6); de_bruijn(2, 6); torus(8, 8);
-watts_strogatz(64, 4, 0.1); erdos_renyi(64, 0.1);
-prefix(64, 16); documents([24, 8, 32]); shared_prefix(16, [16, 16, 16]); block_causal(64, 8);
+perceiver(64, 8)[0]; log_sparse(64); power_attention(64); butterfly(64); butterfly_factor(64, 3);
+binary_partition(16, 2); longnet(64, [8, 32], [1, 4]); h_matrix_level(64, 4, 1);
+fibottention(64, 4); random_senders(64, 4); expander(64, 2, causal=False); hypercube(6);
+de_bruijn(2, 6); torus(8, 8); watts_strogatz(64, 4, 0.1); erdos_renyi(64, 0.1); prefix(64, 16);
+documents([24, 8, 32]); shared_prefix(16, [16, 16, 16]); block_causal(64, 8);
 bidirectional_groups([-1, 0, 0, 0, -1, 1, 1, -1]); permutation([3, 1, 4, 0, 5, 2]);
-fill_in_the_middle(64, 24, 40);
-sink_window(64, 8); duo_attention(64, 4, [1], 8);
+fill_in_the_middle(64, 24, 40); sink_window(64, 8); duo_attention(64, 4, [1], 8);
 tree([-1, 0, 0, 1, 1, 2, 2, 3]); tree_decoding(8, [-1, -1, 0, 0, 1, 2]);
 prefix_tree([8, 4, 4, 2], [-1, 0, 0, 1]); family([-1, 0, 0, 1, 1, 2, 2, 3]);
-hierarchical_document([[4, 6], [5], [3, 3, 4]]);
-block_diffusion(32, 8); draft_training(8, 6, 4); media_cross(32, [0, 12, 20], 4);
-with_self_loops(strict_causal(64)); k_hop(torus(8, 8), 2); virtual_nodes(torus(8, 8), 1);
-temporal(full(8), [3, 1, 4, 1, 5, 9, 2, 6]); edge_types(full(8), [causal(8), window(8, 2)]);
-shortest_paths(full(8), torus(8));
-top_k(randn(64, 64), 8); nearest(randn(64, 2), 4); shared_bucket(tensor([[0, 1, 0, 2, 1, 0, 2, 1]]));
-lsh(randn(64, 8), 8, rounds=2); clusters([0, 1, 0, 2, 1, 0, 2, 1]);
+hierarchical_document([[4, 6], [5], [3, 3, 4]]); block_diffusion(32, 8); draft_training(8, 6, 4);
+media_cross(32, [0, 12, 20], 4); with_self_loops(strict_causal(64)); k_hop(torus(8, 8), 2);
+virtual_nodes(torus(8, 8), 1); temporal(full(8), [3, 1, 4, 1, 5, 9, 2, 6]);
+edge_types(full(8), [causal(8), window(8, 2)]); shortest_paths(full(8), torus(8));
+top_k(randn(64, 64), 8); nearest(randn(64, 2), 4);
+shared_bucket(tensor([[0, 1, 0, 2, 1, 0, 2, 1]])); lsh(randn(64, 8), 8, rounds=2);
+clusters([0, 1, 0, 2, 1, 0, 2, 1]);
 routing(randn(64, 8), randn(64, 8, seed=1), randn(8, 8, seed=2), 8);
-vertical_slash(64, [0, 20], [0, 1, 2, 16]);
-block_top_k(randn(64, 8), 8, 2); moba(randn(64, 8), randn(64, 8, seed=1), 8, 2);
-quest(randn(64, 8), randn(64, 8, seed=1), 8, 2); compressed_blocks(64, 8);
-tile_top_k(randn(64, 8), randn(64, 8, seed=1), 8, 2); sorted_blocks(64, [3, 0, 7, 1, 2, 6, 4, 5], 8);
-permuted_blocks(64, [1, 2, 3, 4, 5, 6, 7, 0], 8);
+vertical_slash(64, [0, 20], [0, 1, 2, 16]); block_top_k(randn(64, 8), 8, 2);
+moba(randn(64, 8), randn(64, 8, seed=1), 8, 2); quest(randn(64, 8), randn(64, 8, seed=1), 8, 2);
+compressed_blocks(64, 8); tile_top_k(randn(64, 8), randn(64, 8, seed=1), 8, 2);
+sorted_blocks(64, [3, 0, 7, 1, 2, 6, 4, 5], 8); permuted_blocks(64, [1, 2, 3, 4, 5, 6, 7, 0], 8);
 """
 EXAMPLES: Mapping[str, str] = {
     text.strip().partition("(")[0]: text.strip() for text in _EXAMPLES.split(";") if text.strip()
@@ -58,7 +54,7 @@ EXAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A builder of the zoo: its module, the first sentence about it, and an expression that can be drawn."""
+    """A builder: its name, module, first sentence of documentation, and an expression to draw."""
 
     name: str
     family: str
@@ -67,19 +63,19 @@ class Entry:
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
-    """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
-    found = []
+    """Return the entry of each name, by default of all builders; ValueError for an unknown name."""
+    result = []
     for name in patterns.__all__ if names is None else names:
         if name not in EXAMPLES:
             raise ValueError(expressions.describe_unknown_builder(str(name)))
         builder = getattr(patterns, name)
         family = builder.__module__.rpartition(".")[2]
-        found.append(Entry(name, family, first_sentence(builder), EXAMPLES[name]))
-    return found
+        result.append(Entry(name, family, first_sentence(builder), EXAMPLES[name]))
+    return result
 
 
-def first_sentence(documented: Any) -> str:
-    """The first sentence of a docstring, without the roles of Sphinx."""
-    paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+def first_sentence(value: Any) -> str:
+    """Return the first sentence of the docstring of a function or module, without Sphinx roles."""
+    paragraph = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
     paragraph = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", paragraph)
     return re.split(r"(?<!e\.g)(?<!i\.e)(?<=\.) (?=[A-Z`])", paragraph)[0]

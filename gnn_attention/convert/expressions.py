@@ -1,17 +1,17 @@
-"""Graphs written as text: ``parse("window(64, 8) | sinks(64, 2)")``, the language in which graphs are named.
+"""Parse graphs written as text, such as ``parse("window(64, 8) | sinks(64, 2)")``.
 
-Python's parser reads the text, and each node of its tree must be in a list of what is allowed; nothing is
-passed to ``eval``. An expression is made of
+Python's parser reads the text, and every node of its syntax tree must be on a list of allowed
+nodes; nothing is passed to ``eval``. An expression consists of
 
-* calls of the builders of ``gnn_attention.patterns`` and the functions of ``gnn_attention.algebra``:
+* calls of the builders of ``gnn_attention.patterns`` and functions of ``gnn_attention.algebra``:
   ``disjoint_sum(window(8, 3), causal(5))``; data are ``tensor([[1, 2], [3, 4]])`` or, drawn at random,
   ``randn(64, 8, seed=0)``;
-* arguments: numbers, strings, True, False, None, lists and tuples of these, by position or by name;
+* arguments, by position or by name: numbers, strings, True, False, None, lists and tuples of these;
 * operators on graphs: ``|  &  -  ^  ~  @  ** k``, and brackets;
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
 
-The length of the text, its numbers, products and powers are limited. With an argument ``n`` the name ``n``
-means it, and it may be left out: ``causal | window(8)``.
+The length of the text, its numbers, products and powers are limited. If the number of tokens
+``n`` is passed, the name ``n`` stands for it and may be left out: ``causal | window(8)``.
 """
 
 import ast
@@ -35,10 +35,10 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
-# of tokens, and of all that counts them
+# The most tokens of a graph, and the largest number that a text may contain.
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
-# the pairs of tokens of a product, times the hops of a power: less than a minute
+# Pairs of tokens of a product, times the hops of a power; this many take less than a minute.
 MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
@@ -56,13 +56,12 @@ NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 
 
 def parse(text: str, *, n: int | None = None) -> TokenGraph:
-    """The graph that an expression names; ``parse(graph.name) == graph`` wherever the name says it all.
+    """Return the graph of an expression; ``parse(graph.name) == graph`` if the name is complete.
 
-    ``n`` is the number of tokens: the name ``n`` means it, a builder that is only named is called with it,
-    and a call that lacks an argument takes it as its first.
-
-    Raises TypeError for anything but a string, and ValueError for whatever else is wrong, errors of builders
-    included, in one sentence that starts with the column and quotes the place.
+    ``n`` is the number of tokens: the name ``n`` stands for it, and a builder that lacks an
+    argument, or is named without a call, gets it as its first argument. Raises TypeError for
+    anything but a string, and ValueError for any other fault, errors of builders included:
+    one sentence that starts with the column and quotes the expression.
 
     >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
     '(causal(64) - window(64, 4)) | sinks(64, 2)'
@@ -72,45 +71,45 @@ def parse(text: str, *, n: int | None = None) -> TokenGraph:
     """
     graph = evaluate(text, n=n)
     if not isinstance(graph, TokenGraph):
-        expected = "a graph such as 'window(64, 8)', or one of several graphs, by [0]"
-        raise ValueError(f"{checks.quote(text, 40)} is {checks.quote(graph)}, expected {expected}")
+        raise ValueError(
+            f"{checks.quote(text, 40)} is {checks.quote(graph)}, expected a graph such as "
+            "'window(64, 8)', or one of several graphs, by [0]"
+        )
     return graph
 
 
 def evaluate(text: str, *, n: int | None = None) -> Any:
-    """The value of an expression: a graph, several of them, or a value for each edge.
+    """Return the value of an expression: a graph, several graphs, or one value for each edge.
 
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
     torch.Size([16])
     """
     if not isinstance(text, str):
-        raise TypeError(
-            f"an expression is a string such as 'window(64, 8)', got {checks.describe_type(text)}"
-        )
+        raise TypeError(f"text must be a string such as 'window(64, 8)', got {checks.describe_type(text)}")
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     text = re.sub(r"\s", " ", text).strip()
     reader = _Reader(text, None if n is None else checks.size("n", n))
     try:
-        # "1or 2" warns, and is an error anyway
+        # Python warns of "1or 2", which is refused below anyway.
         with ignore_warnings():
             tree = ast.parse(text, mode="eval")
         return reader.read(tree.body)
     except (SyntaxError, UnicodeEncodeError) as error:
         column = getattr(error, "offset", None) or 1
-        reason = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
-        raise ValueError(f"column {column}, {checks.quote(text, 40)}: {reason}") from None
+        cause = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
+        raise ValueError(f"column {column}, {checks.quote(text, 40)}: {cause}") from None
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression has too many brackets and operators inside one another") from error
 
 
 def tensor(values: list[Any]) -> Tensor:
-    """A tensor from nested lists of numbers, for builders of graphs that depend on data."""
+    """Return the tensor of nested lists of numbers, for builders of graphs that depend on data."""
     return torch.tensor(values)
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
-    """Normal random numbers, the same for the same sizes and seed, for builders that take data."""
+    """Return normal random numbers, always the same for a seed, for builders that take data."""
     shape = [checks.size("each of sizes", size) for size in sizes]
     if math.prod(shape) > LARGEST_NUMBER:
         raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")
@@ -124,10 +123,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 class _Reader:
     def __init__(self, text: str, n: int | None) -> None:
-        self.text, self.n = text, n
+        self.text = text
+        self.n = n
 
     def read(self, node: ast.expr) -> Any:
-        """The value of a node."""
         match node:
             case ast.Constant(value=int() | float() as number) if abs(number) > LARGEST_NUMBER:
                 self.refuse(node, f"a number is at most {LARGEST_NUMBER}")
@@ -142,7 +141,8 @@ class _Reader:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as number):
                 return -self.read(number)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
-                graph, hops = self.read_graph(left), self.read(right)
+                graph = self.read_graph(left)
+                hops = self.read(right)
                 if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
                     self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
                 self.limit_pairs(node, graph.num_dst * graph.num_src * hops)
@@ -183,39 +183,34 @@ class _Reader:
 
     def call(self, node: ast.Call, function: Callable[..., Any]) -> Any:
         named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
-        # the name of ** is None
+        # An argument with ** has no name in the syntax tree.
         if len(named) < len(node.keywords):
             self.refuse(node)
         return self.attempt(node, function, *map(self.read, node.args), **named)
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
-        """The result of a call; what it raises comes back as a ValueError that quotes the place."""
-        if self.n is not None and not _fits(function, positional, named):
-            positional = (self.n, *positional)
+        """Call a function; any exception becomes a ValueError that quotes the text of ``node``."""
+        signature = inspect.signature(function)
+        # A builder that lacks an argument gets its number of tokens `n` as the first one.
+        if self.n is not None and next(iter(signature.parameters), "") == "n":
+            try:
+                signature.bind(*positional, **named)
+            except TypeError:
+                positional = (self.n, *positional)
         try:
             return function(*positional, **named)
-        # whatever a builder raises is an error of this text
+        # Whatever a builder raises is an error of this text.
         except Exception as error:
             self.refuse(node, str(error) or type(error).__name__, error)
 
     def refuse(self, node: Any, reason: str = NOT_ALLOWED, cause: Exception | None = None) -> NoReturn:
-        place = ast.get_source_segment(self.text, node) or self.text
+        segment = ast.get_source_segment(self.text, node) or self.text
+        # Offsets in the syntax tree count bytes.
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
-        raise ValueError(f"column {column}, {checks.quote(place, 40)}: {one_line(reason, 600)}") from cause
+        raise ValueError(f"column {column}, {checks.quote(segment, 40)}: {one_line(reason, 600)}") from cause
 
 
 def describe_unknown_builder(name: str) -> str:
-    """The error message for a name that no builder has."""
-    near = difflib.get_close_matches(name, FUNCTIONS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
+    matches = difflib.get_close_matches(name, FUNCTIONS, 1)
+    hint = f"did you mean {matches[0]!r}?" if matches else "'gnn-attention graphs' lists them"
     return f"there is no builder {checks.quote(name)}; {hint}"
-
-
-def _fits(function: Callable[..., Any], positional: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a function takes these arguments, or does not begin with a number of tokens n."""
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*positional, **named)
-    except TypeError:
-        return next(iter(signature.parameters), "") != "n"
-    return True

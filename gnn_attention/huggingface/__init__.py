@@ -1,6 +1,6 @@
 """Attention along graphs inside models of transformers."""
 
-from gnn_attention.huggingface._overrides import NAME, GraphFunction
+from gnn_attention.huggingface._contexts import NAME, GraphFunction
 from gnn_attention.huggingface.interface import attending, attention, mask, use_graph
 
 __all__ = ["NAME", "GraphFunction", "attending", "attention", "mask", "use_graph"]

@@ -1,8 +1,8 @@
 """Align a user's graph with the query and key slots of one attention call.
 
-The graph is of a whole sequence from its first token on. A call has slots: a few receivers of a decoding
-step, senders of which a sliding cache has dropped some, padding on either side. Graphs of equal rules
-(:func:`recipe`) count as the same, so that the plan of one forward pass serves the next.
+The graph describes whole sequences from their first token. A call has slots: the few receivers of a
+decoding step, senders that a sliding cache has not dropped, padding on either side. Graphs with equal rules
+(:func:`structural_key`) share a cache entry, so that the plan of one forward pass serves the next one.
 """
 
 from __future__ import annotations
@@ -21,161 +21,166 @@ from gnn_attention.graph import TokenGraph, symbols
 from gnn_attention.graph.edges import EdgeSet, RuleEdges
 from gnn_attention.graph.rules import Rule
 
-CACHED = 64  # graphs of forward passes: each layer may have its own
-TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
+CACHE_SIZE = 64
+TRUSTED_PACKAGES = ("transformers", "gnn_attention")
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """The slots of an attention call in its sequence, with the model's ``own`` graph over them.
+class CallLayout:
+    """The graph of an attention call over its slots, and the padding among them.
 
-    ``own.dst_offset`` and ``own.src_offset`` are the first positions of the slots. ``padding`` is True at the
-    senders that are tokens, ``left`` counts a sample's slots of padding before its first token; None: no
-    padding. ``cached``: without padding, the own graph is the same object in the next forward pass.
+    ``graph.dst_offset`` and ``graph.src_offset`` are the positions of the first slots.
+    ``is_token`` is True for senders that are tokens, and ``left_padding`` counts the slots of
+    padding before the first token of each sample; both are None without padding. If
+    ``is_cached``, the next forward pass has the same graph object.
     """
 
-    own: TokenGraph
+    graph: TokenGraph
     batch: int
-    padding: Bool[Tensor, "samples src"] | None = None
-    left: Int[Tensor, " samples"] | None = None
-    cached: bool = False
-    _made: dict[Any, Place] = field(default_factory=dict)
+    is_token: Bool[Tensor, "samples src"] | None = None
+    left_padding: Int[Tensor, " samples"] | None = None
+    is_cached: bool = False
+    _layouts: dict[Any, CallLayout] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sample up to the last receiver, padding on the left not counted."""
-        return self.own.dst_offset + self.own.num_dst - (0 if self.left is None else int(self.left.min()))
+        """Number of tokens of the longest sample, up to the last receiver."""
+        padding = 0 if self.left_padding is None else int(self.left_padding.min())
+        return self.graph.dst_offset + self.graph.num_dst - padding
 
-    def under(self, graph: TokenGraph, instead: bool, who: str) -> Place:
-        """The place with the own edges that ``graph`` has too, or ``instead`` with those of ``graph`` alone.
+    def restrict(self, graph: TokenGraph, is_replacement: bool, caller: str) -> CallLayout:
+        """Return the layout with its edges that ``graph`` has too, or with those of ``graph`` alone.
 
-        A sample's positions count from its first token. ValueError, which names the caller ``who``, for a
-        graph that is too short, does not begin at 0, or attends to senders that a cache has dropped.
+        Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too short,
+        or needs senders that a cache has dropped. Positions count from the first token of a sample.
         """
-        key = (Known.of(graph), instead)
-        if key not in self._made:
-            _check(self, graph, instead, who)
-            joined = _cached_join(Known.of(self.own), *key) if self.cached else _join(self, graph, instead)
-            self._made[key] = self.along(joined, self.cached)
-        return self._made[key]
+        key = (CacheKey.of(graph), is_replacement)
+        if key not in self._layouts:
+            _check_graph(self, graph, is_replacement, caller)
+            if self.is_cached:
+                graph = _restrict_cached(CacheKey.of(self.graph), *key)
+            else:
+                graph = _restrict(self, graph, is_replacement)
+            self._layouts[key] = self.with_graph(graph, self.is_cached)
+        return self._layouts[key]
 
-    def by_head(self, places: Sequence[Place]) -> Place:
-        """The place with the edges of one of these places for each head."""
-        key = tuple(map(id, places))
+    def combine_heads(self, layouts: Sequence[CallLayout]) -> CallLayout:
+        """Return the layout in which each head has the edges of one of ``layouts``."""
+        key = tuple(map(id, layouts))
         if len(set(key)) == 1:
-            return places[0]
-        if key not in self._made:
-            self._made[key] = self.along(per_head(*(place.own for place in places)))
-        return self._made[key]
+            return layouts[0]
+        if key not in self._layouts:
+            self._layouts[key] = self.with_graph(per_head(*(layout.graph for layout in layouts)))
+        return self._layouts[key]
 
-    def along(self, own: TokenGraph, cached: bool = False) -> Place:
-        """The same slots with other edges."""
-        return replace(self, own=own, cached=cached, _made={})
-
-
-def sends_token(padding: Bool[Tensor, "samples src"]) -> Any:
-    """The rule of all pairs whose sender is a token."""
-    return symbols.look_up(padding[0] if len(padding) == 1 else padding.unsqueeze(1), symbols.src)
+    def with_graph(self, graph: TokenGraph, is_cached: bool = False) -> CallLayout:
+        return replace(self, graph=graph, is_cached=is_cached, _layouts={})
 
 
-def _check(place: Place, graph: TokenGraph, instead: bool, who: str) -> None:
-    own = place.own
-    if own.dst_offset + own.num_dst > own.src_offset + own.num_src:
-        raise ValueError(f"{who}: the receivers of {own!r} are not among its senders, so no graph fits")
+def sender_is_token(is_token: Bool[Tensor, "samples src"]) -> Any:
+    return symbols.look_up(is_token[0] if len(is_token) == 1 else is_token.unsqueeze(1), symbols.src)
+
+
+def _check_graph(layout: CallLayout, graph: TokenGraph, is_replacement: bool, caller: str) -> None:
+    slots = layout.graph
+    if slots.dst_offset + slots.num_dst > slots.src_offset + slots.num_src:
+        raise ValueError(f"{caller}: the receivers of {slots!r} are not among its senders, so no graph fits")
     if graph.dst_offset or graph.src_offset:
-        raise ValueError(f"{who}: the graph must be that of whole sequences, from position 0, got {graph!r}")
-    if min(graph.num_dst, graph.num_src) < place.length:
-        reason = f"{graph!r} is too short for a sequence of {place.length} tokens"
-        raise ValueError(f"{who}: {reason}: give a longer one, or a function (layer, head, length) -> graph")
-    if not instead or not own.src_offset:
+        raise ValueError(f"{caller}: the graph must be of whole sequences, from position 0, got {graph!r}")
+    if min(graph.num_dst, graph.num_src) < layout.length:
+        raise ValueError(f"{caller}: {graph!r} is too short for a sequence of {layout.length} tokens")
+    if not is_replacement or not slots.src_offset:
         return
-    gone = replace(own, num_src=own.src_offset, src_offset=0)
-    if _at_slots(place.along(gone), graph).num_edges:
+    dropped = replace(slots, num_src=slots.src_offset, src_offset=0)
+    if _graph_at_slots(layout.with_graph(dropped), graph).num_edges:
         raise ValueError(
-            f"{who}: its cache has dropped the senders before {own.src_offset}, which {graph!r} needs at "
-            f"{own.dst_offset} and later: generate with use_cache=False, or with a cache of all tokens"
+            f"{caller}: its cache has dropped the senders before {slots.src_offset}, which {graph!r} needs: "
+            "generate with use_cache=False, or with a cache of all tokens"
         )
 
 
-@lru_cache(maxsize=CACHED)
-def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
-    return _join(Place(own.thing, 1), known.thing, instead)
+@lru_cache(maxsize=CACHE_SIZE)
+def _restrict_cached(slots: CacheKey, graph: CacheKey, is_replacement: bool) -> TokenGraph:
+    return _restrict(CallLayout(slots.value, 1), graph.value, is_replacement)
 
 
 @not_compiled
-def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
-    own, at_slots = place.own, _at_slots(place, graph)
-    if not instead:
-        return replace(own & at_slots, name=f"{graph.name}, within the model's mask")
-    # All senders that are tokens: neither padding, nor slots of a static cache still to be filled.
-    rule = symbols.src < own.dst_offset + own.num_dst - own.src_offset
-    rule = rule if place.padding is None else rule & sends_token(place.padding)
-    samples = None if place.padding is None or len(place.padding) == 1 else place.batch
-    tokens = replace(own, edges=RuleEdges(rule), heads=None, batch=samples)
-    return replace(tokens & at_slots, name=f"{graph.name}, without padding")
+def _restrict(layout: CallLayout, graph: TokenGraph, is_replacement: bool) -> TokenGraph:
+    slots = layout.graph
+    graph_at_slots = _graph_at_slots(layout, graph)
+    if not is_replacement:
+        return replace(slots & graph_at_slots, name=f"{graph.name}, within the model's mask")
+    # Only tokens are senders: no padding, and no slots of a static cache that are still empty.
+    rule = symbols.src < slots.dst_offset + slots.num_dst - slots.src_offset
+    rule = rule if layout.is_token is None else rule & sender_is_token(layout.is_token)
+    samples = None if layout.is_token is None or len(layout.is_token) == 1 else layout.batch
+    tokens = replace(slots, edges=RuleEdges(rule), heads=None, batch=samples)
+    return replace(tokens & graph_at_slots, name=f"{graph.name}, without padding")
 
 
-def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:
-    """The graph at the slots of the place; no edges where an end is no token of it."""
-    own, left = place.own, place.left
-    stop = own.src_offset + own.num_src
-    if left is None and stop <= graph.num_src:
-        rows = graph.rows(own.dst_offset, own.dst_offset + own.num_dst)
-        return rows if (own.src_offset, stop) == (0, graph.num_src) else rows.T.rows(own.src_offset, stop).T
-    by_sample = left is not None and len(left) > 1
-    pads = 0 if left is None else left if by_sample else int(left)
-    rule = partial(_inside, graph.edges.contains, (own.dst_offset, own.src_offset), graph.num_src, pads)
-    samples = graph.batch or (place.batch if by_sample else None)
-    return replace(own, edges=RuleEdges(rule), heads=graph.heads, batch=samples)
+def _graph_at_slots(layout: CallLayout, graph: TokenGraph) -> TokenGraph:
+    """Return a user's graph over the slots of a layout; other slots than tokens have no edges."""
+    slots, padding = layout.graph, layout.left_padding
+    stop = slots.src_offset + slots.num_src
+    if padding is None and stop <= graph.num_src:
+        rows = graph.rows(slots.dst_offset, slots.dst_offset + slots.num_dst)
+        has_all_senders = (slots.src_offset, stop) == (0, graph.num_src)
+        return rows if has_all_senders else rows.T.rows(slots.src_offset, stop).T
+    differs = padding is not None and len(padding) > 1
+    shift = 0 if padding is None else padding if differs else int(padding)
+    offsets = (slots.dst_offset, slots.src_offset)
+    rule = partial(_is_edge_at_slots, graph.edges.contains, offsets, graph.num_src, shift)
+    samples = graph.batch or (layout.batch if differs else None)
+    return replace(slots, edges=RuleEdges(rule), heads=graph.heads, batch=samples)
 
 
-def _inside(
-    rule: Rule, at: tuple[int, int], num_src: int, pads: Tensor | int, b: Any, h: Any, dst: Any, src: Any
+def _is_edge_at_slots(
+    rule: Rule, offsets: tuple[int, int], size: int, shift: Tensor | int, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    pad: Any = pads.to(b.device)[b] if isinstance(pads, Tensor) else pads
-    dst, src = dst + at[0] - pad, src + at[1] - pad
-    known = (dst >= 0) & (src >= 0) & (src < num_src)
-    edge: Tensor = known & rule(b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
-    return edge
+    padding: Any = shift.to(b.device)[b] if isinstance(shift, Tensor) else shift
+    dst, src = dst + offsets[0] - padding, src + offsets[1] - padding
+    are_tokens = (dst >= 0) & (src >= 0) & (src < size)
+    is_edge: Tensor = are_tokens & rule(b, h, dst.clamp(min=0), src.clamp(min=0, max=size - 1))
+    return is_edge
 
 
-def recipe(value: object) -> Hashable | None:
-    """A key that is equal for equal rules: their code and the constants bound to it; None where unknown.
+def structural_key(value: object) -> Hashable | None:
+    """Return a key that is equal for rules with equal code and constants, or None if unknown.
 
-    Only code of this library and transformers is trusted to read nothing else; rules with tensors have none.
+    Only code of this library and of transformers is trusted to read nothing but its arguments.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
-    # The rules of builders are made of Python's own operators.
+    # The rules of builders consist of Python's own operators.
     if getattr(operator, getattr(value, "__name__", ""), None) is value:
         return ("operator", value)
     kind: Any = type(value)
     if isinstance(value, tuple):
         parts = value
     elif isinstance(value, MethodType) and isinstance(value.__self__, EdgeSet):
-        return recipe(value.__self__.rule)
+        return structural_key(value.__self__.rule)
     elif isinstance(value, partial):
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
-    elif isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED:
-        kind = value.__module__, value.__code__
+    elif isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED_PACKAGES:
+        kind = (value.__module__, value.__code__)
         cells = (cell.cell_contents for cell in value.__closure__ or ())
         parts = (value.__defaults__, *(value.__kwdefaults__ or {}).items(), *cells)
     else:
         return None
-    recipes = [recipe(part) for part in parts]
-    return None if None in recipes else (kind, *recipes)
+    keys = [structural_key(part) for part in parts]
+    return None if None in keys else (kind, *keys)
 
 
 @dataclass(frozen=True)
-class Known:
-    """A rule or a graph as a key, equal to others of the same recipe; without a recipe, to itself alone."""
+class CacheKey:
+    """A key for a rule or graph: its :func:`structural_key`, or else its identity."""
 
     key: Hashable
-    thing: Any = field(compare=False)
+    value: Any = field(compare=False)
 
     @classmethod
-    def of(cls, thing: Any) -> Known:
-        if not isinstance(thing, TokenGraph):
-            return cls(recipe(thing) or id(thing), thing)
-        rule = recipe(thing.rule)
-        return cls(id(thing) if rule is None else (rule, thing.frame), thing)
+    def of(cls, value: Any) -> CacheKey:
+        if not isinstance(value, TokenGraph):
+            return cls(structural_key(value) or id(value), value)
+        rule_key = structural_key(value.rule)
+        return cls(id(value) if rule_key is None else (rule_key, value.frame), value)

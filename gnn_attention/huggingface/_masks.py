@@ -1,10 +1,10 @@
-"""The mask of a Hugging Face model as a token graph, made once for all layers of a forward pass.
+"""Turn the mask of a Hugging Face model into a token graph, once for all layers of a forward pass.
 
-transformers gives a mask function the sizes and positions of a call and a predicate ``(b, h, dst, src) ->
-bool`` on absolute positions, and passes its result to every layer, unread. Here that is a :class:`LazyMask`,
-whose graph evaluates the predicate as any other rule: no tensor of tokens x tokens is made. Graphs of
-predicates without tensors inside (causal, a window) are cached across forward passes. Senders that the model
-chose itself narrow the graph: nothing is as large as receivers x senders, unless that many were chosen.
+transformers passes the sizes and positions of a call and a predicate ``(b, h, dst, src) -> bool``
+on positions to a mask function, and hands its result to every layer, unread. Here that is a
+:class:`LazyMask`, whose graph evaluates the predicate like any other rule, without a tensor of
+tokens x tokens. Graphs of predicates without tensors (causal, a window) are cached across forward
+passes. The senders that a model selects restrict the graph without such a tensor, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gnn_attention import convert
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.convert.masks import additive_edges
+from gnn_attention.convert.masks import find_additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
 from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
 from gnn_attention.huggingface import _alignment as alignment
-from gnn_attention.huggingface._alignment import CACHED, Known, Place
-from gnn_attention.huggingface._overrides import ACTIVE, Override, module_name
+from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
+from gnn_attention.huggingface._contexts import ACTIVE_CONTEXTS, GraphContext, module_name
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.selectors._choice import keep_edges, tokens_of_blocks
 
@@ -38,14 +38,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
-    """A mask ``[B, 1, dst, src]``, as a place with its graph, that any operation of torch makes a tensor.
+    """A mask ``[B, 1, dst, src]`` with a graph; any operation of torch makes it a tensor."""
 
-    ``overrides`` are the blocks in force when it was made, for a layer that is recomputed.
-    """
-
-    place: Place
+    layout: CallLayout
     device: torch.device
-    overrides: tuple[Override, ...]
+    contexts: tuple[GraphContext, ...]
 
     dtype = torch.bool
     ndim = 4
@@ -62,19 +59,19 @@ class LazyMask:
 
     @property
     def shape(self) -> torch.Size:
-        own = self.place.own
-        return torch.Size((self.place.batch, 1, own.num_dst, own.num_src))
+        graph = self.layout.graph
+        return torch.Size((self.layout.batch, 1, graph.num_dst, graph.num_src))
 
     def dense(self) -> Bool[Tensor, "batch one dst src"]:
-        return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
+        return self.layout.graph.mask(self.device).expand(self.shape).as_subclass(DenseMask)
 
     def contiguous(self) -> LazyMask:
         return self
 
-    def to(self, *where: Any, **how: Any) -> Any:
-        """Itself on any device; a tensor for another dtype than bool."""
-        dtypes = [x for x in (*where, *how.values()) if isinstance(x, torch.dtype)]
-        return self if dtypes in ([], [torch.bool]) else self.dense().to(*where, **how)
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``self`` for any device, and a tensor for another dtype than bool."""
+        dtypes = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)]
+        return self if dtypes in ([], [torch.bool]) else self.dense().to(*args, **kwargs)
 
     def dim(self) -> int:
         return 4
@@ -84,15 +81,17 @@ class LazyMask:
 
 
 class DenseMask(torch.Tensor):
-    """A bool mask that raises where attention written for a mask of 0 and -inf adds it to logits."""
+    """A bool mask that raises an error when a model adds it to logits like a mask of 0 and -inf."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_arithmetic = func.__name__.strip("_") in ARITHMETIC  # first: ``x.dtype`` comes here too
+        # This comes first, because `x.dtype` in the next line calls this method, too.
+        is_arithmetic = func.__name__.strip("_") in ARITHMETIC
         if is_arithmetic and any(isinstance(x, cls) and x.dtype == torch.bool for x in args):
-            # not TypeError, which Python replaces for an operator
-            reason = "(not through AttentionInterface) as if it were one of 0 and -inf: use 'eager' for it"
-            raise NotImplementedError(f"a part of this model computes with the attention mask {reason}")
+            # Python would replace a TypeError of an operator by its own.
+            raise NotImplementedError(
+                "this model computes with the bool mask as if it were one of 0 and -inf: use 'eager'"
+            )
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         is_number = isinstance(result, cls) and result.dtype != torch.bool
         return result.as_subclass(torch.Tensor) if is_number else result
@@ -102,133 +101,132 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 
 @not_compiled
-def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool, device: Any) -> LazyMask:
-    """The mask of transformers' ``function`` for ``slots``: (batch, dst, src, first dst, first src).
-
-    ``tokens`` is the 2-D mask of padding; ``scalars``: the function takes single numbers (torch.vmap).
-    """
-    batch, num_dst, num_src, *first = slots
-    at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
-    left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
-    is_known = alignment.recipe(function) is not None
-    # A compiled program knows no padding, and must not meet a cache.
-    if is_known and padding is None:
-        own = _of_positions(Known.of(function), num_dst, num_src, at)
+def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, device: Any) -> LazyMask:
+    """Build a mask; ``tokens`` is False at padding, ``is_scalar`` predicates take numbers."""
+    batch, num_dst, num_src, dst_offset, src_offset = slots
+    # A static cache keeps counting in the tensors that it passes, so the numbers are copied.
+    offsets = (int(dst_offset), int(src_offset))
+    left_padding, is_token = (None, None) if tokens is None else _read_padding(tokens, offsets[1], num_src)
+    has_key = alignment.structural_key(predicate) is not None
+    # Padding is unknown in a compiled program, which must not use a cache.
+    if has_key and is_token is None:
+        graph = _cached_graph(CacheKey.of(predicate), num_dst, num_src, offsets)
     else:
-        is_mapped, samples = scalars and not is_known, None if is_known or batch == 1 else batch
-        rule = partial(_on_device, partial(map_pairs, function) if is_mapped else function, at, device)
-        own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
-    if padding is not None:
-        both = own.edges.contains, alignment.sends_token(padding)
-        edges = RuleEdges(partial(combine, operator.and_, both))
-        own = replace(own, edges=edges, batch=own.batch or (batch if len(padding) > 1 else None))
-    place = Place(own, batch, padding, left, cached=is_known and padding is None and left is None)
-    return LazyMask(place, device, ACTIVE.get())
+        samples = None if has_key or batch == 1 else batch
+        function = partial(map_pairs, predicate) if is_scalar and not has_key else predicate
+        rule = partial(_is_edge_on_device, function, offsets, device)
+        graph = _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), offsets)
+    if is_token is not None:
+        rules = (graph.edges.contains, alignment.sender_is_token(is_token))
+        edges = RuleEdges(partial(combine, operator.and_, rules))
+        graph = replace(graph, edges=edges, batch=graph.batch or (batch if len(is_token) > 1 else None))
+    is_cached = has_key and is_token is None and left_padding is None
+    layout = CallLayout(graph, batch, is_token, left_padding, is_cached)
+    return LazyMask(layout, device, ACTIVE_CONTEXTS.get())
 
 
-@lru_cache(maxsize=CACHED)
-def _of_positions(known: Known, num_dst: int, num_src: int, at: tuple[int, int]) -> TokenGraph:
-    rule = partial(of_tokens, known.thing, *at) if any(at) else known.thing
-    return _placed_at(TokenGraph.from_rule(rule, num_dst, num_src), at)
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_graph(predicate: CacheKey, num_dst: int, num_src: int, offsets: tuple[int, int]) -> TokenGraph:
+    rule = partial(of_tokens, predicate.value, *offsets) if any(offsets) else predicate.value
+    return _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src), offsets)
 
 
-def _placed_at(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
-    return replace(graph, dst_offset=at[0], src_offset=at[1], name="the model's mask")
+def _with_offsets(graph: TokenGraph, offsets: tuple[int, int]) -> TokenGraph:
+    return replace(graph, dst_offset=offsets[0], src_offset=offsets[1], name="the model's mask")
 
 
-def _on_device(function: Rule, at: tuple[int, int], device: Any, b: Any, h: Any, dst: Any, src: Any) -> Any:
-    """The predicate at absolute positions, on the device of its tables."""
-    ends = (x.to(device) for x in (b, h, dst, src))
-    return of_tokens(function, *at, *ends).to(dst.device)
+def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, dst: Any, src: Any) -> Any:
+    # The rule may read tables on the device of the model.
+    indices = (x.to(device) for x in (b, h, dst, src))
+    return of_tokens(rule, *offsets, *indices).to(dst.device)
 
 
-def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
-    """Slots before a sample's first token, and which senders are tokens; None for no padding."""
-    slots = first_src + num_src
-    tokens = tokens.to(torch.bool)[:, :slots]
-    # False beyond the end of the 2-D mask
-    tokens = torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
-    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _drop_equal_samples(tokens[:, first_src:])
-    return _drop_equal_samples(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
+def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the padding before each sample and which senders are tokens, None without padding."""
+    num_slots = src_offset + num_src
+    tokens = tokens.to(torch.bool)[:, :num_slots]
+    # Slots beyond the end of the 2-D mask are no tokens.
+    tokens = torch.nn.functional.pad(tokens, (0, num_slots - tokens.shape[1]))
+    left = tokens.to(torch.uint8).argmax(1).cpu()
+    is_token = _merge_equal_samples(tokens[:, src_offset:])
+    left_padding = _merge_equal_samples(left) if bool(left.any()) else None
+    return left_padding, None if bool(is_token.all()) else is_token
 
 
-def _drop_equal_samples(table: Tensor) -> Tensor:
+def _merge_equal_samples(table: Tensor) -> Tensor:
     return table[:1] if bool((table == table[:1]).all()) else table
 
 
-_made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, what was made of it)
+_results: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, result)
 
 
-def once(tensor: Tensor, key: Hashable, make: Callable[[], T]) -> T:
-    """``make()``, once for a key and the numbers of a tensor: the layers of a model share it.
-
-    A write through NumPy or ``.data``, which leaves the version of the tensor as it was, is not seen.
-    """
-    if tensor.is_inference():  # it has no version
-        return make()
+def compute_once(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
+    """Return ``compute()``, cached for a key and for the version of a tensor."""
+    # Inference tensors have no version; writes through NumPy or `.data` do not change it.
+    if tensor.is_inference():
+        return compute()
     key = (tensor._version, key)
-    known = _made.get(tensor)  # type: ignore[no-untyped-call]
-    if known is None or known[0] != key:
-        _made[tensor] = known = (key, make())
-    made: T = known[1]
-    return made
+    entry = _results.get(tensor)  # type: ignore[no-untyped-call]
+    if entry is None or entry[0] != key:
+        _results[tensor] = entry = (key, compute())
+    result: T = entry[1]
+    return result
 
 
-def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Float[Tensor, "..."] | None]:
-    """The graph of a mask ``[B or 1, heads or 1, dst or 1, src]``, and the numbers that it adds to logits.
+def graph_of_mask(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Float[Tensor, "..."] | None]:
+    """Return the graph of a mask ``[B or 1, heads or 1, dst or 1, src]`` and the bias that it adds.
 
-    Bool: True is an edge, as for SDPA. Float: -inf and the lowest number of its dtype are non-edges. Read
-    once. TypeError for other dtypes, ValueError for other axes, NaN, +inf, a float mask of 0s and 1s.
+    In a bool mask True is an edge, as in SDPA; in a float mask -inf and the lowest number of its
+    dtype are none. Raises TypeError for other dtypes, and ValueError for other axes, NaN and +inf.
     """
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(f"attention_mask must be bool (attend) or float (added to logits), got {mask.dtype}")
     if mask.dim() != 4 or mask.shape[2] not in (1, num_dst) or mask.shape[3] < num_src:
-        sizes = f"{num_dst} receivers and {num_src} senders, got {list(mask.shape)}"
-        raise ValueError(f"attention_mask must be [batch, heads, dst, src] for {sizes}")
+        shape = list(mask.shape)
+        raise ValueError(f"attention_mask must be [batch, heads, {num_dst}, {num_src}], got {shape}")
     table = mask[..., :num_src].expand(-1, -1, num_dst, -1)
-    graph, adds = once(mask, (num_dst, num_src), partial(_read, table.detach()))
-    return graph, table.masked_fill(~additive_edges(table.detach()), 0.0) if adds else None
+    graph, has_bias = compute_once(mask, (num_dst, num_src), partial(_read_table, table.detach()))
+    return graph, table.masked_fill(~find_additive_edges(table.detach()), 0.0) if has_bias else None
 
 
-def _read(table: Tensor) -> tuple[TokenGraph, bool]:
-    """The graph, and whether there are other numbers than 0 on its edges."""
-    edges = table if table.dtype == torch.bool else additive_edges(table)
-    adds = table.is_floating_point() and bool((table.masked_select(edges) != 0).any())
-    return convert.from_mask(
-        _drop_equal_samples(_drop_equal_samples(edges).transpose(0, 1)).transpose(0, 1)
-    ), adds
+def _read_table(table: Tensor) -> tuple[TokenGraph, bool]:
+    edges = table if table.dtype == torch.bool else find_additive_edges(table)
+    has_bias = table.is_floating_point() and bool((table.masked_select(edges) != 0).any())
+    edges = _merge_equal_samples(edges).transpose(0, 1)
+    return convert.from_mask(_merge_equal_samples(edges).transpose(0, 1)), has_bias
 
 
-def restrict_to_selection(call: Arguments, place: Place) -> Place:
-    """The place with the edges alone whose senders the model chose itself; as it is where it chose none.
+def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
+    """Return the layout with only the senders that the model selected itself, if it did.
 
-    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]`` to their attention function,
-    MiniMax M3 ``block_indices [batch, key/value heads, dst, K]``, -1 = none. NotImplementedError for others.
+    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]``, MiniMax M3
+    passes ``block_indices [batch, key/value heads, dst, K]``; -1 is no sender. Raises
+    NotImplementedError for others.
     """
-    given = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
-    if not given:
-        return place
-    selection, blocks = call.others[given[0]], given[0] == "block_indices"
-    own, heads = place.own, call.q.shape[1]
-    size = getattr(getattr(call.module, "indexer", None), "block_size", None) if blocks else None
+    names = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
+    if not names:
+        return layout
+    selection, has_blocks = call.others[names[0]], names[0] == "block_indices"
+    graph, num_heads, label = layout.graph, call.q.shape[1], module_name(call.module)
+    block_size = getattr(getattr(call.module, "indexer", None), "block_size", None) if has_blocks else None
     shape: list[Any] = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
-    fits = len(given) == 1 and len(shape) == (4 if blocks else 3) and shape[-2] == own.num_dst
-    if not fits or (blocks and (heads % shape[1] or not isinstance(size, int))):
-        what = (
-            f"{module_name(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
+    fits = len(names) == 1 and len(shape) == (4 if has_blocks else 3) and shape[-2] == graph.num_dst
+    if not fits or (has_blocks and (num_heads % shape[1] or not isinstance(block_size, int))):
+        raise NotImplementedError(
+            f"{label} passes {' and '.join(names)} of {shape} for {graph.num_dst} receivers and {num_heads} "
+            "heads, expected indices [batch, dst, K] or block_indices [batch, groups, dst, K] and block_size"
         )
-        axes = "[batch, groups of heads, dst, K] and an indexer.block_size" if blocks else "[batch, dst, K]"
-        raise NotImplementedError(f"{what} and {heads} heads, expected one selection {axes}: use 'eager'")
-    if blocks and place.left is not None:
-        what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
-        advice = "pad on the right, or give it one sample at a time"
+    if has_blocks and layout.left_padding is not None:
         warnings.warn(
-            f"{module_name(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
+            f"{label}: its indexer counts blocks and scores from the padding on the left: pad on the right",
+            stacklevel=3,
         )
-    return place.along(once(selection, Known.of(own), partial(_within, own, selection, size, heads)))
+    build = partial(_graph_of_selection, graph, selection, block_size, num_heads)
+    return layout.with_graph(compute_once(selection, CacheKey.of(graph), build))
 
 
 @not_compiled
+<<<<<<< HEAD
 def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
     index = selection.detach()[:, None] if block_size is None else selection.detach()
     if (groups := own.heads or index.shape[1]) > 1:
@@ -236,3 +234,12 @@ def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: i
     index = keep_edges(own, index) if block_size is None else tokens_of_blocks(index, block_size, own)
     graph = TokenGraph.from_indices(index, own.num_src, coalesce=True, name="chosen")
     return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)
+=======
+def _graph_of_selection(graph: TokenGraph, selection: Tensor, size: int | None, num_heads: int) -> TokenGraph:
+    index = selection.detach()[:, None] if size is None else selection.detach()
+    if (groups := graph.heads or index.shape[1]) > 1:
+        index = index.repeat_interleave((num_heads if groups > 1 else 1) // index.shape[1], dim=1)
+    index = within(graph, index) if size is None else tokens_of(index, size, graph)
+    selected = TokenGraph.from_indices(index, graph.num_src, coalesce=True, name="chosen")
+    return replace(selected, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+>>>>>>> words-convert

@@ -1,16 +1,16 @@
-"""Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph`.
+"""Run Hugging Face models on token graphs.
 
-Importing this module registers the attention function and the mask function under the name
-``"gnn_attention"``. (Without the latter no mask would come: padding and windows would be lost.) Then
+Importing this module registers an attention function and a mask function under the name ``"gnn_attention"``.
+(Without the second one no mask would be passed: padding and windows would be lost.) Then
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
 or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the
 model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
 
-Supported: grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
-cross-attention, masks of the model's own, senders or blocks of them that the model chose, any cache of
-transformers. What is unsupported raises by name.
+Supported are grouped heads, a scale, softcap, sinks, a bias of pairs, dropout, values of
+another width, cross-attention, masks of the model's own, selections of senders or blocks, and
+all caches. Anything else raises an error that names it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,10 @@ from gnn_attention.attend import attend, attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.huggingface import _overrides, _programs
-from gnn_attention.huggingface._alignment import CACHED, Known, Place
-from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, once, restrict_to_selection
-from gnn_attention.huggingface._overrides import (
-    NAME,
-    GraphFunction,
-    InterventionBlock,
-    Override,
-    module_name,
-)
+from gnn_attention.huggingface import _contexts, _masks, _programs
+from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
+from gnn_attention.huggingface._contexts import GraphContext, GraphFunction, InterventionContext, module_name
+from gnn_attention.huggingface._masks import LazyMask
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -71,33 +65,32 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> LazyMask | Tensor:
-    """The mask function: the model's mask as a rule with its position, for all layers of a kind.
+    """Return the mask of a model as a rule with positions, once for all layers of a kind.
 
-    A mask that ``generate`` prepared (for a static cache) comes back as ``attention_mask`` and is returned.
-    In a program of one piece (``fullgraph=True``, ``torch.export``) it is a tensor, as torch's own attention
-    has it.
+    A mask that ``generate`` prepared for a static cache arrives as ``attention_mask`` and is returned. A
+    full-graph program (``fullgraph=True``, ``torch.export``) gets a tensor, as in torch's own attention.
     """
     slots = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if isinstance(attention_mask, LazyMask):
         return attention_mask
-    if not _programs.is_whole():
-        return lazy_mask(slots, mask_function, attention_mask, use_vmap, torch.device(device))
+    if not _programs.is_full_graph():
+        return _masks.build_lazy_mask(slots, mask_function, attention_mask, use_vmap, torch.device(device))
     options: dict[str, Any] = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
     table: Tensor = sdpa_mask(*slots, mask_function, attention_mask, **options)
     return table
 
 
 def attending(backend: str | Backend | BackendOf) -> AbstractContextManager[None]:
-    """A block in which the attention of Hugging Face models is computed by a backend, or its name.
+    """Compute the attention of Hugging Face models with a backend, inside a ``with`` statement.
 
-    A function of the attention module returns the backend of that module.
+    ``backend`` is a backend, its name, or a function of the attention module that returns one.
 
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> with attending("reference"):
     ...     attention(nn.Module(), x, x, x, None, scaling=0.0, is_causal=True)[0][0, 1, 0].tolist()
     [0.5, 0.5, 0.0]
     """
-    return _overrides.block(_backend, backend)
+    return _contexts.set_variable(_backend, backend)
 
 
 def attention(
@@ -115,206 +108,204 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """The attention function: one call of ``attend`` on the graph of the mask.
+    """Call ``attend`` on the graph of the mask (the attention function).
 
-    Also returns the weights for ``output_attentions`` where the model passes it on. GPT-2 and OPT do not, and
-    have empty ``attentions``; ``trace.record(model, ids).layers[i]["attn.hook_pattern"]`` has the weights.
-    Keyword arguments of transformers that change nothing here are ignored (``sliding_window``, for instance,
-    which is in the mask).
-
-    Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
-    whether it is causal).
+    Also returns the weights for ``output_attentions`` if the model passes it on. GPT-2 and OPT do not:
+    see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
+    nothing here, such as ``sliding_window``, which is in the mask. Raises NotImplementedError for
+    unsupported arguments, and ValueError without a mask if the module does not say whether it is causal.
     """
     sinks = s_aux if sinks is None else sinks
     if sinks is not None and sinks.numel() != query.shape[1]:
         raise NotImplementedError(f"{module_name(module)} passes a sink for each receiver: use 'eager'")
     sinks = None if sinks is None else sinks.reshape(-1)
-    kind = query.device.type
-    if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(kind):
-        # as SDPA does
-        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    device = query.device.type
+    # SDPA casts its inputs under autocast, too.
+    if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(device):
+        query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
-    dropout = float(dropout or 0.0) if module.training else 0.0
-    is_causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    tensors = (query, key, value, attention_mask)
-    call = Arguments(module, *tensors, scale, dropout, is_causal, softcap, position_bias, sinks, others)
-    out, weights = _programs.attention(call) if _programs.is_whole() else _along_graph(call)
+    options: dict[str, Any] = {"scale": scale, "dropout": float(dropout or 0.0) if module.training else 0.0}
+    options["is_causal"] = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    options |= {"cap": softcap, "position_bias": position_bias, "sinks": sinks}
+    call = Arguments(module, query, key, value, attention_mask, others, **options)
+    out, weights = (
+        _programs.attend_all_pairs(call) if _programs.is_full_graph() else _attend_along_graph(call)
+    )
     return out.transpose(1, 2).contiguous(), weights
 
 
 @not_compiled
-def _along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
+def _attend_along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
     if call.others.get("cache") is not None:
         raise NotImplementedError(f"{module_name(call.module)} passes cache, a paged cache: use 'eager'")
-    place, overrides, numbers = _locate_call(call)
-    place = restrict_to_selection(call, place)
+    layout, contexts, mask_bias = _align_call(call)
+    layout = _masks.restrict_to_selection(call, layout)
+    graph = layout.graph
     positions = call.others.get("position_ids")
-    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == place.own.num_dst:
-        once(positions, Known.of(place.own), partial(_warn_of_packing, call.module, place, positions))
+    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == graph.num_dst:
+        warn = partial(_warn_about_packing, call.module, layout, positions)
+        _masks.compute_once(positions, CacheKey.of(graph), warn)
     options: dict[str, Any] = {"scale": call.scale, "dropout": call.dropout, "sink_logits": call.sinks}
-    options["score_mod"] = _score_mod(place.own, call.cap, call.position_bias, numbers)
-    options["backend"] = _backend_of(call, place, overrides)
+    # All models apply softcap before they add a bias.
+    score_mods: list[ScoreMod] = [] if call.cap is None else [softcap(call.cap)]
+    biases = [bias[..., : graph.num_src] for bias in (call.position_bias, mask_bias) if bias is not None]
+    score_mods += [partial(_add_bias, bias, graph.dst_offset, graph.src_offset) for bias in biases]
+    options["score_mod"] = chain(*score_mods) if len(score_mods) > 1 else next(iter(score_mods), None)
+    options["backend"] = _choose_backend(call, layout, contexts)
     if not call.others.get("output_attentions"):
-        return attend(call.q, call.k, call.v, place.own, **options), None
-    out, info = attend(call.q, call.k, call.v, place.own, return_info=True, **options)
+        return attend(call.q, call.k, call.v, graph, **options), None
+    out, info = attend(call.q, call.k, call.v, graph, return_info=True, **options)
     return out, info.weight_matrix().to(out.dtype)
 
 
-def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> ScoreMod | None:
-    """Softcap first, then the numbers that are added, as all models do."""
-    first = (graph.dst_offset, graph.src_offset)
-    links: list[ScoreMod] = [] if cap is None else [softcap(cap)]
-    links += [
-        partial(_add_mask_numbers, table[..., : graph.num_src], first)
-        for table in tables
-        if table is not None
-    ]
-    return None if not links else links[0] if len(links) == 1 else chain(*links)
-
-
-def _add_mask_numbers(
-    table: Tensor, first: tuple[int, int], score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor
+def _add_bias(
+    bias: Tensor, dst_offset: int, src_offset: int, score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor
 ) -> Tensor:
-    """``score + table[b, h, dst, src]`` for a table from the ``first`` positions on; size 1 broadcasts."""
-    ends = (b, h, dst - first[0], src - first[1])
-    at = tuple(end for end, size in zip(ends, table.shape, strict=True) if size > 1)
-    return score + table.squeeze()[at].to(score.dtype)
+    # Axes of size 1 broadcast.
+    indices = (b, h, dst - dst_offset, src - src_offset)
+    index = tuple(i for i, size in zip(indices, bias.shape, strict=True) if size > 1)
+    return score + bias.squeeze()[index].to(score.dtype)
 
 
-def _locate_call(call: Arguments) -> tuple[Place, list[Override], Tensor | None]:
-    """The place of a call, the blocks that cover it, whose graphs it has, and numbers that its mask adds."""
+def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor | None]:
+    """Return the layout of a call, the contexts that apply to it, and the bias of its mask."""
     module, mask, num_dst, num_src = call.module, call.mask, call.q.shape[2], call.k.shape[2]
-    numbers, has_positions = None, isinstance(mask, LazyMask)
+    name = module_name(module)
+    has_positions = isinstance(mask, LazyMask)
     if has_positions:
-        if tuple(mask.shape[2:]) != (num_dst, num_src):
-            got = f"{num_dst} receivers and {num_src} senders, but its mask has {list(mask.shape[2:])}"
-            raise ValueError(f"{module_name(module)} has {got}: senders without a position; use 'eager'")
-        place, overrides = mask.place, mask.overrides
+        sizes = list(mask.shape[2:])
+        if sizes != [num_dst, num_src]:
+            raise ValueError(f"{name} has {num_dst} x {num_src} pairs, but its mask has {sizes}: use 'eager'")
+        layout, contexts, bias = mask.layout, mask.contexts, None
     else:
-        own, numbers = (_without_mask(call), None) if mask is None else of_tensor(mask, num_dst, num_src)
-        place, overrides = Place(own, call.q.shape[0], cached=True), _overrides.overrides_of(module)
+        default = (_default_graph(call), None) if mask is None else None
+        graph, bias = default or _masks.graph_of_mask(mask, num_dst, num_src)
+        layout = CallLayout(graph, call.q.shape[0], is_cached=True)
+        contexts = _contexts.find_contexts(module)
     if call.others.get("cu_seq_lens_q") is not None:
-        place = place.under(
-            _pattern(patterns.documents, _lengths(call), causal=False), False, module_name(module)
-        )
-    covering = [override for override in overrides if override.covers(module)]
-    for override in covering:
-        override.num_calls += 1
+        documents = _build_cached(patterns.documents, _document_lengths(call), causal=False)
+        layout = layout.restrict(documents, False, name)
+    contexts = [context for context in contexts if context.is_self_attention(module)]
+    for context in contexts:
+        context.num_calls += 1
         if not has_positions:
-            override.check_unplaced(module, place.own, mask is not None)
-        place = override.place(module, place, call.q.shape[1])
-    return place, covering, numbers
+            context.check_tensor_mask(module, layout.graph, mask is not None)
+        layout = context.apply(module, layout, call.q.shape[1])
+    return layout, contexts, bias
 
 
-def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str | Backend:
-    """The backend in force for a call, with the messages changed that the overrides change, and watched."""
-    chosen = _backend.get()
-    backend = chosen if isinstance(chosen, (str, Backend)) else chosen(call.module)
-    parts: list[Any] = [(place, ())]
-    for block in overrides:
-        if isinstance(block, InterventionBlock) and block.intervention.change and block.holds_in(call.module):
-            change = partial(block.intervention.change, block.layer_of(call.module))
-            split = partial(block.split, call.module, call.q.shape[1])
-            parts = block.intervention.split_edges(parts, split, change)
-    # Where samples have padding on the left, this is a tensor with a position for each.
-    first = place.own.src_offset - (0 if place.left is None else place.left)
-    changed = [(part.own, partial(_values, changes, first)) for part, changes in parts]
+def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphContext]) -> str | Backend:
+    """Return the active backend, wrapped by interventions and by the recorder of a trace."""
+    module, choice = call.module, _backend.get()
+    backend: str | Backend = choice if isinstance(choice, (str, Backend)) else choice(module)
+    parts: list[Any] = [(layout, ())]
+    interventions = [x for x in contexts if isinstance(x, InterventionContext) and x.intervention.change]
+    for context in interventions:
+        if context.covers(module):
+            change = partial(context.intervention.change, context.layer_index(module))
+            split = partial(context.split, module, call.q.shape[1])
+            parts = context.intervention.split_edges(parts, split, change)
+    # With padding on the left this is a tensor: the first position of each sample.
+    first = layout.graph.src_offset - (0 if layout.left_padding is None else layout.left_padding)
+    changed = [(part.graph, partial(_change_values, changes, first)) for part, changes in parts]
     if len(changed) > 1:
         backend = Backend("changed messages", partial(_run_changed, changed, backend))
-    watch = _overrides.WATCH.get()
-    return backend if watch is None else watch(call.module, backend, changed[1:], place)
+    wrap = _contexts.BACKEND_WRAPPER.get()
+    return backend if wrap is None else wrap(module, backend, changed[1:], layout)
 
 
-def _values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: Tensor) -> Tensor:
+def _change_values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: Tensor) -> Tensor:
     for change in changes:
         v = change(first, v)
     return v
 
 
-def _run_changed(parts: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    divided = [dataclasses.replace(call, graph=graph, v=values(call.v)) for graph, values in parts]
-    return attended_in_parts(call, divided, inner)
+def _run_changed(changed: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    calls = [dataclasses.replace(call, graph=graph, v=change(call.v)) for graph, change in changed]
+    return attended_in_parts(call, calls, inner)
 
 
-def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "batch dst"]) -> None:
-    """Warn where positions begin again at a token that attends to the one before: documents are mixed."""
-    own = place.own
-    sample, before = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
-    # the sender that is the token before
-    src = before + own.dst_offset - own.src_offset
-    are_tokens = (src >= 0) & (src + 1 < own.num_src)
-    if place.padding is not None:
-        padding = place.padding.to(src.device)
-        are_tokens &= padding[sample % len(padding), (src + 1).clamp(0, own.num_src - 1)]
-    sample, before, src = sample[are_tokens], before[are_tokens], src[are_tokens]
+def _warn_about_packing(module: nn.Module, layout: CallLayout, positions: Int[Tensor, "batch dst"]) -> None:
+    """Warn if positions begin again at a token that attends to the token before it."""
+    graph = layout.graph
+    # `previous` is the row before a restart, and `src` is the sender that is the same token.
+    sample, previous = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
+    src = previous + graph.dst_offset - graph.src_offset
+    are_tokens = (src >= 0) & (src + 1 < graph.num_src)
+    if layout.is_token is not None:
+        is_token = layout.is_token.to(src.device)
+        are_tokens &= is_token[sample % len(is_token), (src + 1).clamp(0, graph.num_src - 1)]
+    sample, previous, src = sample[are_tokens], previous[are_tokens], src[are_tokens]
     if not len(sample):
         return
-    leaks = own.edges.contains(sample, torch.zeros_like(src), before + 1, src).expand(src.shape).nonzero()
+    leaks = graph.edges.contains(sample, torch.zeros_like(src), previous + 1, src).expand(src.shape).nonzero()
     if len(leaks):
-        first = f"(sample {int(sample[leaks[0]])}, token {int(before[leaks[0]]) + 1})"
-        what = f"position_ids begin again {first}, but that token attends to the one before it"
-        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
+        leak = leaks[0]
         warnings.warn(
-            f"{module_name(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2
+            f"{module_name(module)}: position_ids begin again (sample {int(sample[leak])}, token "
+            f"{int(previous[leak]) + 1}) at a token that attends to the one before: packed documents are not "
+            "separated; pass attention_mask=None and use_cache=False, or use_graph with patterns.documents",
+            stacklevel=2,
         )
 
 
-def _lengths(call: Arguments) -> tuple[int, ...]:
-    """The lengths of the documents between which ``cu_seq_lens_q`` divides the tokens of one row."""
+def _document_lengths(call: Arguments) -> tuple[int, ...]:
+    """Return the lengths of the documents that ``cu_seq_lens_q`` packs into one row."""
     bounds = (call.others.get(f"cu_seq_lens_{end}") for end in "qk")
-    ends, of_keys = ([] if x is None else torch.as_tensor(x).tolist() for x in bounds)
+    ends, key_ends = ([] if x is None else torch.as_tensor(x).tolist() for x in bounds)
     lengths = tuple(stop - start for start, stop in pairwise(ends))
     rows, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
-    if rows > 1 or of_keys not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
+    if rows > 1 or key_ends not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
         raise NotImplementedError(
             f"{module_name(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers "
-            f"and {num_src} senders: pack all documents into one row, from 0 to its length, "
-            "with use_cache=False"
+            f"and {num_src} senders: pack all documents into one row, from 0 to its end, with use_cache=False"
         )
     return lengths
 
 
-@lru_cache(maxsize=CACHED)  # the same graph in every layer and forward pass
-def _pattern(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> TokenGraph:
+@lru_cache(maxsize=CACHE_SIZE)
+def _build_cached(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> TokenGraph:
     return build(*sizes, **options)
 
 
-def _without_mask(call: Arguments) -> TokenGraph:
+def _default_graph(call: Arguments) -> TokenGraph:
     name, num_dst, num_src = module_name(call.module), call.q.shape[2], call.k.shape[2]
-    is_causal = False if num_dst == 1 else call.is_causal  # the newest token attends to all of the cache
+    # A single receiver is the newest token, which attends to all of the cache.
+    is_causal = False if num_dst == 1 else call.is_causal
     if is_causal is None:
         raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")
     if is_causal and num_dst != num_src:
-        sizes = f"{num_dst} receivers and {num_src} senders"
-        raise ValueError(f"{name} is causal and came with no mask, but has {sizes}: pass attention_mask")
-    return _pattern(patterns.causal, num_dst) if is_causal else _pattern(patterns.cross, num_dst, num_src)
+        raise ValueError(
+            f"{name} is causal with {num_dst} receivers and {num_src} senders: pass attention_mask"
+        )
+    builder, sizes = (patterns.causal, [num_dst]) if is_causal else (patterns.cross, [num_dst, num_src])
+    return _build_cached(builder, *sizes)
 
 
 def use_graph(
     model: nn.Module, graph_or_function: TokenGraph | GraphFunction, replace: bool = False
 ) -> AbstractContextManager[None]:
-    """A block in which a Hugging Face model attends along the edges of its own mask that ``graph`` has, too.
+    """Restrict the attention of a Hugging Face model to a graph, inside a ``with`` statement.
 
     Args:
-        model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer): all
-            self-attention in it takes the graph; cross-attention is unchanged.
-        graph_or_function: the :class:`TokenGraph` of whole sequences, as long as the longest or longer:
-            shorter ones take its first tokens, a decoding step its later rows. Positions count a sample's own
-            tokens, not the padding on its left; those of packed documents count from the start of the row.
-            Or a function ``(layer, head, length)``, which returns a graph, or None for the model's own.
-            ``length`` is that of the sequence so far; modules without ``layer_idx`` are numbered in the order
-            of the calls.
-        replace: the graph alone decides, whatever the model's mask says (windows, causality, packing).
-            Padding and empty slots of a cache stay masked.
+        model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer).
+            All of its self-attention takes the graph; cross-attention is unchanged.
+        graph_or_function: a :class:`TokenGraph` of whole sequences, as long as the longest or longer:
+            shorter sequences take its first tokens, a decoding step its later rows. Positions count
+            from the first token behind padding, or from the start of a row of packed documents. Or a
+            function ``(layer, head, length)`` of the length so far that returns a graph, or None for
+            the model's own. Modules without ``layer_idx`` are numbered in the order of their calls.
+        replace: whether the graph replaces the mask of the model (windows, causality, packing)
+            instead of restricting it. Padding and empty slots of a cache stay masked.
 
-    Blocks nest: the inner one is intersected with the outer one, or replaces it. A block counts in the thread
-    (context) that entered it. A layer that gradient checkpointing recomputes has its first graph.
+    Contexts nest: an inner one is intersected with the outer one, or replaces it. A context counts in
+    the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
 
-    Raises ValueError where the attention of a part is another, NotImplementedError where it cannot be
-    exchanged, TypeError for what is neither a graph nor a function; in the block ValueError for a graph that
-    is too short or that, replacing the model's, attends to senders which a sliding cache has dropped.
+    Raises ValueError if a part uses another attention, NotImplementedError if that cannot be exchanged,
+    TypeError for anything but a graph or function. Inside, calls raise ValueError for a graph that is
+    too short, or that replaces a mask and needs senders which a sliding cache has dropped.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> from gnn_attention import patterns
@@ -324,19 +315,19 @@ def use_graph(
     >>> tokens = torch.tensor([[1, 2, 3]])
     >>> with torch.no_grad(), use_graph(model, patterns.self_loops(64)):
     ...     alone = model(tokens).last_hidden_state
-    >>> # in float32: some 60 roundings of numbers of at most 8 ** 0.5
+    >>> # float32 makes about 60 rounding errors in numbers of at most 8 ** 0.5
     >>> last = model(tokens[:, 2:]).last_hidden_state
     >>> torch.allclose(alone[:, 2:], last, rtol=0, atol=60 * 2**-24 * 8**0.5)
     True
     """
     if not isinstance(graph_or_function, TokenGraph):
         if not callable(graph_or_function):
-            got = f"(layer, head, length) -> TokenGraph or None, got {type(graph_or_function).__name__}"
-            raise TypeError(f"graph_or_function must be a TokenGraph or a function {got}")
+            kind = type(graph_or_function).__name__
+            raise TypeError(f"graph_or_function must be a TokenGraph or a function, got {kind}")
         checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
     checks.instance("model", model, nn.Module)
-    return _overrides.in_force(Override(model, graph_or_function, bool(replace)))
+    return _contexts.activate(GraphContext(model, graph_or_function, bool(replace)))
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, mask)
+AttentionInterface.register(_contexts.NAME, attention)
+AttentionMaskInterface.register(_contexts.NAME, mask)

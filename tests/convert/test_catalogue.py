@@ -1,4 +1,4 @@
-"""The list of the zoo: every builder with its definition and an example."""
+"""The catalogue lists every builder with its definition and an example."""
 
 import pytest
 
@@ -11,19 +11,19 @@ def test_every_builder_has_an_example():
 
 
 def test_an_example_shows_its_builder():
-    """Only two make values for each edge, and no graph."""
-    no_graphs = set()
+    """All builders but two, which return a value for each edge, return graphs."""
+    other_values = set()
     for entry in catalogue.entries():
-        name, made = entry.name, expressions.evaluate(entry.example)
+        name, value = entry.name, expressions.evaluate(entry.example)
         assert entry.example.startswith(f"{name}(")
         assert entry.definition.endswith((".", ":")), name
         assert ":func:" not in entry.definition, name
-        if isinstance(made, TokenGraph):
-            assert made.num_edges > 0, name
-            assert 4 <= max(made.num_dst, made.num_src) <= 80, name
+        if isinstance(value, TokenGraph):
+            assert value.num_edges > 0, name
+            assert 4 <= max(value.num_dst, value.num_src) <= 80, name
         else:
-            no_graphs.add(name)
-    assert no_graphs == {"edge_types", "shortest_paths"}
+            other_values.add(name)
+    assert other_values == {"edge_types", "shortest_paths"}
 
 
 def test_entries_by_name():

@@ -1,4 +1,4 @@
-"""Graphs in and out, both ways, with asymmetric graphs: masks in every reading, networkx, torch_geometric,
+"""Asymmetric graphs are converted both ways: masks of every convention, networkx, torch_geometric and
 FlexAttention.
 """
 
@@ -24,7 +24,7 @@ from gnn_attention import TokenGraph, convert, patterns
 fixed = settings(derandomize=True, deadline=None, max_examples=50)
 INF = torch.inf
 
-# 4 receivers, 5 senders; receiver 2 has no in-edges
+# There are 4 receivers and 5 senders; receiver 2 is isolated.
 ASYMMETRIC = torch.tensor([[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]]).bool()
 SQUARE = torch.cat([ASYMMETRIC, torch.tensor([[False, False, False, True, True]])])
 
@@ -33,18 +33,18 @@ def pairs(graph: TokenGraph) -> list[tuple[int, int]]:
     return [(src, dst) for src, dst in graph.edge_index.t().tolist()]
 
 
-def pairs_of(mask: Tensor) -> set[tuple[int, int]]:
-    """The edges of ``mask[dst, src]``, by a loop."""
+def pairs_of_mask(mask: Tensor) -> set[tuple[int, int]]:
+    """Return the edges of ``mask[dst, src]``, computed by a loop."""
     return {(src, dst) for dst, src in product(*map(range, mask.shape)) if mask[dst, src]}
 
 
-def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> Tensor:
-    """Any bool mask [dst, src], empty axes included."""
+    """Draw any bool mask [dst, src], which may have empty axes."""
     num_dst, num_src = draw(st.integers(0, 5)), draw(st.integers(0, 5))
     cells = draw(st.lists(st.booleans(), min_size=num_dst * num_src, max_size=num_dst * num_src))
     return torch.tensor(cells, dtype=torch.bool).reshape(num_dst, num_src)
@@ -56,7 +56,7 @@ class TestMasks:
     def test_there_and_back(self, mask):
         graph = convert.from_mask(mask)
         assert (graph.num_dst, graph.num_src) == tuple(mask.shape)
-        assert set(pairs(graph)) == pairs_of(mask)
+        assert set(pairs(graph)) == pairs_of_mask(mask)
         assert torch.equal(graph.mask(), mask)
         assert torch.equal(convert.to_sdpa_mask(graph), mask)
         assert convert.from_mask(~mask, "masked") == graph
@@ -66,19 +66,19 @@ class TestMasks:
     @pytest.mark.parametrize("leading", [(3,), (1, 1), (2, 1), (2, 3)], ids=str)
     @pytest.mark.parametrize("meaning", ["attend", "masked", "additive"])
     def test_leading_axes_are_batch_and_heads(self, leading, meaning):
-        """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 is the same for all."""
-        edges = seeded(*leading, 4, 5) > 0
+        """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 broadcasts."""
+        edges = draw(*leading, 4, 5) > 0
         additive = torch.zeros(edges.shape).masked_fill(~edges, -INF)
         graph = convert.from_mask({"attend": edges, "masked": ~edges, "additive": additive}[meaning], meaning)
         batch, heads = (1, *leading)[-2:]
         assert (graph.batch, graph.heads) == (batch if batch > 1 else None, heads if heads > 1 else None)
         assert torch.equal(graph.mask().reshape(edges.shape), edges)
         for b, h in product(range(batch), range(heads)):
-            assert set(pairs(graph.select(b, h))) == pairs_of(edges.reshape(batch, heads, 4, 5)[b, h])
+            assert set(pairs(graph.select(b, h))) == pairs_of_mask(edges.reshape(batch, heads, 4, 5)[b, h])
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     def test_additive_non_edges(self, dtype):
-        """-inf and the dtype's lowest number are non-edges, 0.0 and -0.0 edges."""
+        """-inf and the lowest number of the dtype are non-edges; 0.0 and -0.0 are edges."""
         lowest = torch.finfo(dtype).min
         mask = torch.tensor([[0.0, -INF, lowest], [-0.0, 0.0, -INF]], dtype=dtype)
         graph = convert.from_mask(mask)
@@ -90,14 +90,14 @@ class TestMasks:
 
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
     def test_sdpa_mask(self, dtype):
-        """With it SDPA gives what attend gives; the float form is 0.0 and -inf."""
+        """SDPA with the mask equals attend with the graph; a float mask holds 0.0 and -inf."""
         graph = convert.from_mask(SQUARE)
         mask = convert.to_sdpa_mask(graph, dtype)
         assert mask.dtype == (dtype or torch.bool)
         if dtype is not None:
             assert torch.equal(mask == 0, SQUARE)
             assert torch.equal(mask == -INF, ~SQUARE)
-        q, k, v = (seeded(2, 2, 5, 4, seed=seed) for seed in range(3))
+        q, k, v = (draw(2, 2, 5, 4, seed=seed) for seed in range(3))
         mask = mask if dtype is None else mask.double()
         expected = functional.scaled_dot_product_attention(q, k, v, mask)
         assert_exact(ga.attend(q, k, v, graph, backend="reference"), expected)
@@ -120,7 +120,7 @@ class TestMasks:
 class TestMasksWithNumbers:
     @pytest.mark.parametrize("numbers", [[[0.0, 2.5], [1.0, 0.0]], [[0.0, 1.0], [-2.0, 1.0]]])
     def test_a_meaning_is_taken_at_its_word(self, numbers):
-        """The same numbers without a meaning may be an adjacency in which 0 is no edge, and are refused."""
+        """Without a meaning the numbers are refused: they may be an adjacency in which 0 is no edge."""
         graph, bias = convert.from_mask(torch.tensor(numbers), "additive")
         assert graph.is_full()
         assert bias.tolist() == [number for row in numbers for number in row]
@@ -132,15 +132,15 @@ class TestMasksWithNumbers:
         [((), ()), ((3,), (3,)), ((1, 3), (3,)), ((2, 1), (2, 1)), ((2, 3), (2, 3)), ((1, 1), ())],
     )
     def test_shapes_of_the_bias(self, leading, expected):
-        """[E], [heads, E] or [batch, heads, E]; and attend with them equals SDPA with the additive mask."""
-        mask = seeded(*leading, 4, 5).masked_fill(~ASYMMETRIC, -INF)
+        """The bias is [E], [heads, E] or [batch, heads, E]; attend with it equals SDPA with the mask."""
+        mask = draw(*leading, 4, 5).masked_fill(~ASYMMETRIC, -INF)
         graph, bias = convert.from_mask(mask)
         assert graph == convert.from_mask(ASYMMETRIC)
         assert bias.shape == (*expected, int(ASYMMETRIC.sum()))
-        q, k, v = seeded(2, 3, 4, 4), seeded(2, 3, 5, 4, seed=1), seeded(2, 3, 5, 4, seed=2)
-        ours = ga.attend(q, k, v, graph, bias=bias, backend="reference")
-        theirs = functional.scaled_dot_product_attention(q, k, v, mask)
-        assert_exact(ours, theirs)
+        q, k, v = draw(2, 3, 4, 4), draw(2, 3, 5, 4, seed=1), draw(2, 3, 5, 4, seed=2)
+        output = ga.attend(q, k, v, graph, bias=bias, backend="reference")
+        sdpa_output = functional.scaled_dot_product_attention(q, k, v, mask)
+        assert_exact(output, sdpa_output)
 
     def test_numbers_need_one_edge_order(self):
         mask = torch.tensor([[[0.5, -INF]], [[0.5, 0.0]]])
@@ -163,7 +163,7 @@ class TestNetworkx:
     def test_there_and_back(self, mask):
         graph = convert.from_mask(mask)
         network = convert.to_networkx(graph)
-        assert set(network.edges) == pairs_of(mask)
+        assert set(network.edges) == pairs_of_mask(mask)
         assert list(network.nodes) == list(range(graph.num_dst))
         assert network.name == graph.name
         assert convert.from_networkx(network) == graph
@@ -176,9 +176,9 @@ class TestNetworkx:
         assert set(pairs(graph)) == {(1, 2), (2, 0)}
 
     def test_self_loops_and_parallel_edges_count_once(self):
-        many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2), (2, 2)]
-        assert sorted(pairs(convert.from_networkx(nx.MultiDiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
-        assert sorted(pairs(convert.from_networkx(nx.MultiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
+        edges = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2), (2, 2)]
+        for kind in (nx.MultiDiGraph, nx.MultiGraph):
+            assert sorted(pairs(convert.from_networkx(kind(edges)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
 
     @pytest.mark.parametrize(
         ("order", "error", "match"),
@@ -186,7 +186,7 @@ class TestNetworkx:
             (["a"], ValueError, "order must hold a name for each of the 2 nodes, got 1"),
             (["a", "a"], ValueError, "order must hold every node once, .* 'b'"),
             (3, TypeError, "order must be a list of 2 labels"),
-            (["a", ["b"]], TypeError, "order must be a list of nodes, every one once"),
+            (["a", ["b"]], TypeError, "order must hold nodes, which are hashable"),
         ],
     )
     def test_wrong_orders(self, order, error, match):
@@ -195,7 +195,7 @@ class TestNetworkx:
 
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
-        assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
+        assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of_mask(ASYMMETRIC)}
         sides = {("src", j): 0 for j in range(5)} | {("dst", i): 1 for i in range(4)}
         assert dict(network.nodes(data="bipartite")) == sides
         assert nx.is_bipartite(network)
@@ -224,13 +224,13 @@ class TestPyG:
         assert isinstance(data, Data)
         assert data.num_nodes == 6
         assert torch.equal(data.edge_index, self.square.edge_index)
-        again = convert.from_pyg(data)
-        assert again == self.square
-        assert torch.equal(again.edge_index, self.square.edge_index)
+        result = convert.from_pyg(data)
+        assert result == self.square
+        assert torch.equal(result.edge_index, self.square.edge_index)
 
     @pytest.mark.parametrize("layout", ["coo", "csr"])
     def test_adj_t(self, layout):
-        """Rows are receivers: the sparse tensor is the mask."""
+        """The rows of the sparse tensor are receivers, as in the mask."""
         adj_t = convert.to_pyg(self.graph, "adj_t")
         assert adj_t.shape == (4, 5)
         assert torch.equal(adj_t.to_dense().bool(), self.graph.mask())
@@ -239,9 +239,9 @@ class TestPyG:
         assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
 
     def test_duplicates_inside_sparse_tensors_are_refused(self):
-        """Never summed into one value."""
-        twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
-        coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
+        """Duplicates are never summed into one value."""
+        edges = torch.tensor([[0, 1, 1], [2, 0, 0]])
+        coo = torch.sparse_coo_tensor(edges, torch.ones(3), (3, 3), check_invariants=False)
         with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
             convert.from_pyg(coo)
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]

@@ -1,4 +1,4 @@
-"""The language of graphs: what it reads, that it reads every name back, and what it refuses."""
+"""The parser of graphs reads its language and the name of every graph, and refuses other texts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ causal, full, window, sinks, cross = (
 )
 
 
-def named():
-    """The graphs of the zoo whose names say all."""
+def named_graphs():
+    """Build the graphs of the zoo whose names are complete expressions."""
     return [row.build(row.named_at) for row in ROWS if row.named_at is not None]
 
 
-def combined(inner):
-    two = st.tuples(inner, st.sampled_from("|&-^@"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
-    one = inner.flatmap(lambda text: st.sampled_from([f"~{text}", f"({text}).T", f"({text}) ** 2"]))
-    return two | one
+def combine(inner):
+    binary = st.tuples(inner, st.sampled_from("|&-^@"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
+    unary = inner.flatmap(lambda text: st.sampled_from([f"~{text}", f"({text}).T", f"({text}) ** 2"]))
+    return binary | unary
 
 
 class TestReading:
     def test_every_name_of_the_zoo_is_an_expression(self):
-        """And has its size."""
-        for graph in named():
+        """The expression has the size of the graph, too."""
+        for graph in named_graphs():
             assert parse(graph.name) == graph, graph.name
             assert parse(graph.name, n=graph.num_dst) == graph, graph.name
 
@@ -79,9 +79,7 @@ class TestReading:
                 parse(text)
 
     @settings(max_examples=60, deadline=None)
-    @given(
-        st.recursive(st.sampled_from(["causal(5)", "window(5, 2)", "sinks(5, 2)", "no_self(5)"]), combined)
-    )
+    @given(st.recursive(st.sampled_from(["causal(5)", "window(5, 2)", "sinks(5, 2)", "no_self(5)"]), combine))
     def test_reads_what_python_reads(self, text):
         python = eval(text, {name: getattr(patterns, name) for name in patterns.__all__})
         assert parse(text) == python
@@ -90,7 +88,7 @@ class TestReading:
 
 class TestTheNumberOfTokens:
     @pytest.mark.parametrize(
-        ("text", "wanted"),
+        ("text", "expected"),
         [
             ("causal", "causal(64)"),
             ("causal(n=64)", "causal(64)"),
@@ -103,8 +101,8 @@ class TestTheNumberOfTokens:
             ("memory_tokens(window(60, 8), 4)", "memory_tokens(window(60, 8), 4)"),
         ],
     )
-    def test_it_may_be_a_name_or_left_out(self, text, wanted):
-        assert parse(text, n=64) == parse(wanted)
+    def test_it_may_be_a_name_or_left_out(self, text, expected):
+        assert parse(text, n=64) == parse(expected)
 
     def test_the_rest_is_refused_as_without_it(self):
         for text, match in [
@@ -145,9 +143,9 @@ class TestRefusals:
         ],
     )
     def test_one_sentence_with_the_place(self, text, match):
-        with pytest.raises(ValueError, match=match) as refused:
+        with pytest.raises(ValueError, match=match) as refusal:
             parse(text)
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(refusal.value)
 
     @pytest.mark.parametrize(
         ("text", "match"),
@@ -174,5 +172,5 @@ class TestRefusals:
 
     @pytest.mark.parametrize("text", [None, b"causal(3)", causal(3)])
     def test_only_strings(self, text):
-        with pytest.raises(TypeError, match="an expression is a string such as"):
+        with pytest.raises(TypeError, match="text must be a string such as"):
             parse(text)

@@ -1,4 +1,4 @@
-"""A table of the graphs that are taken: sizes, direction, weights and order of each kind; what is refused."""
+"""Each kind of graph is read with its sizes, direction, weights and order; other objects are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs"),
 ]
 
-# 6 tokens, of which 5 has no edge at all; no edge but the loop has its reverse
+# Token 5 of 6 has no edge at all, and only the loop is its own reverse.
 WEIGHTS = {(3, 1): 0.5, (0, 1): 2.0, (1, 2): 3.0, (2, 2): 4.0, (4, 0): 0.25}
 N = 6
 PAIRS, NUMBERS = torch.tensor(list(WEIGHTS)).t(), torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)
@@ -54,12 +54,12 @@ def network():
     return result
 
 
-def igraph_of():
+def to_igraph():
     return igraph.Graph(N, list(WEIGHTS), directed=True, edge_attrs={"weight": list(WEIGHTS.values())})
 
 
-def data(**more):
-    return Data(edge_index=PAIRS, edge_weight=NUMBERS, edge_attr=NUMBERS[:, None], **more)
+def data(**attributes):
+    return Data(edge_index=PAIRS, edge_weight=NUMBERS, edge_attr=NUMBERS[:, None], **attributes)
 
 
 def hetero():
@@ -70,12 +70,12 @@ def hetero():
     return result
 
 
-# a relation does not keep its HeteroData alive
+# A relation does not keep its HeteroData alive.
 HETERO = hetero()
 
 
-def both(read, *arguments, weight=True, **options):
-    """The graph with its weights, after it was read without them too."""
+def load(read, *arguments, weight=True, **options):
+    """Return a graph with its weights, and check that it is the same without them."""
     graph, weights = read(*arguments, weight=weight, **options)
     assert read(*arguments, **options) == graph
     return graph, weights
@@ -83,30 +83,30 @@ def both(read, *arguments, weight=True, **options):
 
 KINDS = {
     **{
-        f"scipy {make.__name__}, rows={rows}": lambda make=make, rows=rows: both(
+        f"scipy {make.__name__}, rows={rows}": lambda make=make, rows=rows: load(
             convert.from_scipy, make(ADJACENCY if rows == "src" else ADJACENCY.T), rows
         )
         for name in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
         for make in (getattr(sp, f"{name}_array"), getattr(sp, f"{name}_matrix"))
         for rows in ("src", "dst")
     },
-    "scipy, blocks of zeros": lambda: both(convert.from_scipy, sp.csr_array(ADJACENCY).tobsr((2, 3)), "src"),
-    "numpy, rows=dst": lambda: both(convert.from_scipy, ADJACENCY.T, "dst"),
-    "numpy, other bytes": lambda: both(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
-    "numpy, long": lambda: both(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
-    "networkx": lambda: both(convert.from_networkx, network(), weight="weight"),
-    "igraph": lambda: both(convert.from_networkx, igraph_of().to_networkx(), weight="weight"),
-    "Data, edge_weight": lambda: both(convert.from_pyg, data(num_nodes=N), weight="edge_weight"),
-    "Data, edge_attr": lambda: both(convert.from_pyg, data(x=torch.zeros(N, 2)), weight="edge_attr"),
-    "Data, adj_t": lambda: both(convert.from_pyg, Data(adj_t=adj_t("csr"))),
-    "relation": lambda: both(convert.from_pyg, HETERO["paper", "cites", "paper"], weight="edge_weight"),
-    **{f"adj_t, {layout}": lambda layout=layout: both(convert.from_pyg, adj_t(layout)) for layout in LAYOUTS},
+    "scipy, blocks of zeros": lambda: load(convert.from_scipy, sp.csr_array(ADJACENCY).tobsr((2, 3)), "src"),
+    "numpy, rows=dst": lambda: load(convert.from_scipy, ADJACENCY.T, "dst"),
+    "numpy, other bytes": lambda: load(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
+    "numpy, long": lambda: load(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
+    "networkx": lambda: load(convert.from_networkx, network(), weight="weight"),
+    "igraph": lambda: load(convert.from_networkx, to_igraph().to_networkx(), weight="weight"),
+    "Data, edge_weight": lambda: load(convert.from_pyg, data(num_nodes=N), weight="edge_weight"),
+    "Data, edge_attr": lambda: load(convert.from_pyg, data(x=torch.zeros(N, 2)), weight="edge_attr"),
+    "Data, adj_t": lambda: load(convert.from_pyg, Data(adj_t=adj_t("csr"))),
+    "relation": lambda: load(convert.from_pyg, HETERO["paper", "cites", "paper"], weight="edge_weight"),
+    **{f"adj_t, {layout}": lambda layout=layout: load(convert.from_pyg, adj_t(layout)) for layout in LAYOUTS},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_direction_and_weights(kind):
-    """With q = 0 and bias = log w the output is the weighted mean over senders, sum w v / sum w: by NumPy."""
+    """With q = 0 and bias = log w the output is the mean sum w v / sum w over senders, as NumPy has it."""
     graph, weights = KINDS[kind]()
     assert (graph.num_dst, graph.num_src) == (N, N)
     assert triples(graph, weights) == WEIGHTS
@@ -129,37 +129,37 @@ def test_edges_are_in_the_order_of_the_object():
         "numpy": (convert.from_scipy(ADJACENCY.T, "dst"), columns),
         "adj_t": (convert.from_pyg(adj_t("csr")), columns),
     }
-    for kind, (graph, due) in cases.items():
-        assert torch.equal(graph.edge_index, due), kind
+    for kind, (graph, expected) in cases.items():
+        assert torch.equal(graph.edge_index, expected), kind
 
 
 def test_matrices_of_two_kinds_of_token():
     matrix = np.array([[0, 1, 0], [1, 0, 1]])
-    for form in (sp.csr_array(matrix), sp.coo_matrix(matrix), matrix, matrix.astype(bool)):
-        graph = convert.from_scipy(form, "dst")
+    for matrix_form in (sp.csr_array(matrix), sp.coo_matrix(matrix), matrix, matrix.astype(bool)):
+        graph = convert.from_scipy(matrix_form, "dst")
         assert torch.equal(graph.mask(), torch.tensor(matrix).bool())
-        assert convert.from_scipy(form, "src") == graph.T
+        assert convert.from_scipy(matrix_form, "src") == graph.T
     graph, weights = convert.from_scipy(matrix, "dst", weight=True)
     assert (weights.dtype, weights.tolist()) == (torch.float32, [1.0, 1.0, 1.0])
     assert convert.from_pyg(torch.tensor(matrix).to_sparse()) == graph
 
 
 def test_a_relation_knows_the_sizes_of_both_its_kinds():
-    whole = HeteroData()
-    whole["author"].num_nodes, whole["paper"].x = 3, torch.zeros(4, 1)
-    whole["author", "writes", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
-    whole["venue", "prints", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
-    graph = convert.from_pyg(whole["author", "writes", "paper"])
+    hetero_data = HeteroData()
+    hetero_data["author"].num_nodes, hetero_data["paper"].x = 3, torch.zeros(4, 1)
+    hetero_data["author", "writes", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
+    hetero_data["venue", "prints", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
+    graph = convert.from_pyg(hetero_data["author", "writes", "paper"])
     assert (graph.num_src, graph.num_dst, graph.edge_index.tolist()) == (3, 4, [[2, 0], [1, 1]])
     with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-        convert.from_pyg(whole["venue", "prints", "paper"])
+        convert.from_pyg(hetero_data["venue", "prints", "paper"])
     with pytest.raises(ValueError, match="num_dst=3 contradicts the object, which has 4"):
-        convert.from_pyg(whole["author", "writes", "paper"], 3)
-    assert convert.from_pyg(whole["venue", "prints", "paper"], num_src=5).num_src == 5
-    # a question leaves the object as it was
-    assert whole.node_types == ["author", "paper"]
-    relation = whole["author", "writes", "paper"]
-    del whole
+        convert.from_pyg(hetero_data["author", "writes", "paper"], 3)
+    assert convert.from_pyg(hetero_data["venue", "prints", "paper"], num_src=5).num_src == 5
+    # Reading a relation does not change the object.
+    assert hetero_data.node_types == ["author", "paper"]
+    relation = hetero_data["author", "writes", "paper"]
+    del hetero_data
     with pytest.raises(ValueError, match="num_dst and num_src are needed"):
         convert.from_pyg(relation)
 
@@ -173,54 +173,54 @@ class TestSizes:
         assert convert.from_pyg(Data(edge_index=self.edges, **{key: rows})).num_dst == 3
 
     @pytest.mark.parametrize(
-        "more", [{}, {"target_node": torch.tensor([1])}, {"x": [1.0, 2.0, 3.0]}], ids=str
+        "attributes", [{}, {"target_node": torch.tensor([1])}, {"x": [1.0, 2.0, 3.0]}], ids=str
     )
-    def test_what_holds_none(self, more):
-        """torch_geometric takes the largest index, or the axis of any key with "node" in it."""
+    def test_what_holds_none(self, attributes):
+        """torch_geometric would take the largest index, or an axis of any key with "node" in it."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-            convert.from_pyg(Data(edge_index=self.edges, **more))
-        graph = convert.from_pyg(Data(edge_index=self.edges, **more), 3)
+            convert.from_pyg(Data(edge_index=self.edges, **attributes))
+        graph = convert.from_pyg(Data(edge_index=self.edges, **attributes), 3)
         assert (graph.num_dst, graph.num_src) == (3, 3)
 
     @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
     def test_a_batch_of_graphs_without_sizes(self):
-        """The vector ``batch`` that torch_geometric makes of them guesses the largest index."""
+        """The size of the vector ``batch`` of torch_geometric is guessed from the largest index."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
             convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges)] * 2))
 
 
 class TestWeights:
     def test_undirected_edges_weigh_the_same_both_ways(self):
-        """A self loop stands once; the adjacency is networkx's own."""
+        """A self loop counts once, as in the adjacency of networkx."""
         edges = [("a", "b", 2.0), ("b", "c", 0.5), ("b", "b", 3.0)]
-        plain = nx.Graph()
-        plain.add_weighted_edges_from(edges)
+        undirected = nx.Graph()
+        undirected.add_weighted_edges_from(edges)
         order = ["c", "a", "b"]
-        due = nx.to_numpy_array(plain, order)
-        graph, weights = convert.from_networkx(plain, order, weight="weight")
-        assert np.array_equal(convert.to_scipy(graph, "src", weights).toarray(), due)
+        expected = nx.to_numpy_array(undirected, order)
+        graph, weights = convert.from_networkx(undirected, order, weight="weight")
+        assert np.array_equal(convert.to_scipy(graph, "src", weights).toarray(), expected)
         assert graph.num_edges == 5
 
     def test_every_edge_has_one(self):
         parallel = nx.MultiDiGraph([(0, 1, {"w": 1}), (0, 1, {"w": 2})])
         named = nx.DiGraph([(0, 1, {"w": "heavy"})])
-        twice = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
+        duplicates = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
         features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
         scipy, networkx, pyg = convert.from_scipy, convert.from_networkx, convert.from_pyg
-        join = "takes one weight of parallel edges: join them first"
-        none = "no weights of its edges at weight="
+        join_message = "takes one weight of parallel edges: join them first"
+        missing_message = "no weights of its edges at weight="
         cases = [
-            (lambda: networkx(parallel, weight="w"), ValueError, join),
-            (lambda: scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
-            (lambda: scipy(twice, "src"), ValueError, "1 duplicate edges"),
+            (lambda: networkx(parallel, weight="w"), ValueError, join_message),
+            (lambda: scipy(duplicates, "src", weight=True, coalesce=True), ValueError, join_message),
+            (lambda: scipy(duplicates, "src"), ValueError, "1 duplicate edges"),
             (lambda: networkx(named, weight="w"), ValueError, "every edge, got 'heavy' at the edge 0 -> 1"),
             (lambda: networkx(named, weight=True), TypeError, "weight must be a str, got True"),
-            (lambda: pyg(features, weight="edge_weight"), ValueError, f"{none}'edge_weight'"),
+            (lambda: pyg(features, weight="edge_weight"), ValueError, f"{missing_message}'edge_weight'"),
             (lambda: pyg(features, weight="edge_attr"), ValueError, r"one number for each of 1 edges"),
-            (lambda: pyg(features, weight=True), ValueError, f"{none}True, expected the name of"),
+            (lambda: pyg(features, weight=True), ValueError, f"{missing_message}True, expected the name of"),
         ]
         assert_refusals(cases)
-        assert scipy(twice, "src", coalesce=True).num_edges == 1
+        assert scipy(duplicates, "src", coalesce=True).num_edges == 1
 
     @pytest.mark.parametrize("number", [np.nan, -np.inf], ids=str)
     def test_each_is_a_finite_number(self, number):
@@ -234,9 +234,9 @@ class TestWeights:
 
     def test_stored_zeros_are_edges_as_in_csgraph(self):
         matrix = sp.csr_array((np.array([0.0, 2.0, 0.0]), (np.array([0, 1, 3]), np.array([1, 2, 0]))), (4, 4))
-        for form in (matrix, matrix.tocoo(), matrix.astype(bool)):
-            due = csgraph.shortest_path(form, unweighted=True) == 1
-            assert np.array_equal(convert.from_scipy(form, "src").mask().T.numpy(), due)
+        for matrix_form in (matrix, matrix.tocoo(), matrix.astype(bool)):
+            expected = csgraph.shortest_path(matrix_form, unweighted=True) == 1
+            assert np.array_equal(convert.from_scipy(matrix_form, "src").mask().T.numpy(), expected)
         assert triples(*convert.from_scipy(matrix, "src", weight=True)) == {(0, 1): 0, (1, 2): 2, (3, 0): 0}
         matrix.eliminate_zeros()
         assert convert.from_scipy(matrix, "src").num_edges == 1
@@ -246,12 +246,12 @@ class TestWeights:
         for graph in (convert.from_pyg(data(num_nodes=N)), patterns.cross(2, 3), patterns.causal(0)):
             matrix = convert.to_scipy(graph, rows)
             assert matrix.dtype == bool
-            again = convert.from_scipy(matrix, rows)
-            assert again == graph
-            assert torch.equal(again.edge_index, graph.edge_index)
+            result = convert.from_scipy(matrix, rows)
+            assert result == graph
+            assert torch.equal(result.edge_index, graph.edge_index)
             weights = torch.arange(graph.num_edges).add(0.5)
-            again, numbers = convert.from_scipy(convert.to_scipy(graph, rows, weights), rows, weight=True)
-            assert triples(again, numbers) == triples(graph, weights)
+            result, numbers = convert.from_scipy(convert.to_scipy(graph, rows, weights), rows, weight=True)
+            assert triples(result, numbers) == triples(graph, weights)
 
     def test_networkx_there_and_back(self):
         graph = convert.from_pyg(data(num_nodes=N))
@@ -265,7 +265,7 @@ class TestWeights:
                 convert.to_networkx(graph, weights=wrong)
 
 
-# ---- tensors whose elements are not the mask
+# ---- tensors whose elements are not those of the mask
 
 GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
 
@@ -273,7 +273,7 @@ GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
 @pytest.mark.parametrize("sizes", [(3, 5), (5, 3)], ids=str)
 @pytest.mark.parametrize("align", GARBAGE)
 def test_causal_biases_of_torch(sizes, align):
-    """What SDPA reads in them: ``tril``, by the first or the last tokens."""
+    """SDPA reads them as ``tril``, aligned at the first or the last tokens."""
     mask = GARBAGE[align](*sizes)
     graph = convert.from_mask(mask)
     diagonal = sizes[1] - sizes[0] if align == "lower_right" else 0
@@ -284,13 +284,13 @@ def test_causal_biases_of_torch(sizes, align):
         convert.from_mask(mask.double())
     if sizes != (5, 3):
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (sizes[0], sizes[1], sizes[1]))
-        due = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        assert_exact(ga.attend(q, k, v, graph, backend="reference"), due)
+        expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert_exact(ga.attend(q, k, v, graph, backend="reference"), expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sparse_masks(layout):
-    """True is an edge, a stored False is none; the heads of a stack differ."""
+    """True is an edge, and a stored False is none; a mask may differ by head."""
     mask = torch.tensor(ADJACENCY).t().bool()
     sparse = mask.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
     sparse.values()[0] = False
@@ -307,10 +307,10 @@ def test_sparse_masks(layout):
 def test_sparse_tensors_have_two_sparse_axes():
     features = torch.sparse_coo_tensor(PAIRS.flip(0), torch.ones(5, 3), (N, N, 3), check_invariants=False)
     assert convert.from_pyg(features) == convert.from_pyg(data(num_nodes=N))
-    one, three = torch.eye(3).bool().to_sparse(1), torch.eye(3)[None].to_sparse()
+    one_axis, three_axes = torch.eye(3).bool().to_sparse(1), torch.eye(3)[None].to_sparse()
     cases = [
-        (lambda: convert.from_pyg(three), ValueError, r"got 3 of shape \[1, 3, 3\]"),
-        (lambda: convert.from_mask(one), ValueError, r"two sparse axes.*got 1 of"),
+        (lambda: convert.from_pyg(three_axes), ValueError, r"got 3 of shape \[1, 3, 3\]"),
+        (lambda: convert.from_mask(one_axis), ValueError, r"two sparse axes.*got 1 of"),
     ]
     assert_refusals(cases)
 
@@ -318,14 +318,14 @@ def test_sparse_tensors_have_two_sparse_axes():
 INDEX = PAIRS[:, 1:3]
 
 
-def mapped(read):
-    return lambda x: torch.vmap(lambda one: (read(one), one)[1])(x[None])
+def under_vmap(read):
+    return lambda x: torch.vmap(lambda element: (read(element), element)[1])(x[None])
 
 
 UNREADABLE = {
     "nested": (lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x])), "to_padded_tensor"),
     "masked": (lambda read: lambda x: read(torch.masked.masked_tensor(x, x > 0)), r"x\.to_tensor\(value\)"),
-    "vmap": (mapped, "make the graph outside of torch.vmap"),
+    "vmap": (under_vmap, "make the graph outside of torch.vmap"),
     "meta": (lambda read: lambda x: read(x.to("meta")), "a tensor on the meta device has a shape alone"),
 }
 READERS = {
@@ -339,31 +339,31 @@ READERS = {
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("reader", READERS)
 def test_elements_that_cannot_be_read(reader, kind):
-    """One sentence that names the argument and the way, never an internal error of torch."""
-    make, way = UNREADABLE[kind]
+    """The error names the argument and the remedy, and is never an internal error of torch."""
+    make, advice = UNREADABLE[kind]
     read, tensor = READERS[reader]
-    with pytest.raises(ValueError, match=f"^{reader.split()[0]} must hold values, .*{way}"):
+    with pytest.raises(ValueError, match=f"^{reader.split()[0]} must hold values, .*{advice}"):
         make(read)(tensor)
 
 
 def test_tensors_of_other_classes_are_read():
-    """Inside transforms that do not vary them, and as classes which only add to a tensor."""
+    """They are read inside of transforms that do not map them, and as subclasses of Tensor."""
 
     class Named(Tensor):
         pass
 
     for read, tensor in READERS.values():
-        due = read(tensor)
+        expected = read(tensor)
         result = torch.func.grad(lambda x, read=read, tensor=tensor: (read(tensor), x)[1])(torch.tensor(1.0))
         assert result == 1.0
-        again = read(tensor.as_subclass(Named))
-        assert torch.equal(again, due) if isinstance(due, Tensor) else again == due
-        assert type(again) is type(due)
+        result = read(tensor.as_subclass(Named))
+        assert torch.equal(result, expected) if isinstance(expected, Tensor) else result == expected
+        assert type(result) is type(expected)
 
 
-# ---- the wrong function
+# ---- objects of another function
 
-WRONG = [sp.csr_array(ADJACENCY), network(), igraph_of(), data(num_nodes=N), HETERO, torch.ones(2), "a.edges"]
+WRONG = [sp.csr_array(ADJACENCY), network(), to_igraph(), data(num_nodes=N), HETERO, torch.ones(2), "a.edges"]
 FUNCTIONS = {
     "mask must be a bool or float tensor": (convert.from_mask, Tensor),
     "A must be a SciPy sparse array or a NumPy array": (
@@ -372,16 +372,16 @@ FUNCTIONS = {
     ),
     "graph must be a networkx graph": (convert.from_networkx, nx.DiGraph),
     "edge_index must be a tensor of signed": (partial(convert.from_edge_index, num_dst=N), ()),
-    "expected a torch_geometric Data, EdgeIndex, a relation of a HeteroData,": (convert.from_pyg, Data),
+    "expected a torch_geometric Data, EdgeIndex, relation, adj_t or edge_index": (convert.from_pyg, Data),
 }
 
 
 @pytest.mark.parametrize("expected", FUNCTIONS)
 def test_another_kind_of_object_is_told_all_functions(expected):
-    read, own = FUNCTIONS[expected]
+    read, accepted_type = FUNCTIONS[expected]
     match = f"{expected}.*, got .*; other kinds of graph: convert.from_scipy .*files.load"
-    wrong = [value for value in WRONG if not isinstance(value, own)]
-    assert_refusals([(partial(read, value), TypeError, match) for value in wrong])
+    values = [value for value in WRONG if not isinstance(value, accepted_type)]
+    assert_refusals([(partial(read, value), TypeError, match) for value in values])
 
 
 def test_matrices_that_are_none():

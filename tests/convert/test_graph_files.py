@@ -1,4 +1,4 @@
-"""Graphs in files: round trips, files that other programs write, and what is refused."""
+"""Graph files make round trips, are read from other programs, and are refused if damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAPHS = [
 ]
 
 
-def saved(folder, name, text):
+def save(folder, name, text):
     file = folder / name
     file.write_text(text, encoding="utf-8")
     return file
@@ -35,34 +35,34 @@ class TestRoundTrip:
     def test_the_same_edges_and_tokens(self, graph, ending, tmp_path):
         file = tmp_path / f"graph{ending}"
         files.write(graph, file)
-        found = files.load(file).graph
-        assert found == graph
-        assert found.name == f"graph{ending}"
+        result = files.load(file).graph
+        assert result == graph
+        assert result.name == f"graph{ending}"
 
 
 WORDS = ["the", "cat", "sat", "on"]
-# One edge is a loop, no other has its reverse; in the edges, too, the nodes appear in the order of WORDS.
+# One edge is a loop, no other has its reverse, and the edges name the nodes in the order of WORDS.
 WEIGHTS = {("the", "cat"): 0.5, ("cat", "cat"): 3.0, ("sat", "the"): 1.5, ("on", "cat"): 2.0}
 
 
-def by_igraph(kind):
+def write_by_igraph(kind):
     def write(graph, file):
         needs("igraph").Graph.from_networkx(graph, vertex_attr_hashable="name").write(str(file), kind)
 
     return write
 
 
-def by_scipy(graph, file):
+def write_by_scipy(graph, file):
     symmetry = "general" if graph.is_directed() else "symmetric"
     needs("scipy.io").mmwrite(file, nx.to_scipy_sparse_array(graph, WORDS), symmetry=symmetry)
 
 
-def as_json(graph, file):
+def write_json(graph, file):
     file.write_text(json.dumps(nx.node_link_data(graph, edges="links")), encoding="utf-8")
 
 
-def as_table(pattern, header=""):
-    """A line for each edge: the pattern names its u, v and w."""
+def write_table(pattern, header=""):
+    """Write a line for each edge by a pattern of u, v and w."""
 
     def write(graph, file):
         lines = [pattern.format(u=u, v=v, w=w) for u, v, w in graph.edges.data("weight")]
@@ -71,42 +71,42 @@ def as_table(pattern, header=""):
     return write
 
 
-def as_gephi(graph, file):
+def write_gephi(graph, file):
     kind = "Directed" if graph.is_directed() else "Undirected"
-    as_table(f"{{u}},{{v}},{kind},{{w}}", "Source,Target,Type,Weight")(graph, file)
+    write_table(f"{{u}},{{v}},{kind},{{w}}", "Source,Target,Type,Weight")(graph, file)
 
 
-# name of the file, who writes it, whether it says its direction, its labels, whether it has weights
+# The name of the file, its writer, whether it states its direction, its labels, whether it has weights.
 PROGRAMS = [
     ("networkx.edgelist", nx.write_edgelist, False, WORDS, True),
     ("networkx.adjlist", nx.write_adjlist, False, WORDS, False),
     ("networkx.graphml", nx.write_graphml, True, WORDS, True),
     ("networkx.gexf", nx.write_gexf, True, WORDS, True),
     ("networkx.gml", nx.write_gml, True, WORDS, True),
-    ("networkx.json", as_json, True, WORDS, True),
-    ("scipy.mtx", by_scipy, True, ["0", "1", "2", "3"], True),
-    ("igraph.graphml", by_igraph("graphml"), True, WORDS, True),
-    ("columns.csv", as_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
-    ("header.tsv", as_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
-    ("plain.csv", as_table('"{u}","{v}",{w}'), False, WORDS, True),
-    ("semicolons.csv", as_table("{u}; {v};{w}", "source;target;weight"), False, WORDS, True),
-    ("gephi.csv", as_gephi, True, WORDS, True),
+    ("networkx.json", write_json, True, WORDS, True),
+    ("scipy.mtx", write_by_scipy, True, ["0", "1", "2", "3"], True),
+    ("igraph.graphml", write_by_igraph("graphml"), True, WORDS, True),
+    ("columns.csv", write_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
+    ("header.tsv", write_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
+    ("plain.csv", write_table('"{u}","{v}",{w}'), False, WORDS, True),
+    ("semicolons.csv", write_table("{u}; {v};{w}", "source;target;weight"), False, WORDS, True),
+    ("gephi.csv", write_gephi, True, WORDS, True),
 ]
 
 
 class TestPrograms:
-    """An edge from u to v is a message from u to v, whoever wrote the file."""
+    """An edge from u to v is a message from u to v in the files of all programs."""
 
     @pytest.mark.parametrize("directed", [True, False])
     @pytest.mark.parametrize(
-        ("name", "write", "says", "labels", "weighted"), PROGRAMS, ids=lambda x: str(x)[:20]
+        ("name", "write", "typed", "labels", "weighted"), PROGRAMS, ids=lambda x: str(x)[:20]
     )
-    def test_the_graph_that_was_written(self, name, write, says, labels, weighted, directed, tmp_path):
-        theirs = nx.DiGraph() if directed else nx.Graph()
-        theirs.add_nodes_from(WORDS)
-        theirs.add_weighted_edges_from((*edge, weight) for edge, weight in WEIGHTS.items())
-        write(theirs, tmp_path / name)
-        undirected = None if says or directed else True
+    def test_the_graph_that_was_written(self, name, write, typed, labels, weighted, directed, tmp_path):
+        network = nx.DiGraph() if directed else nx.Graph()
+        network.add_nodes_from(WORDS)
+        network.add_weighted_edges_from((*edge, weight) for edge, weight in WEIGHTS.items())
+        write(network, tmp_path / name)
+        undirected = None if typed or directed else True
         content = files.load(tmp_path / name, undirected)
         assert content.labels == labels
         edges = [(WORDS[src], WORDS[dst]) for src, dst in content.graph.edge_index.T.tolist()]
@@ -121,17 +121,17 @@ class TestPrograms:
         assert str(content) == f"{name}: 4 nodes, {count}" + (", with weights" if weighted else "")
         assert files.load(tmp_path / name, undirected, weight=None).graph == content.graph
 
-    @pytest.mark.parametrize("says", ["directed", "undirected"])
-    def test_a_contradiction(self, says, tmp_path):
+    @pytest.mark.parametrize("direction", ["directed", "undirected"])
+    def test_a_contradiction(self, direction, tmp_path):
         file = tmp_path / "a.gml"
-        nx.write_gml(nx.DiGraph([(0, 1)]) if says == "directed" else nx.Graph([(0, 1)]), file)
-        with pytest.raises(ValueError, match=f"its edges are {says}, not undirected=.*: leave"):
-            files.load(file, undirected=says == "directed")
+        nx.write_gml(nx.DiGraph([(0, 1)]) if direction == "directed" else nx.Graph([(0, 1)]), file)
+        with pytest.raises(ValueError, match=f"its edges are {direction}, not undirected=.*: leave"):
+            files.load(file, undirected=direction == "directed")
 
     def test_json_without_directed_is_a_list(self, tmp_path):
-        """As D3 reads it: links of indices into nodes that have a name."""
+        """D3 writes links as indices into nodes that have a name."""
         data = {"nodes": [{"name": "b"}, {"name": "a"}], "links": [{"source": 1, "target": 0, "value": 4}]}
-        file = saved(tmp_path, "a.json", json.dumps(data))
+        file = save(tmp_path, "a.json", json.dumps(data))
         content = files.load(file, weight="value")
         assert (content.labels, content.graph.edge_index.T.tolist()) == (["b", "a"], [[1, 0]])
         assert content.weights.tolist() == [4]
@@ -153,7 +153,7 @@ GEXF = """<gexf xmlns="http://www.gexf.net/1.2draft" version="1.2"><graph defaul
 <edge id="1" source="b" target="{}"><attvalues><attvalue for="0" value="3"/></attvalues></edge></edges>
 </graph></gexf>"""
 HEADERS = "src,dst FromNodeId,ToNodeId head,tail src,target"
-# labels, edges and weights as the definition of the format gives them
+# The labels, edges and weights follow from the definition of the format.
 DEFINED = [
     ("a.graphml", graphml(EDGES, KEY), "ab", "ab ba", [7, 3]),
     ("a.gexf", GEXF.format("a"), "ab", "ab ba", [7, 3]),
@@ -166,7 +166,7 @@ DEFINED = [
 
 @pytest.mark.parametrize(("name", "text", "labels", "pairs", "weights"), DEFINED)
 def test_what_a_format_defines(name, text, labels, pairs, weights, tmp_path):
-    content = files.load(saved(tmp_path, name, text))
+    content = files.load(save(tmp_path, name, text))
     edges = [(content.labels[src], content.labels[dst]) for src, dst in content.graph.edge_index.T.tolist()]
     read = {} if content.weights is None else dict(zip(edges, content.weights.tolist(), strict=True))
     expected = [tuple(pair) for pair in (pairs.split() if isinstance(pairs, str) else pairs)]
@@ -184,21 +184,21 @@ LABELS = [
 class TestLabels:
     @pytest.mark.parametrize(("text", "labels", "pairs"), LABELS)
     def test_integers_in_numeric_order_others_as_they_come(self, text, labels, pairs, tmp_path):
-        content = files.load(saved(tmp_path, "a.edges", text))
+        content = files.load(save(tmp_path, "a.edges", text))
         assert content.labels == labels
         assert [tuple(pair) for pair in content.graph.edge_index.T.tolist()] == pairs
 
     def test_labels_of_networkx_are_positions(self, tmp_path):
-        """In GML a node has an index, too, in the order of insertion."""
-        theirs = nx.relabel_nodes(nx.DiGraph([(2, 0), (0, 1)]), str)
+        """GML also numbers its nodes in the order of insertion, which does not count."""
+        network = nx.relabel_nodes(nx.DiGraph([(2, 0), (0, 1)]), str)
         for name, write in (("a.gml", nx.write_gml), ("a.gexf", nx.write_gexf)):
-            write(theirs, tmp_path / name)
+            write(network, tmp_path / name)
             assert sorted(files.load(tmp_path / name).graph.edge_index.T.tolist()) == [[0, 1], [2, 0]]
 
     def test_ids_where_labels_repeat(self, tmp_path):
         nodes = [{"id": 1, "label": "a"}, {"id": 0, "label": "a"}, {"id": 2, "label": "b"}]
         data = {"directed": True, "nodes": nodes, "edges": [{"source": 1, "target": 0}]}
-        content = files.load(saved(tmp_path, "a.json", json.dumps(data)))
+        content = files.load(save(tmp_path, "a.json", json.dumps(data)))
         assert (content.labels, content.graph.edge_index.T.tolist()) == (["0", "1", "2"], [[1, 0]])
 
 
@@ -214,26 +214,26 @@ class TestWeights:
         ],
     )
     def test_in_the_order_of_the_edges(self, name, text, weights, tmp_path):
-        read = files.load(saved(tmp_path, name, text)).weights
+        read = files.load(save(tmp_path, name, text)).weights
         assert (None if read is None else read.tolist()) == weights
         assert files.load(tmp_path / name, weight=None).weights is None
 
     def test_another_attribute(self, tmp_path):
-        file = saved(tmp_path, "a.csv", "source,target,weight,Cost\n0,1,4,8\n")
+        file = save(tmp_path, "a.csv", "source,target,weight,Cost\n0,1,4,8\n")
         assert files.load(file, weight="cost").weights.tolist() == [8]
         with pytest.raises(ValueError, match="none of its edges has a 'price': name another attribute, or"):
             files.load(file, weight="price")
 
     def test_parallel_edges_are_counted(self, tmp_path):
-        """Also in GML of programs that do not know networkx's word multigraph."""
+        """They are counted in GML of programs that do not write networkx's word multigraph, too."""
         edge = "edge [ source {} target {} weight {} ]\n"
         edges = "".join(edge.format(*ends) for ends in [(7, 3, 1), (3, 7, 2), (3, 3, 4), (7, 3, 8)])
         text = f'Creator "graph ["\ngraph [\nnode [ id 7 label "b" ]\nnode [ id 3 label "a" ]\n{edges}]\n'
-        content = files.load(saved(tmp_path, "a.gml", text))
+        content = files.load(save(tmp_path, "a.gml", text))
         assert content.graph.edge_index.T.tolist() == [[0, 1], [1, 0], [1, 1]]
         assert (content.labels, content.weights.tolist()) == (["b", "a"], [1, 1, 4])
-        without = "without 2 parallel edges, with weights"
-        assert str(content) == f"a.gml: 2 nodes, 2 undirected edges = 3 directed, {without}"
+        facts = "without 2 parallel edges, with weights"
+        assert str(content) == f"a.gml: 2 nodes, 2 undirected edges = 3 directed, {facts}"
 
 
 READ_BY_NETWORKX = {
@@ -246,8 +246,8 @@ READ_BY_NETWORKX = {
 @pytest.mark.parametrize("ending", READ_BY_NETWORKX)
 def test_networkx_reads_what_we_wrote(ending, tmp_path):
     files.write(LISTED, tmp_path / f"a{ending}")
-    theirs = READ_BY_NETWORKX[ending](tmp_path / f"a{ending}")
-    assert sorted(theirs.edges) == sorted(map(tuple, LISTED.edge_index.T.tolist()))
+    network = READ_BY_NETWORKX[ending](tmp_path / f"a{ending}")
+    assert sorted(network.edges) == sorted(map(tuple, LISTED.edge_index.T.tolist()))
 
 
 class TestReading:
@@ -262,7 +262,7 @@ class TestReading:
         ],
     )
     def test_lists(self, name, text, n, pairs, tmp_path):
-        graph = files.load(saved(tmp_path, name, text)).graph
+        graph = files.load(save(tmp_path, name, text)).graph
         assert (graph.num_dst, graph.num_src) == (n, n)
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
@@ -307,17 +307,17 @@ class TestRefusals:
     @pytest.mark.parametrize(("name", "text", "match"), WRONG, ids=range(len(WRONG)))
     def test_one_value_error_that_names_the_file(self, name, text, match, tmp_path, capsys):
         needs("scipy.io" if name == "a.mtx" else "networkx")
-        file = saved(tmp_path, name, text)
-        with pytest.raises(ValueError, match=match) as refused:
+        file = save(tmp_path, name, text)
+        with pytest.raises(ValueError, match=match) as refusal:
             files.load(file)
-        assert str(refused.value).startswith(str(file))
-        assert str(refused.value).isprintable()
+        assert str(refusal.value).startswith(str(file))
+        assert str(refusal.value).isprintable()
         assert capsys.readouterr().out == ""
 
     def test_without_scipy(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.io", None)
         with pytest.raises(ImportError, match="pip install scipy"):
-            files.load(saved(tmp_path, "a.mtx", ""))
+            files.load(save(tmp_path, "a.mtx", ""))
 
     def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
@@ -325,7 +325,7 @@ class TestRefusals:
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token 4"):
             files.load(tmp_path / "a.graphml", num_tokens=4)
-        words = saved(tmp_path, "words.edges", "the cat\ncat sat\n")
+        words = save(tmp_path, "words.edges", "the cat\ncat sat\n")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token the"):
             files.load(words, num_tokens=4)
 

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, where, and in which direction."""
+"""Pictures draw the right things at the right places and in the right direction."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Figure, to_hex = needs("matplotlib.figure").Figure, needs("matplotlib.colors").t
 collections, Quiver = needs("matplotlib.collections"), needs("matplotlib.quiver").Quiver
 LineCollection, PathCollection = collections.LineCollection, collections.PathCollection
 RED, BLUE, GREY = "#d55e00", "#0072b2", "#8c8c8c"
-# no edge has its reverse but 0, 2
+# Only the edge between 0 and 2 has its reverse.
 ONE_WAY = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2], [2, 1, 1, 0]]), 4, name="one_way")
-by_head = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == h, 6, heads=3, name="by_head")
-by_sample = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == b, 6, batch=3, name="by_sample")
+BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == h, 6, heads=3, name="by_head")
+BY_SAMPLE = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == b, 6, batch=3, name="by_sample")
 
 
-def edges_in(axes):
-    """Where each edge starts and ends, in the order of drawing; a head at its end points along it."""
-    drawn = []
+def read_edges(axes):
+    """Return the ends of all edges in the order of drawing; an arrowhead points along each edge."""
+    edges = []
     curves, heads = (
         [c for c in axes.collections if isinstance(c, kind)] for kind in (PathCollection, Quiver)
     )
@@ -36,25 +36,25 @@ def edges_in(axes):
             start, _, before, end = path.vertices
             assert tuple(tip) == tuple(end)
             assert x * (end - before)[0] + y * (end - before)[1] > 0
-            drawn.append((tuple(start), tuple(end)))
-    return drawn
+            edges.append((tuple(start), tuple(end)))
+    return edges
 
 
-def colours_in(axes):
+def read_colours(axes):
     return [to_hex(c) for s in axes.collections if isinstance(s, PathCollection) for c in s.get_edgecolors()]
 
 
-def nearest(point, places):
-    return min(range(len(places)), key=lambda number: math.dist(point, places[number]))
+def find_nearest(point, points):
+    return min(range(len(points)), key=lambda number: math.dist(point, points[number]))
 
 
-def on_circle(n):
-    """The first token at the top, the others clockwise."""
+def circle_points(n):
+    """Return points on a circle, clockwise from the top."""
     angles = [math.pi / 2 - 2 * math.pi * t / n for t in range(n)]
     return [(math.cos(angle), math.sin(angle)) for angle in angles]
 
 
-def texts(axes):
+def read_texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
@@ -62,10 +62,10 @@ def tick_names(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def assert_apart(axis):
-    """No name lies on the next one."""
-    for one, other in pairwise(axis.get_ticklabels()):
-        assert not one.get_window_extent().overlaps(other.get_window_extent())
+def assert_no_overlap(axis):
+    """Check that no label overlaps the next one."""
+    for first, second in pairwise(axis.get_ticklabels()):
+        assert not first.get_window_extent().overlaps(second.get_window_extent())
 
 
 def legend(figure):
@@ -76,12 +76,12 @@ def title(axes):
     return axes.get_title(loc="left")
 
 
-def drawn_edges(axes, n):
-    """The edges of a picture on a circle, by the nearest tokens, in order."""
-    return sorted(tuple(nearest(end, on_circle(n)) for end in pair) for pair in edges_in(axes))
+def find_circle_edges(axes, n):
+    """Return the sorted edges of a picture on a circle, by the nearest tokens."""
+    return sorted(tuple(find_nearest(end, circle_points(n)) for end in pair) for pair in read_edges(axes))
 
 
-def edges_of(graph):
+def list_edges(graph):
     return sorted(map(tuple, graph.edge_index.T.tolist()))
 
 
@@ -111,22 +111,22 @@ class TestMask:
 
     def test_signs_stand_for_what_has_no_letters(self):
         names = ["\n", "  ", "):\r\n", "a" * 300, " b"]
-        shown = ["⏎", "␣␣", "):⏎", "a" * 31 + "…", " b"]
+        labels = ["⏎", "␣␣", "):⏎", "a" * 31 + "…", " b"]
         (axes,) = draw.mask(patterns.causal(5), labels=names).axes
-        assert tick_names(axes.xaxis) == tick_names(axes.yaxis) == shown
-        assert texts(draw.graph(patterns.causal(5), labels=names).axes[0]) == shown
+        assert tick_names(axes.xaxis) == tick_names(axes.yaxis) == labels
+        assert read_texts(draw.graph(patterns.causal(5), labels=names).axes[0]) == labels
 
     def test_heads_side_by_side(self):
-        figure = draw.mask(by_head)
+        figure = draw.mask(BY_HEAD)
         assert [title(axes).split("\n")[0] for axes in figure.axes] == ["head 0", "head 1", "head 2"]
         for head, axes in enumerate(figure.axes):
-            assert torch.equal(torch.tensor(axes.images[0].get_array()), by_head.select(0, head).mask())
+            assert torch.equal(torch.tensor(axes.images[0].get_array()), BY_HEAD.select(0, head).mask())
         assert figure.get_suptitle() == "by_head"
 
     def test_empty_graphs(self):
         for graph in (patterns.window(3, 0), patterns.causal(0), patterns.cross(0, 3)):
             assert draw.mask(graph)._repr_png_()
-            assert edges_in(draw.graph(graph).axes[0]) == []
+            assert read_edges(draw.graph(graph).axes[0]) == []
         assert title(draw.degrees(patterns.causal(0)).axes[0]).startswith("in-degree: 0 to 0")
 
 
@@ -136,7 +136,7 @@ class TestGraph:
     )
     def test_each_edge_is_an_arrow_from_src_to_dst(self, graph):
         figure = draw.graph(graph)
-        assert drawn_edges(figure.axes[0], graph.num_dst) == edges_of(graph)
+        assert find_circle_edges(figure.axes[0], graph.num_dst) == list_edges(graph)
         assert legend(figure) == ["src → dst: dst attends to src"]
 
     def test_a_loop_lies_outside_the_circle(self):
@@ -144,19 +144,19 @@ class TestGraph:
         (loops,) = [c for c in axes.collections if isinstance(c, PathCollection)]
         for token, path in enumerate(loops.get_paths()):
             inside, outside = path.vertices[[0, 3]].mean(0), path.vertices[1:3].mean(0)
-            assert nearest(outside, on_circle(5)) == token
+            assert find_nearest(outside, circle_points(5)) == token
             assert math.hypot(*outside) > math.hypot(*inside) > 1
 
     @pytest.mark.parametrize("count", [8, 30])
     def test_names_lie_apart(self, count):
-        """Beside their nodes, and of many tokens outwards."""
+        """They stand beside their nodes, and point outwards if there are many."""
         figure = draw.graph(patterns.window(count, 3), labels=["infrastructure", "of"] * (count // 2))
         figure.draw_without_rendering()
         (axes,) = figure.axes
         assert len(axes.texts) == count
         assert {text.get_rotation() == 0 for text in axes.texts} == {count == 8}
         boxes = [text.get_window_extent() for text in axes.texts]
-        assert count == 30 or not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert count == 30 or not any(first.overlaps(second) for first, second in combinations(boxes, 2))
 
     @pytest.mark.parametrize(
         "graph", [patterns.cross(3, 5), patterns.causal(6).rows(4, 6), patterns.causal(64).rows(60, 62)]
@@ -165,18 +165,18 @@ class TestGraph:
         (axes,) = draw.graph(graph).axes
         sides = (0, graph.num_src), (1, graph.num_dst)
         left, right = ([(x, -(t + 0.5) / count) for t in range(count)] for x, count in sides)
-        drawn = [(nearest(start, left), nearest(end, right)) for start, end in edges_in(axes)]
-        assert sorted(drawn) == edges_of(graph)
-        assert {"src (senders)", "dst (receivers)", str(graph.dst_offset)} <= set(texts(axes))
+        edges = [(find_nearest(start, left), find_nearest(end, right)) for start, end in read_edges(axes)]
+        assert sorted(edges) == list_edges(graph)
+        assert {"src (senders)", "dst (receivers)", str(graph.dst_offset)} <= set(read_texts(axes))
 
 
 class TestArcs:
     def test_above_to_the_right_below_to_the_left(self):
         (axes,) = draw.arcs(ONE_WAY).axes
-        drawn = edges_in(axes)
-        for (x0, y0), (x1, y1) in drawn:
+        edges = read_edges(axes)
+        for (x0, y0), (x1, y1) in edges:
             assert (min(y0, y1) > 0) if round(x0) < round(x1) else (max(y0, y1) < 0)
-        assert sorted((round(x0), round(x1)) for (x0, _), (x1, _) in drawn) == edges_of(ONE_WAY)
+        assert sorted((round(x0), round(x1)) for (x0, _), (x1, _) in edges) == list_edges(ONE_WAY)
         assert tick_names(axes.xaxis) == ["0", "1", "2", "3"]
 
     def test_weights_are_widths(self):
@@ -189,15 +189,15 @@ class TestArcs:
 
     def test_lit_edges_are_red_and_last(self):
         figure = draw.arcs(ONE_WAY, lit=[(3, 1)])
-        assert colours_in(figure.axes[0]) == [GREY, GREY, GREY, RED]
-        (x0, _), (x1, _) = edges_in(figure.axes[0])[-1]
+        assert read_colours(figure.axes[0]) == [GREY, GREY, GREY, RED]
+        (x0, _), (x1, _) = read_edges(figure.axes[0])[-1]
         assert (round(x0), round(x1)) == (3, 1)
         assert "chosen edge" in legend(figure)
 
 
 class TestLayers:
     def lit(self, axes, level):
-        """The filled tokens of a row."""
+        """Return the filled tokens of a row."""
         return sorted(
             x
             for line in axes.lines
@@ -212,19 +212,19 @@ class TestLayers:
         (axes,) = figure.axes
         for level in range(4):
             assert self.lit(axes, level) == list(range(n - 1 - 2 * (3 - level), n))
-        assert texts(axes) == [f"{count} of {n}" for count in (7, 5, 3, 1)]
+        assert read_texts(axes) == [f"{count} of {n}" for count in (7, 5, 3, 1)]
         assert tick_names(axes.yaxis) == ["input", "after layer 1", "after layer 2", "after layer 3"]
-        assert f"from which token {n - 1} has received from after 3 layers" in title(axes)
+        assert f"lit: all tokens that reach token {n - 1} in 3 layers" in title(axes)
         assert "the token" in legend(figure)
 
     def test_edges_to_lit_tokens_are_blue(self):
         (axes,) = draw.layers(patterns.window(8, 3), 2, token=4).axes
-        both = list(zip(edges_in(axes), colours_in(axes), strict=True))
-        assert len(both) == 2 * patterns.window(8, 3).num_edges
-        blue = [edge for edge, colour in both if colour == BLUE]
-        drawn = sorted((round(end[1]), round(start[0]), round(end[0])) for start, end in blue)
-        first = [(1, s, d) for s in range(5) for d in range(2, 5) if 0 <= d - s < 3]
-        assert drawn == first + [(2, s, 4) for s in (2, 3, 4)]
+        coloured_edges = list(zip(read_edges(axes), read_colours(axes), strict=True))
+        assert len(coloured_edges) == 2 * patterns.window(8, 3).num_edges
+        blue = [edge for edge, colour in coloured_edges if colour == BLUE]
+        lit_edges = sorted((round(end[1]), round(start[0]), round(end[0])) for start, end in blue)
+        first_layer = [(1, s, d) for s in range(5) for d in range(2, 5) if 0 <= d - s < 3]
+        assert lit_edges == first_layer + [(2, s, 4) for s in (2, 3, 4)]
 
     def test_own_state_is_carried_along(self):
         graph = patterns.strict_causal(4)
@@ -260,15 +260,15 @@ class TestHops:
     def test_a_window_grows_by_its_width(self, n, w):
         figure = draw.hops(patterns.window(n, w))
         layers = math.ceil((n - 1) / (w - 1))
-        reached = [[min(token + 1, k * (w - 1) + 1) for token in range(n)] for k in range(layers + 1)]
-        assert self.curve(figure, f"token {n - 1}") == [row[-1] for row in reached]
-        for mean, row in zip(self.curve(figure, "all tokens: mean"), reached, strict=True):
+        counts = [[min(token + 1, k * (w - 1) + 1) for token in range(n)] for k in range(layers + 1)]
+        assert self.curve(figure, f"token {n - 1}") == [row[-1] for row in counts]
+        for mean, row in zip(self.curve(figure, "all tokens: mean"), counts, strict=True):
             assert_exact(float(mean), sum(row) / n)
         assert self.curve(figure, f"all {n}") == [n, n]
 
 
 class TestFigures:
-    """Figures without pyplot: nothing global is touched, and a notebook shows them."""
+    """Figures do not use pyplot: nothing global changes, and a notebook shows them."""
 
     @pytest.mark.parametrize("picture", [draw.mask, draw.graph, draw.arcs, draw.hops])
     def test_into_given_axes(self, picture):
@@ -288,13 +288,13 @@ class TestFigures:
             "draw.layers(g, 2)\nassert 'matplotlib.pyplot' not in sys.modules\n"
             "assert matplotlib.rcParams.copy() == before"
         )
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
 
 
 ERRORS = r"""
 mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*restrict
-mask(by_sample) -> ValueError: mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)
+mask(BY_SAMPLE) -> ValueError: mask\(\) draws one graph, .*batch 3.*select\(batch, head\)
 mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
@@ -302,7 +302,7 @@ draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 se
 arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 of
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: finite .* got 4 of which 3 are
-draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11325; use mask\(\) or take
+draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11325; use mask\(\)
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
@@ -326,7 +326,7 @@ def test_wrong_arguments():
 
 
 def test_a_selection_over_time_shows_what_changed():
-    """0 no edge, 1 as before, 3 new, 2 given up; the title has Jaccard's index."""
+    """Cells are 0 no edge, 1 as before, 3 new, 2 given up; the title has the Jaccard index."""
     steps = [patterns.window(3, 1), patterns.window(3, 2), patterns.sinks(3, 1)]
     figure = draw.over_time(steps, titles=["a", "b", "c"])
     images = [axes.images[0].get_array().tolist() for axes in figure.axes if axes.images]
@@ -337,7 +337,7 @@ def test_a_selection_over_time_shows_what_changed():
 
 
 class TestWeights:
-    """The heat map: rows are receivers, columns senders; the image holds the numbers themselves."""
+    """In the heat map rows are receivers and columns senders; the image holds the weights."""
 
     words = ("the", "cat", "sat", "on", "it")
 
@@ -354,8 +354,8 @@ class TestWeights:
         table = image.get_array()
         assert torch.equal(torch.as_tensor(~table.mask), graph.mask())
         assert_exact(torch.as_tensor(table.filled(0.0)), info.weight_matrix()[0, 0].nan_to_num().double())
-        shown = image.cmap(image.norm(table))
-        assert to_hex(shown[0, 0]) == "#cfcfcf"
+        colours = image.cmap(image.norm(table))
+        assert to_hex(colours[0, 0]) == "#cfcfcf"
         assert to_hex(image.cmap(image.norm(0.0))) == "#ffffff"
 
     @pytest.mark.parametrize("heads", [1, 5])
@@ -363,13 +363,13 @@ class TestWeights:
         "words", [["the", "then"] * 6, ["infrastructure", "of"] * 16], ids=["few", "many"]
     )
     def test_names_leave_room_for_the_tables_and_each_other(self, words, heads):
-        """Up to 32 tokens have a name each, which takes a letter's height of a cell."""
+        """Up to 32 tokens have a name each, and a cell is as high as a letter."""
         figure = draw.weights(torch.rand(heads, len(words), len(words)), labels=words)
         figure.draw_without_rendering()
         for axes in figure.axes[:heads]:
             assert axes.get_window_extent().width >= (2.0 if heads > 1 else 4.0) * figure.dpi
             for axis in (axes.xaxis, axes.yaxis):
-                assert_apart(axis)
+                assert_no_overlap(axis)
         assert tick_names(figure.axes[0].yaxis) == tick_names(figure.axes[heads - 1].xaxis) == words
 
     @pytest.mark.parametrize(
@@ -402,21 +402,21 @@ class TestWeights:
     def test_heads_are_drawn_in_one_scale_and_can_be_chosen(self):
         tables = torch.arange(24.0).view(1, 6, 2, 2)
         figure = draw.weights(tables)
-        drawn = [axes.images[0] for axes in figure.axes[:6]]
+        images = [axes.images[0] for axes in figure.axes[:6]]
         assert [title(axes) for axes in figure.axes[:6]] == [f"head {head}" for head in range(6)]
-        assert [image.get_array().tolist() for image in drawn] == tables[0].tolist()
-        assert {image.get_clim() for image in drawn} == {(0.0, 23.0)}
-        chosen = draw.weights(tables, heads=[4, 1])
-        assert [title(axes) for axes in chosen.axes[:2]] == ["head 4", "head 1"]
-        assert chosen.axes[0].images[0].get_array().tolist() == tables[0, 4].tolist()
+        assert [image.get_array().tolist() for image in images] == tables[0].tolist()
+        assert {image.get_clim() for image in images} == {(0.0, 23.0)}
+        selection = draw.weights(tables, heads=[4, 1])
+        assert [title(axes) for axes in selection.axes[:2]] == ["head 4", "head 1"]
+        assert selection.axes[0].images[0].get_array().tolist() == tables[0, 4].tolist()
         assert draw.weights(-tables, heads=1).axes[0].images[0].get_clim() == (-7.0, 7.0)
 
     def test_a_graph_says_which_cells_are_edges(self):
         graph, table = patterns.window(5, 2), torch.rand(5, 5)
         (axes, _) = draw.weights(table, graph=graph, labels=self.words).axes
         assert torch.equal(torch.as_tensor(~axes.images[0].get_array().mask), graph.mask())
-        several = self.info(by_head, heads=3)
-        assert draw.weights(several).axes[2].images[0].get_array().mask.sum() == 36 - 4
+        info = self.info(BY_HEAD, heads=3)
+        assert draw.weights(info).axes[2].images[0].get_array().mask.sum() == 36 - 4
 
     def test_what_the_layer_returns_is_drawn_along_the_graph(self):
         graph = patterns.window(5, 2)

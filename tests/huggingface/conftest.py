@@ -1,4 +1,4 @@
-"""Models in float64 that stays float64."""
+"""Fixtures keep models in float64."""
 
 import pytest
 from support.extras import needs

@@ -1,4 +1,4 @@
-"""Hugging Face models on another graph than their own: ``use_graph``."""
+"""``use_graph`` runs Hugging Face models on another graph than their own."""
 
 # ruff: noqa: E402
 import threading
@@ -25,138 +25,138 @@ pytestmark = pytest.mark.usefixtures("wide")
 SEEN = 1e-3  # of the largest number: what a mistake changes at least
 
 
-def checkpointed(model, reentrant):
-    """In training, with layers that are recomputed; the method's name changed in transformers 5."""
+def enable_checkpointing(model, reentrant):
+    """Recompute layers in training; the name of the method changed in transformers 5."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": reentrant})
     model.train()
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_a_chosen_graph_stays_one_within_the_mask(llama, later):
-    """Senders after their receivers leave the rows; the logits are those of the mask."""
+@pytest.mark.parametrize("has_future", [False, True])
+def test_a_chosen_graph_stays_one_within_the_mask(llama, has_future):
+    """The causal mask removes later senders from the lists; the logits are those of the mask."""
     heads, past = llama.config.num_attention_heads, torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     scores = torch.rand(heads, TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
-    scores = scores if later else scores.masked_fill(~past, -1.0)
+    scores = scores if has_future else scores.masked_fill(~past, -1.0)
     best = scores.topk(4)
     graph = ga.TokenGraph.from_indices(best.indices.masked_fill(best.values < 0, -1), TOKENS)
-    tokens, seen = inputs("llama")["input_ids"], []
+    tokens, graphs = inputs("llama")["input_ids"], []
 
     def run(call):
-        seen.append(call.graph)
+        graphs.append(call.graph)
         return BACKENDS["rows"].run(call)
 
     expected = hf_models.of_sdpa(llama, tokens, (graph.mask() & past)[None])
     with use_graph(llama, graph), attending(replace(BACKENDS["rows"], run=run)):
         assert_exact(logits_of(llama, input_ids=tokens), expected)
-    due = int((graph.mask() & past).sum())
-    assert [(one.num_edges, one.edges.has_structure) for one in seen] == [(due, False)] * len(seen)
-    assert seen
-    assert (due < graph.num_edges) == later
+    num_edges = int((graph.mask() & past).sum())
+    assert [(g.num_edges, g.edges.has_structure) for g in graphs] == [(num_edges, False)] * len(graphs)
+    assert graphs
+    assert (num_edges < graph.num_edges) == has_future
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(llama, reentrant):
-    """The mask of the forward pass serves the second one, outside the block too."""
-    given, graph = inputs("llama", "right"), patterns.window(TOKENS, 3)
+    """The mask of the forward pass serves the recomputation, outside the context too."""
+    batch, graph = inputs("llama", "right"), patterns.window(TOKENS, 3)
     with use_graph(llama, graph):
-        expected = gradients("llama", llama, given, use_cache=False)
-    checkpointed(llama, reentrant)
+        expected = gradients("llama", llama, batch, use_cache=False)
+    enable_checkpointing(llama, reentrant)
     with use_graph(llama, graph):
-        out = result("llama", llama, given, use_cache=False)
+        out = result("llama", llama, batch, use_cache=False)
     llama.zero_grad()
     hf_models.direction(out).backward()
-    found = {k: p.grad for k, p in llama.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
-    assert_exact(list(found.values()), list(expected.values()))
+    output = {k: p.grad for k, p in llama.named_parameters() if p.grad is not None}
+    assert output.keys() == expected.keys()
+    assert_exact(list(output.values()), list(expected.values()))
 
 
 def test_a_checkpointed_layer_without_a_mask_is_not_recomputed_on_another_graph():
-    """CLIP's images have no mask that could carry the graph: outside the block it refuses."""
-    model, given = built("clip_vision", "gnn_attention"), inputs("clip_vision")
+    """CLIP passes no mask that could hold the graph, so it refuses outside the context."""
+    model, batch = built("clip_vision", "gnn_attention"), inputs("clip_vision")
     graph = patterns.window(17, 3)
     with use_graph(model, graph):
-        expected = gradients("clip_vision", model, given)
-    checkpointed(model, False)
+        expected = gradients("clip_vision", model, batch)
+    enable_checkpointing(model, False)
     with use_graph(model, graph):
-        assert_exact(list(gradients("clip_vision", model, given).values()), list(expected.values()))
-        total = result("clip_vision", model, given).sum()
-    with pytest.raises(RuntimeError, match=r"call backward\(\) inside the block"):
+        assert_exact(list(gradients("clip_vision", model, batch).values()), list(expected.values()))
+        total = result("clip_vision", model, batch).sum()
+    with pytest.raises(RuntimeError, match=r"call backward\(\) inside it"):
         total.backward()
 
 
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_logits(llama, monkeypatch):
-    """torch.compile breaks its program at the attention, and follows blocks that come and go."""
-    # the compiler would trace what keeps float64; both round to float32 at the same places
+    """torch.compile breaks its program at the attention, and follows every context."""
+    # The compiler would trace the patch that keeps float64; both round to float32 at the same places.
     monkeypatch.undo()
-    given = inputs("llama", "left")
+    batch = inputs("llama", "left")
     compiled = torch.compile(llama, backend="eager")
     for graph in (patterns.causal(64), patterns.self_loops(64), patterns.causal(64)):
         with use_graph(llama, graph):
-            assert_exact(logits_of(compiled, **given), logits_of(llama, **given))
+            assert_exact(logits_of(compiled, **batch), logits_of(llama, **batch))
 
 
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("instead", [False, True])
-def test_a_graph_is_the_same_as_its_mask(llama, listed, instead):
-    """Intersected with the model's own mask, or in its place; as a rule and as a list of edges."""
-    graph = some_graph() | patterns.window(64, 2).T if instead else some_graph()
-    graph = ga.TokenGraph.from_edges(graph.edge_index, 64) if listed else graph
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("is_replacement", [False, True])
+def test_a_graph_is_the_same_as_its_mask(llama, is_listed, is_replacement):
+    """The graph, a rule or a list of edges, restricts the model's own mask or replaces it."""
+    graph = some_graph() | patterns.window(64, 2).T if is_replacement else some_graph()
+    graph = ga.TokenGraph.from_edges(graph.edge_index, 64) if is_listed else graph
     tokens = inputs("llama")["input_ids"]
     expected = hf_models.of_sdpa(
-        llama, tokens, hf_models.as_mask(graph if instead else graph & patterns.causal(64))
+        llama, tokens, hf_models.as_mask(graph if is_replacement else graph & patterns.causal(64))
     )
-    with use_graph(llama, graph, replace=instead):
+    with use_graph(llama, graph, replace=is_replacement):
         assert_exact(logits_of(llama, input_ids=tokens), expected)
     assert float((logits_of(llama, input_ids=tokens) - expected).abs().max()) > SEEN
 
 
 @pytest.mark.parametrize("pad", ["left", "right"])
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("instead", [False, True])
-def test_padding_does_not_count(llama, pad, listed, instead):
-    """A sample's positions begin at its first token: alone and in a batch it has the same logits."""
-    graph = patterns.full(64) if pad == "right" and instead else some_graph(listed)
-    given = inputs("llama", pad)
-    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    with use_graph(llama, graph, replace=instead):
-        together = logits_of(llama, **given, position_ids=places)
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("is_replacement", [False, True])
+def test_padding_does_not_count(llama, pad, is_listed, is_replacement):
+    """Positions count from the first token of a sample: alone and in a batch its logits are the same."""
+    graph = patterns.full(64) if pad == "right" and is_replacement else some_graph(is_listed)
+    batch = inputs("llama", pad)
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with use_graph(llama, graph, replace=is_replacement):
+        together = logits_of(llama, **batch, position_ids=positions)
         for sample, length in enumerate((TOKENS, 8, 5)):
             slots = slice(TOKENS - length, TOKENS) if pad == "left" else slice(length)
-            alone = logits_of(llama, input_ids=given["input_ids"][sample : sample + 1, slots])
-            one = {name: x[sample : sample + 1] for name, x in given.items()}
-            padded = logits_of(llama, **one, position_ids=places[sample : sample + 1])
+            alone = logits_of(llama, input_ids=batch["input_ids"][sample : sample + 1, slots])
+            sample_arguments = {name: x[sample : sample + 1] for name, x in batch.items()}
+            padded = logits_of(llama, **sample_arguments, position_ids=positions[sample : sample + 1])
             assert_exact([together[sample, slots], padded[0, slots]], [alone[0], alone[0]])
 
 
-@pytest.mark.parametrize(("name", "instead"), [("llama", False), ("llama", True), ("gemma2", False)])
-def test_generation_follows_the_graph(name, instead):
-    """With a dynamic and a static cache as without any, left padding included."""
-    model, given = built(name), inputs(name, "left")
+@pytest.mark.parametrize(("name", "is_replacement"), [("llama", False), ("llama", True), ("gemma2", False)])
+def test_generation_follows_the_graph(name, is_replacement):
+    """Dynamic and static caches give the same tokens as no cache, with padding on the left, too."""
+    model, batch = built(name), inputs(name, "left")
     model.set_attn_implementation("gnn_attention")
-    with use_graph(model, some_graph(), replace=instead):
-        expected, scores = generated(model, given, use_cache=False)
+    with use_graph(model, some_graph(), replace=is_replacement):
+        expected, scores = generated(model, batch, use_cache=False)
         for cache in (hf_models.CACHES["own"], hf_models.CACHES["static"]):
-            found, found_scores = generated(model, given, **cache)
-            assert torch.equal(found, expected)
-            assert_exact(found_scores, scores)
-    assert float((generated(model, given)[1] - scores).abs().max()) > SEEN
+            output, output_scores = generated(model, batch, **cache)
+            assert torch.equal(output, expected)
+            assert_exact(output_scores, scores)
+    assert float((generated(model, batch)[1] - scores).abs().max()) > SEEN
 
 
 def test_a_sliding_cache_without_the_senders_of_a_graph_is_named():
-    """Replacing a window by sinks cannot bring back keys that are gone."""
-    model, given = built("mistral", "gnn_attention"), inputs("mistral")
+    """A graph of sinks that replaces a window cannot bring back keys that the cache has dropped."""
+    model, batch = built("mistral", "gnn_attention"), inputs("mistral")
     message = r"layer 0\): its cache has dropped the senders before 8, .* generate with use_cache=False"
     sinks = use_graph(model, patterns.sinks(64, 1) | patterns.window(64, 3), replace=True)
     with sinks, pytest.raises(ValueError, match=message):
-        generated(model, given)
+        generated(model, batch)
     with use_graph(model, patterns.window(64, 3), replace=True):
-        assert torch.equal(generated(model, given)[0], generated(model, given, use_cache=False)[0])
+        assert torch.equal(generated(model, batch)[0], generated(model, batch, use_cache=False)[0])
 
 
 def test_a_function_gives_each_layer_and_head_its_graph(llama):
-    """None is the model's own; the length is that of the sequence."""
+    """None stands for the model's own graph; the length is that of the sequence."""
     calls, tokens = [], inputs("llama")["input_ids"]
 
     def choose(layer, head, length):
@@ -164,65 +164,65 @@ def test_a_function_gives_each_layer_and_head_its_graph(llama):
         return None if layer == 1 else patterns.window(length, head + 1)
 
     with use_graph(llama, choose):
-        found = logits_of(llama, input_ids=tokens)
+        output = logits_of(llama, input_ids=tokens)
     assert calls == [(layer, head, TOKENS) for layer in (0, 1) for head in range(4)]
 
-    def given(module, args, kwargs):
+    def add_mask(module, args, kwargs):
         return args, {**kwargs, "attention_mask": hf_models.by_head()}
 
-    llama.model.layers[0].register_forward_pre_hook(given, with_kwargs=True)
-    assert_exact(found, hf_models.of_sdpa(llama, tokens, patterns.causal(TOKENS)))
+    llama.model.layers[0].register_forward_pre_hook(add_mask, with_kwargs=True)
+    assert_exact(output, hf_models.of_sdpa(llama, tokens, patterns.causal(TOKENS)))
 
 
-def test_blocks_nest_and_end(llama):
-    """The inner one is intersected with the outer one; both are gone after an exception."""
-    given, narrow = inputs("llama"), patterns.window(64, 2) | patterns.sinks(64, 1)
-    before = logits_of(llama, **given)
+def test_contexts_nest_and_end(llama):
+    """An inner context is intersected with the outer one; both end with an exception."""
+    batch, inner_graph = inputs("llama"), patterns.window(64, 2) | patterns.sinks(64, 1)
+    before = logits_of(llama, **batch)
     with use_graph(llama, patterns.window(64, 4)):
-        outer = logits_of(llama, **given)
-        with use_graph(llama, narrow):
-            both = logits_of(llama, **given)
-        assert torch.equal(logits_of(llama, **given), outer)
-    joined = patterns.window(64, 4) & narrow
-    with use_graph(llama, joined):
-        assert_exact(both, logits_of(llama, **given))
-    with pytest.raises(TypeError, match="int"), use_graph(llama, joined):
-        len(logits_of(llama, **given).numel())
-    assert torch.equal(logits_of(llama, **given), before)
+        outer = logits_of(llama, **batch)
+        with use_graph(llama, inner_graph):
+            nested = logits_of(llama, **batch)
+        assert torch.equal(logits_of(llama, **batch), outer)
+    intersection = patterns.window(64, 4) & inner_graph
+    with use_graph(llama, intersection):
+        assert_exact(nested, logits_of(llama, **batch))
+    with pytest.raises(TypeError, match="int"), use_graph(llama, intersection):
+        len(logits_of(llama, **batch).numel())
+    assert torch.equal(logits_of(llama, **batch), before)
 
 
 @pytest.mark.parametrize("name", ["t5", "whisper"])
 @torch.no_grad()
 def test_cross_attention_is_unchanged(name):
-    """A decoder's receivers are not among the encoder's senders."""
-    model, given, loops = built(name, "gnn_attention"), inputs(name), patterns.self_loops(64)
+    """The receivers of a decoder are not among the senders of its encoder."""
+    model, batch, loops = built(name, "gnn_attention"), inputs(name), patterns.self_loops(64)
     with use_graph(model, loops):
-        both = result(name, model, given)
+        expected = result(name, model, batch)
     with use_graph(model.get_encoder(), loops):
-        assert error(result(name, model, given), both) > SEEN / 10
+        assert error(result(name, model, batch), expected) > SEEN / 10
         with use_graph(model.get_decoder(), loops):
-            assert torch.equal(result(name, model, given), both)
-    changed = {k: v.roll(1, 0) if k != "decoder_input_ids" else v for k, v in given.items()}
+            assert torch.equal(result(name, model, batch), expected)
+    changed = {k: v.roll(1, 0) if k != "decoder_input_ids" else v for k, v in batch.items()}
     with use_graph(model, loops):
-        assert error(result(name, model, changed), both) > SEEN / 10  # the encoder still counts
+        assert error(result(name, model, changed), expected) > SEEN / 10  # the encoder still counts
 
 
 def test_modules_without_a_mask_and_without_a_number():
-    """CLIP's images: numbered in the order of calls, on the graph alone."""
-    model, given, calls = built("clip_vision", "gnn_attention"), inputs("clip_vision"), []
-    plain = result("clip_vision", model, given)
+    """The layers of CLIP are numbered in the order of calls, and have the graph alone."""
+    model, batch, calls = built("clip_vision", "gnn_attention"), inputs("clip_vision"), []
+    expected = result("clip_vision", model, batch)
     with use_graph(model, lambda layer, head, length: calls.append((layer, head, length))):
-        assert torch.equal(result("clip_vision", model, given), plain)
+        assert torch.equal(result("clip_vision", model, batch), expected)
     assert calls == [(layer, head, 17) for layer in (0, 1) for head in range(4)]
     with use_graph(model, patterns.self_loops(17)):
-        out = model(**given).last_hidden_state
-        other = model(given["pixel_values"].clone().index_fill_(3, torch.arange(4), 0.0)).last_hidden_state
+        out = model(**batch).last_hidden_state
+        other = model(batch["pixel_values"].clone().index_fill_(3, torch.arange(4), 0.0)).last_hidden_state
     assert torch.equal(out[:, 2], other[:, 2])  # the second patch attends to itself alone
     assert not torch.equal(out[:, 1], other[:, 1])
 
 
 def gpt_neo():
-    """set_attn_implementation only logs a warning for it."""
+    """Build a model for which set_attn_implementation only logs a warning."""
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 1}
     config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global"], 1]])
     model = transformers.GPTNeoModel(config)
@@ -239,10 +239,10 @@ WRONG_MODELS = [
 
 
 def test_wrong_models_are_named(llama):
-    def on_causal(made):
-        return lambda: use_graph(made(), patterns.causal(64))
+    def on_causal(build_model):
+        return lambda: use_graph(build_model(), patterns.causal(64))
 
-    assert_refusals((on_causal(made), error, message) for made, error, message in WRONG_MODELS)
+    assert_refusals((on_causal(build_model), error, message) for build_model, error, message in WRONG_MODELS)
     with pytest.raises(TypeError, match=r"graph_or_function must be a TokenGraph or .* got Tensor"):
         use_graph(llama, patterns.causal(64).mask())
 
@@ -250,9 +250,9 @@ def test_wrong_models_are_named(llama):
 CAUSAL = patterns.causal(64)
 WRONG_GRAPHS = {
     "too short for a sequence of 12 tokens": (patterns.causal(8), {}),
-    "must be that of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
+    "must be of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
     "must return a TokenGraph or None, got str": (lambda *where: "window", {}),
-    "padding cannot be recognised": (CAUSAL, {"attention_mask": hf_models.as_mask(CAUSAL)}),
+    "cannot see padding": (CAUSAL, {"attention_mask": hf_models.as_mask(CAUSAL)}),
 }
 
 
@@ -260,22 +260,22 @@ WRONG_GRAPHS = {
 def test_wrong_graphs_are_named(llama, message):
     """The model then serves the next call."""
     (graph, more), tokens = WRONG_GRAPHS[message], inputs("llama")["input_ids"]
-    block = use_graph(llama, graph, replace=bool(more))
-    with block, pytest.raises((TypeError, ValueError), match=message):
+    context = use_graph(llama, graph, replace=bool(more))
+    with context, pytest.raises((TypeError, ValueError), match=message):
         logits_of(llama, input_ids=tokens, **more)
     assert logits_of(llama, input_ids=tokens).isfinite().all()
 
 
-def test_a_block_in_which_nothing_was_computed_warns(llama, tmp_path):
-    """In another thread, say, which has blocks of its own."""
-    given, found = inputs("llama"), []
-    before = logits_of(llama, **given)
-    thread = threading.Thread(target=lambda: found.append(logits_of(llama, **given)))
+def test_a_context_in_which_nothing_was_computed_warns(llama, tmp_path):
+    """The model may have run in another thread, which has its own contexts."""
+    batch, outputs = inputs("llama"), []
+    before = logits_of(llama, **batch)
+    thread = threading.Thread(target=lambda: outputs.append(logits_of(llama, **batch)))
     warns = pytest.warns(UserWarning, match="no self-attention of LlamaForCausalLM was computed")
     with warns, use_graph(llama, patterns.self_loops(64)):
         thread.start()
         thread.join()
-    assert torch.equal(found[0], before)
-    # a model that is saved on this attention loads without the library
+    assert torch.equal(outputs[0], before)
+    # A model that was saved with this attention loads without the library.
     llama.save_pretrained(tmp_path)
     assert type(llama).from_pretrained(tmp_path).config._attn_implementation == "sdpa"

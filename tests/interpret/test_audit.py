@@ -386,10 +386,10 @@ def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
     graph = patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
-        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").ACTIVE.get()
-        known = dict(use.names), dict(use.numbers)
+        (use,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE_CONTEXTS.get()
+        known = dict(use.names), dict(use.layer_indices)
         assert audit(model, graph, (12,), layers=2).exact
-        assert (use.names, use.numbers) == known
+        assert (use.names, use.layer_indices) == known
     beyond = (patterns.causal(12) - graph @ graph).edge_index
     leaks = audit(model, graph, (12,), layers=2).leaks
     assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond.T.tolist()))

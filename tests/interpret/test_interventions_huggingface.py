@@ -186,7 +186,7 @@ def test_a_block_in_which_nothing_ran_is_named():
     """By the function that was used."""
     model = hf_models.built("llama", "gnn_attention")
     with (
-        pytest.warns(UserWarning, match="in this trace.intervene block"),
+        pytest.warns(UserWarning, match="in this trace.intervene context"),
         trace.intervene(model, trace.cut()),
     ):
         pass

@@ -13,7 +13,7 @@ from support.zoo import ROWS
 
 from gnn_attention import convert, patterns
 from gnn_attention.graph.symbols import compute, dst, src
-from gnn_attention.huggingface._alignment import recipe
+from gnn_attention.huggingface._alignment import structural_key
 
 
 def reach_by_layer(mask):
@@ -121,9 +121,9 @@ class TestSymbols:
         assert edge.nonzero().tolist() == [[0, 0], [1, 1], [2, 0], [2, 2], [3, 1], [3, 3]]
         assert len(calls) == 1
 
-    def test_equal_calls_have_equal_recipes(self):
+    def test_equal_calls_have_equal_keys(self):
         """So that the plan of a forward pass of a transformers model serves the next pass."""
         rules = [patterns.power_attention(n, 4, 2).rule for n in (64, 64, 65)]
-        recipes = [recipe(rule) for rule in rules]
-        assert recipes[0] == recipes[1] != recipes[2]
-        assert recipes[0] is not None
+        keys = [structural_key(rule) for rule in rules]
+        assert keys[0] == keys[1] != keys[2]
+        assert keys[0] is not None

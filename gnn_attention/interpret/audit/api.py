@@ -173,7 +173,7 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
 def _with_overrides(module: nn.Module, call: Call) -> Call:
     # The graphs that use_graph gave the module hold for its copy too; where its package was never imported
     # (it needs transformers), no such block can be open.
-    overrides = sys.modules.get("gnn_attention.huggingface._overrides")
+    overrides = sys.modules.get("gnn_attention.huggingface._contexts")
     if overrides is None:
         return call
 

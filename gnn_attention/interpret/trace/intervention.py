@@ -92,8 +92,8 @@ class Intervention:
         for part, changes in parts:
             chosen, rest = split(part)
             pieces += [(rest, changes), (chosen, (*changes, change))]
-        # The edges that two interventions share are mostly none; of a place the graph is ``own``.
-        graphs: list[Any] = [getattr(part, "own", part) for part, _ in pieces[2:]]
+        # The edges that two interventions share are mostly none; of a layout the graph is ``graph``.
+        graphs: list[Any] = [getattr(part, "graph", part) for part, _ in pieces[2:]]
         return pieces[:2] + [piece for piece, g in zip(pieces[2:], graphs, strict=True) if g.num_edges]
 
     def check(self, graph: TokenGraph, num_heads: int, listed: Tensor | None = None) -> None:

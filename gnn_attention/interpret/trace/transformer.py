@@ -113,9 +113,9 @@ def recording(
     """
     overrides = _overrides_for(model)
     overrides.check_layers(model, layers)
-    recorder = _Recorder(overrides.Override(model, None, False), layers, part)
+    recorder = _Recorder(overrides.GraphContext(model, None, False), layers, part)
     with ExitStack() as stack:
-        stack.enter_context(overrides.block(overrides.WATCH, recorder.watch))
+        stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
         # Linear maps whose result is the projection's: not those to which an adapter adds something.
         adapted = {id(getattr(module, "base_layer", None)) for module in model.modules()}
         for linear in model.modules():
@@ -145,7 +145,7 @@ class _Recorder:
         name = self.override.names.get(module)
         if name is None:
             return inner
-        number = self.override.layer_of(module)
+        number = self.override.layer_index(module)
         if self.layers is not None and number not in self.layers:
             return inner
 
@@ -158,8 +158,8 @@ class _Recorder:
             values = [(graph, change(call.v)) for graph, change in changed]
             tensors = (call.q, call.k, call.v, out, out.transpose(1, 2).flatten(2))
             heads = Projection(name, out.shape[1])
-            trace = LayerTrace(number, heads, call.graph, *tensors, call, lse, values, place.left)
-            self.last = trace, not self.override.covers(module)
+            trace = LayerTrace(number, heads, call.graph, *tensors, call, lse, values, place.left_padding)
+            self.last = trace, not self.override.is_self_attention(module)
             return out, lse
 
         return Backend("watching", run)
@@ -187,12 +187,12 @@ class _Recorder:
 def intervene(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
     overrides = _overrides_for(model)
-    return overrides.in_force(overrides.InterventionBlock(model, one, partial(_check_fit, one)))
+    return overrides.activate(overrides.InterventionContext(model, one, partial(_check_fit, one)))
 
 
 def _overrides_for(model: nn.Module) -> Any:
     """What is in force in Hugging Face models: imported only where their package, which is optional, is."""
-    overrides = sys.modules.get(f"{PACKAGE}._overrides")
+    overrides = sys.modules.get(f"{PACKAGE}._contexts")
     if overrides is None:
         raise ValueError(
             f"trace: the attention of {type(model).__name__} is another: import {PACKAGE} and call "
@@ -207,7 +207,7 @@ def _check_fit(one: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
         raise IndexError(f"heads must be in 0 .. {heads - 1}, got {max(one.heads)}")
     if not isinstance(one.edges, Tensor):
         return torch.zeros(0, dtype=torch.bool)
-    own, pad = place.own, 0 if place.left is None else int(place.left.min())
+    own, pad = place.graph, 0 if place.left_padding is None else int(place.left_padding.min())
     slots = one.edges + pad - torch.tensor([[own.src_offset], [own.dst_offset]])
     inside = ((slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))).all(0)
     one.check(own, heads, slots[:, inside])
