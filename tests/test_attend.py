@@ -230,10 +230,10 @@ def test_wrong_positions_of_edges_are_named():
     _, info = ga.attend(*qkv(), patterns.causal(9), return_info=True)
     for wrong in ([0, -1], [45]):
         got = f"{min(wrong)} .. {max(wrong)}"
-        with pytest.raises(IndexError, match=f"edges must be positions in 0 .. 44, got {got}"):
+        with pytest.raises(IndexError, match=f"edges must be indices in 0 .. 44, got {got}"):
             info.weights(torch.tensor(wrong))
     for wrong in (torch.ones(45).bool(), torch.tensor([1.0])):
-        with pytest.raises(TypeError, match=f"edges must be integers, .* got {wrong.dtype}; .* nonzero"):
+        with pytest.raises(TypeError, match=f"edges must be integers, .* got {wrong.dtype}; .*nonzero"):
             info.weights(wrong)
     with pytest.raises(ValueError, match=r"differs by head has no single edge list"):
         ga.attend(*qkv(), FOUR, return_info=True)[1].weights()
@@ -270,7 +270,7 @@ WRONG = [
     (ValueError, r"differs by heads \(3\), but q has heads 4", {"graph": BY_HEAD}),
     (ValueError, r"differs by head has no single edge list", {"graph": FOUR, "bias": torch.zeros(3)}),
     (ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'", {"backend": "fast"}),
-    (TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int", {"backend": 3}),
+    (TypeError, r"backend must be a name or a gnn_attention.Backend, got int", {"backend": 3}),
     (ValueError, r"dropout must be a probability in \[0, 1\), got 1.0", {"dropout": 1.0}),
     (TypeError, r"score_mod must be a function \(score, b, h, dst, src\), got 1.0 ", {"score_mod": 1.0}),
     (ValueError, r"bias must .* \[B, Hq, E\] = \[2, 4, 45\], got \[44\]", {"bias": torch.zeros(44)}),

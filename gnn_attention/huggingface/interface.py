@@ -31,7 +31,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.attend import attend, attended_in_parts
+from gnn_attention.attend import attend, run_and_merge
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
@@ -235,7 +235,7 @@ def _values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: T
 
 def _run_changed(parts: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     divided = [dataclasses.replace(call, graph=graph, v=values(call.v)) for graph, values in parts]
-    return attended_in_parts(call, divided, inner)
+    return run_and_merge(call, divided, inner)
 
 
 def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "batch dst"]) -> None:

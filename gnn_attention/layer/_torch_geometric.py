@@ -20,7 +20,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 from gnn_attention import convert, edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import Explanation, checked_backend, explain
+from gnn_attention.attend import Explanation, check_backend, explain
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import explain_by_size
@@ -98,7 +98,7 @@ class TwoPathLayer(MessagePassing):
                 # The constructor sets the first one: its caller's line is one further up.
                 warnings.warn(message, DeprecationWarning, stacklevel=2 if "backend" in self.__dict__ else 3)
                 value = "message_passing"
-            value = checked_backend(value)
+            value = check_backend(value)
         if name in SETTINGS and value != SETTINGS[name][0]:
             expected, advice = SETTINGS[name]
             raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {advice}")

@@ -26,7 +26,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.locks import turn
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import attended_in_parts
+from gnn_attention.attend import run_and_merge
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, symbols
@@ -363,4 +363,4 @@ def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple
         replace(call, graph=graph, v=v, bias=pairs.bias_of(graph, call.graph, call.bias))
         for graph, v in with_values(steps, call)
     ]
-    return attended_in_parts(call, parts, inner)
+    return run_and_merge(call, parts, inner)
