@@ -179,7 +179,7 @@ class LanguageModel(nn.Module):
 
     def can_proceed(self) -> bool:
         """False for the message-passing path, or hooks on a block or its attention."""
-        if any(layer.takes_messages() for layer in self.layers):
+        if any(layer.uses_message_passing() for layer in self.layers):
             return False
         return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
 
