@@ -176,12 +176,12 @@ def _run_backend(backend: Backend, call: AttentionCall) -> Result:
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
         raise TypeError(
-            f"the run of backend {backend.name!r} must return (out, lse or None), got {checks.quote(result)}"
+            f"backend {backend.name!r} must return (out, lse or None), got {checks.quote(result)}"
         )
     shape = [*call.q.shape[:3], call.v.shape[3]]
     if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         raise ValueError(
-            f"the run of backend {backend.name!r} must return out {shape} and lse {shape[:3]}, "
+            f"backend {backend.name!r} must return out {shape} and lse {shape[:3]}, "
             f"got {list(out.shape)} and {None if lse is None else list(lse.shape)}"
         )
     return out, lse
