@@ -113,7 +113,10 @@ class BytePair:
         return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
 
     def pieces(self, ids_or_text: str | Iterable[SupportsIndex]) -> list[str]:
-        r"""Return the piece of each token, with unprintable characters escaped as in Python (`\n`)."""
+        r"""Return the piece of each token, with unprintable characters escaped as in Python (`\n`).
+
+        The errors are those of `encode` for a text and of `decode` for tokens.
+        """
         ids = self.encode(ids_or_text) if isinstance(ids_or_text, str) else ids_or_text
         texts = (piece.decode("utf-8", errors="backslashreplace") for piece in self._bytes_of(ids))
         return ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) for text in texts]
