@@ -185,14 +185,14 @@ def _latent_heads(site: AttentionSite) -> LatentHeads:
     state = {"W_UQ": _multiply(W_UQ, factor), "W_QR": _multiply(W_QR, factor * stretch)}
     state |= {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "b_DKV": b_DKV, "b_KR": b_KR}
     state |= {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
-    state["W_O"] = W_O.T.reshape(num_heads, value_dim, -1)
-    state["kv_norm.weight"] = attention.kv_a_layernorm.weight
+    norm = attention.kv_a_layernorm
+    state |= {"W_O": W_O.T.reshape(num_heads, value_dim, -1), "kv_norm.weight": norm.weight}
     if query_dim is not None:
         state["q_norm.weight"] = attention.q_a_layernorm.weight
-    eps = attention.kv_a_layernorm.variance_epsilon
+    options: dict[str, Any] = {"bias": b_O is not None, "rotary": rotary, "eps": norm.variance_epsilon}
     # On the meta device the constructor draws no random numbers.
     with torch.device("meta"):
-        heads = LatentHeads(*sizes, bias=b_O is not None, rotary=rotary, eps=eps)
+        heads = LatentHeads(*sizes, **options)
     layout = torch.contiguous_format
     copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items() if x is not None}
     heads.load_state_dict(copies, assign=True)
