@@ -171,7 +171,7 @@ class LanguageModel(nn.Module):
         return cast("Tensor", self.unembedding(self.norm(state)))
 
     def can_proceed(self) -> bool:
-        """False if a hook on a block or its attention or a message-passing path needs all tokens."""
+        """Return False if hooks on a block, or the message-passing path, need all tokens at once."""
         if any(layer.uses_message_passing() for layer in self.layers):
             return False
         return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
@@ -223,9 +223,8 @@ def generate(
     """Append ``count`` tokens to ``tokens [T]``, each drawn from ``softmax(logits / temperature)``.
 
     Temperature 0 takes the most likely token. ``graph`` (by default causal) includes the new tokens;
-    those of ``cache`` come before ``tokens``. A model that can :meth:`~LanguageModel.proceed` computes
-    each token once. ValueError for no tokens, a negative temperature, too small a graph, or another
-    graph than the cache's.
+    those of ``cache`` come before ``tokens``. ValueError for no tokens, a negative temperature, or a
+    graph that is too small or not that of the cache.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")
