@@ -222,7 +222,7 @@ class AttentionInfo:
     def weight_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """Return all weights before dropout, 0 at non-edges; the graph may differ by head or sample.
 
-        ``rows=(start, stop)`` limits the matrix, which takes much memory, to these receivers.
+        ``rows=(start, stop)`` limits the tokens x tokens matrix to receivers ``start`` to ``stop - 1``.
         """
         lse = self.lse if rows is None else self.lse[:, :, slice(*rows)]
         return (self.logit_matrix(rows) - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
@@ -241,7 +241,7 @@ class AttentionInfo:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(dtype)
             score = score + dense.spread(bias[..., (receivers >= start) & (receivers < stop)], graph)
-        # The exp of a non-edge's score may be inf, and its gradient NaN, so it is masked before.
+        # The exp of a non-edge's score may be inf, and its gradient NaN, so it is masked first.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:

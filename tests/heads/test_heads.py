@@ -102,7 +102,7 @@ class TestForms:
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_factored_heads_are_the_same_parameters(self, side, biases):
-        """The parameters are the same objects and get the same gradients, so training one trains the other."""
+        """The parameters are the same objects and get the same gradients as in the standard form."""
         heads = make(SIZES["everything"], biases)
         factored = FactoredHeads.of(heads, side)
         assert {id(p) for p in factored.parameters()} == {id(p) for p in heads.parameters()}
