@@ -85,7 +85,8 @@ def run_attention(call: AttentionCall, backend: str | Backend, seen_once: bool =
 
     ``seen_once``: the graph was made for this call, so "auto" looks at its size only.
     """
-    run: Callable[[AttentionCall], Result] | None = call.graph.runner(backend)
+    run: Callable[[AttentionCall], Result] | None
+    run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if run is None:
         by_size = seen_once and backend == "auto"
         selected = dispatch.choose_by_size(call) if by_size else _choose_backend(backend, call)
