@@ -23,7 +23,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.heads.arrays import plus_bias
+from gnn_attention.heads.arrays import add_bias
 from gnn_attention.patterns import cross
 
 Normaliser = str | Callable[[Tensor], Tensor]
@@ -121,7 +121,7 @@ class PairwiseMessages(MessagePassing):
         messages of a receiver's senders (seed S4.21; :meth:`StaticNodes.of_context`).
         """
         factored = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
-        update = lambda total: plus_bias(total, factored.b_O)  # noqa: E731
+        update = lambda total: add_bias(total, factored.b_O)  # noqa: E731
         return cls(_MessageOf(factored), _LogitOf(factored), normaliser, update)
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor], graph: TokenGraph) -> Float[Tensor, "..."]:

@@ -1,9 +1,9 @@
-"""An attention mask is a graph: build it, combine it, attend along its edges, and verify that it equals
-dense attention.
+"""An attention mask is a graph: build it, combine it, attend along its edges, and verify that the
+result equals dense attention.
 
-``import gnn_attention as ga`` loads torch alone; what needs more, as ``ga.MessagePassingAttention`` needs
-torch_geometric, is loaded on first use. ``__all__`` holds the names to begin with; the rest goes by module,
-as ``gnn_attention.graph.tiling``.
+``import gnn_attention as ga`` imports torch only. Names that need another package, such as
+``ga.MessagePassingAttention`` (torch_geometric), are loaded on first use. Start with the names in
+``__all__``, and import others from their module, such as ``gnn_attention.graph.tiling``.
 """
 
 import importlib
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# graphs; attention along them; layers and weights; models and what one does with them
+# Graphs; attention along graphs; heads and the layer; models and tools for them.
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
 __all__ += ["audit", "cache", "cost", "distributed", "explorer", "lm", "model", "trace", "use_graph"]
 __all__ += ["verify"]
 
-# Loaded on first use: the module, or a name in it.
+# The "module" or "module:attribute" from which a name is loaded on first use.
 _ON_DEMAND = {
     "MessagePassingAttention": "layer:MessagePassingAttention",
     "analyse": "analyse",
@@ -47,7 +47,7 @@ _ON_DEMAND = {
     "trace": "interpret.trace",
     "use_graph": "huggingface:use_graph",
     "verify": "verify",
-    # Shortcuts: these are not in __all__.
+    # These shortcuts are not in __all__.
     "FactoredMatrix": "heads.factored_matrix:FactoredMatrix",
     "LatentHeads": "heads.latent:LatentHeads",
     "circuits": "interpret.circuits",
@@ -61,12 +61,12 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use what needs more than torch (PEP 562); shortcuts outside ``__all__`` load here too."""
+    """Load a name on first use (PEP 562)."""
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'gnn_attention' has no attribute {name!r}")
-    module, _, attribute = _ON_DEMAND[name].partition(":")
-    loaded = importlib.import_module(f"gnn_attention.{module}")
-    return getattr(loaded, attribute) if attribute else loaded
+    path, _, attribute = _ON_DEMAND[name].partition(":")
+    module = importlib.import_module(f"gnn_attention.{path}")
+    return getattr(module, attribute) if attribute else module
 
 
 def __dir__() -> list[str]:

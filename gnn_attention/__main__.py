@@ -1,4 +1,4 @@
-"""``python -m gnn_attention``: see :mod:`gnn_attention.cli.main`."""
+"""``python -m gnn_attention``, see :mod:`gnn_attention.cli.main`."""
 
 import signal
 import sys
@@ -9,9 +9,9 @@ __all__ = ["main", "run"]
 
 
 def run() -> int:
-    """The console script: one command, after which the process ends."""
+    """Run the command of the console script and return its exit code."""
     code = main()
-    # everything is written: an interrupt has nothing to stop
+    # Everything is written, so an interrupt from here on would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 

@@ -1,5 +1,5 @@
-"""The verb: against SDPA and plain loops, its errors by name, its extras (lse, weights, dropout, explain),
-and compilation.
+"""``attend`` equals SDPA and loops; its errors, its extras (lse, weights, dropout, explain), and compilation
+are tested too.
 """
 
 import gc
@@ -20,7 +20,7 @@ from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "message_passing", "mixed", "reference", "rows", "tiles"]
-FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
+FULL = [name for name in NAMES if name != "mixed"]  # the backends that support every option
 
 
 def qkv(dst=9, src=9, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
@@ -30,8 +30,8 @@ def qkv(dst=9, src=9, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float
     return tuple(torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes)
 
 
-def by_loops(q, k, v, edges, scale):
-    """Receiver by receiver, sender by sender: the definition, with nothing shared with the library."""
+def attend_by_loops(q, k, v, edges, scale):
+    """Compute attention by the definition, in loops that share no code with the library."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
@@ -51,9 +51,9 @@ def test_equals_loops_over_an_irregular_graph(backend, scale):
     edges = [(4, 1), (0, 1), (6, 0), (2, 3), (6, 3), (3, 3), (1, 4)]
     q, k, v = qkv(dst=5, src=7)
     graph = ga.convert.from_edge_index(torch.tensor(edges).t(), 5, 7)
-    found = ga.attend(q, k, v, graph, scale=scale, backend=backend)
-    assert_exact(found, by_loops(q, k, v, edges, scale or 8**-0.5))
-    assert (found[:, :, 2] == 0).all()
+    output = ga.attend(q, k, v, graph, scale=scale, backend=backend)
+    assert_exact(output, attend_by_loops(q, k, v, edges, scale or 8**-0.5))
+    assert (output[:, :, 2] == 0).all()
 
 
 def test_seventy_thousand_equal_fp16_logits_give_the_mean():
@@ -68,21 +68,22 @@ def test_seventy_thousand_equal_fp16_logits_give_the_mean():
         assert_rule(out, {}, truth)
 
 
-OVERFLOWING = [patterns.causal(3), patterns.window(300, 40), patterns.erdos_renyi(90, 0.05)]
+OVERFLOW_GRAPHS = [patterns.causal(3), patterns.window(300, 40), patterns.erdos_renyi(90, 0.05)]
 
 
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0]).double()], ids=["plain", "sinks"])
-@pytest.mark.parametrize("graph", OVERFLOWING, ids=lambda g: g.name)
+@pytest.mark.parametrize("graph", OVERFLOW_GRAPHS, ids=lambda g: g.name)
 def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
-    """They equal no edges; where all of them do, the output is 0 and lse that of the sink alone."""
+    """Such edges count as missing; without other edges the output is 0 and lse is that of the sink."""
     n = graph.num_dst
     q, k, v = qkv(dst=n, src=n, heads=2, kv_heads=1, batch=1)
-    loud, low = (torch.arange(n) % 3 == 1).view(n, 1), (torch.arange(n) < n / 2).view(n, 1)
-    q, k = torch.zeros_like(q).masked_fill(loud, 1e200), (k * 1e-200).masked_fill(low, -1e200)
-    given = [x.clone().requires_grad_() for x in (q, k, v)]
-    out, info = ga.attend(*given, graph, sink_logits=sinks, backend=backend, return_info=True)
-    edges = graph.mask() & ~(loud & low.T)
+    has_large_query, has_low_key = (torch.arange(n) % 3 == 1).view(n, 1), (torch.arange(n) < n / 2).view(n, 1)
+    q = torch.zeros_like(q).masked_fill(has_large_query, 1e200)
+    k = (k * 1e-200).masked_fill(has_low_key, -1e200)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=backend, return_info=True)
+    edges = graph.mask() & ~(has_large_query & has_low_key.T)
     logits = (q @ k.mT * 8**-0.5).masked_fill(~edges, -torch.inf)
     empty = ~edges.any(-1)
     extra = torch.full((2,), -torch.inf, dtype=torch.float64) if sinks is None else sinks
@@ -93,7 +94,7 @@ def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
     assert_exact(info.lse, lse)
     weights = (logits - lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)).exp()
     assert_exact(out, weights @ v)
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), given))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
 
 
 @pytest.mark.parametrize("backend", FULL)
@@ -103,10 +104,10 @@ def test_minus_infinity_on_an_edge_removes_it(backend):
     bias = torch.zeros(6, dtype=torch.float64)
     bias[[1, 2, 3]] = -torch.inf  # both in-edges of receiver 1, and 0 -> 2
     out, info = ga.attend(q, k, v, graph, bias=bias, backend=backend, return_info=True)
-    rest = ga.convert.from_edge_index(torch.tensor([[0, 1, 2], [0, 2, 2]]), 3, 3)
-    wanted, other = ga.attend(q, k, v, rest, backend=backend, return_info=True)
-    assert_exact(out, wanted)
-    assert_exact(info.lse, other.lse)
+    remaining_graph = ga.convert.from_edge_index(torch.tensor([[0, 1, 2], [0, 2, 2]]), 3, 3)
+    expected, expected_info = ga.attend(q, k, v, remaining_graph, backend=backend, return_info=True)
+    assert_exact(out, expected)
+    assert_exact(info.lse, expected_info.lse)
     assert (out[:, :, 1] == 0).all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [q, k, v]))
 
@@ -122,14 +123,14 @@ BORROWED = [
 @pytest.mark.parametrize("backend", FULL)
 @pytest.mark.parametrize("graph", BORROWED, ids=repr)
 def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph):
-    """Divided by 0 next to the last edge: it must not come back as 0 * inf in a gradient."""
+    """The score_mod divides by 0 at a non-edge, which must not give 0 * inf in a gradient."""
     q, k, v = (x.requires_grad_() for x in qkv(dst=graph.num_dst))
     weight, results = torch.ones(1, dtype=torch.float64, requires_grad=True), []
-    for least in (0, 1):
+    for minimum in (0, 1):
 
-        def mod(score, b, h, dst, src, least=least):
+        def mod(score, b, h, dst, src, minimum=minimum):
             gap = dst - src - h if graph.heads else dst - src + 1
-            return weight * score / gap.clamp(min=least)
+            return weight * score / gap.clamp(min=minimum)
 
         out = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
         gradients = torch.autograd.grad(out.sum(), [q, k, v, weight], materialize_grads=True)
@@ -139,33 +140,33 @@ def test_a_score_mod_without_a_value_on_non_edges_spoils_nothing(backend, graph)
 
 @pytest.mark.parametrize("backend", FULL)
 def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
-    """A float64 table added to float32 scores; a function of the positions alone."""
+    """One adds a float64 table to float32 scores, and one depends on positions only."""
     q, k, v = qkv(dtype=torch.float32)
-    places, graph = torch.arange(9.0), patterns.causal(9)
-    distances = places.view(-1, 1) - places
+    positions, graph = torch.arange(9.0), patterns.causal(9)
+    distances = positions.view(-1, 1) - positions
     for mod, queries, added in (
-        (lambda score, b, h, dst, src: score + torch.arange(9).double()[src], q, places),
+        (lambda score, b, h, dst, src: score + torch.arange(9).double()[src], q, positions),
         (lambda score, b, h, dst, src: (dst - src).double(), torch.zeros_like(q), distances),
     ):
-        found = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
-        assert found.dtype == torch.float32
-        assert_rule(found, {}, attention_truth(queries, k, v, graph, added=added))
+        output = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
+        assert output.dtype == torch.float32
+        assert_rule(output, {}, attention_truth(queries, k, v, graph, added=added))
 
 
 @pytest.mark.parametrize("backend", NAMES)
 def test_autocast_does_not_reach_the_sums(backend):
-    """float32 in, float32 out, with the accuracy of float32: also lse."""
+    """The output and lse have the accuracy of float32 if the inputs are float32."""
     q, k, v = qkv(dtype=torch.float32)
     wide, graph = [x.double() for x in (q, k, v)], patterns.causal(9)
     reach = float((q.abs() @ k.abs().repeat_interleave(2, 1).mT).max()) * 8**-0.5
     _, exact = ga.attend(*wide, graph, backend="reference", return_info=True)
     truth = attention_truth(q, k, v, graph)
     with torch.autocast("cpu", torch.bfloat16):
-        found, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
-        alone = ga.attend(q, k, v, graph, backend=backend)
+        output, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
+        output_alone = ga.attend(q, k, v, graph, backend=backend)
     assert info.lse.dtype == torch.float32
-    assert_rule(found, {}, truth)
-    assert_rule(alone, {}, truth)
+    assert_rule(output, {}, truth)
+    assert_rule(output_alone, {}, truth)
     # the product of 8 channels, scaled (9), a sum of 9 exponentials (11), a logarithm (3), the largest logit
     assert_sum(info.lse, exact.lse, 24, reach + float(exact.lse.abs().max()))
 
@@ -178,10 +179,10 @@ def test_weights_have_gradients(backend):
     _, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
     src, dst = graph.edge_index
     direction = torch.randn(len(src), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    found = torch.autograd.grad((info.weights() * direction).sum(), [q, k])
+    gradients = torch.autograd.grad((info.weights() * direction).sum(), [q, k])
     dense = torch.softmax((q @ k.mT * 8**-0.5).masked_fill(~graph.mask(), -torch.inf), -1)
-    wanted = torch.autograd.grad((dense[:, :, dst, src] * direction).sum(), [q, k])
-    assert_exact(found, wanted)
+    expected = torch.autograd.grad((dense[:, :, dst, src] * direction).sum(), [q, k])
+    assert_exact(gradients, expected)
 
 
 def test_logits_are_those_of_the_formula_and_may_be_chosen():
@@ -190,31 +191,31 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     graph, bias = patterns.causal(9), torch.arange(45, dtype=torch.float64)
     _, info = ga.attend(q, k, v, graph, bias=bias, score_mod=score_mods.softcap(2.0), return_info=True)
     src, dst = graph.edge_index
-    wanted = (2 * torch.tanh(q @ k.mT * 8**-0.5 / 2))[:, :, dst, src] + bias
-    assert_exact(info.logits(), wanted)
-    chosen = torch.tensor([7, 3])
-    assert_exact(info.logits(chosen), wanted[..., chosen])
-    assert_exact(info.weights(chosen), info.weights()[..., chosen])
+    expected = (2 * torch.tanh(q @ k.mT * 8**-0.5 / 2))[:, :, dst, src] + bias
+    assert_exact(info.logits(), expected)
+    indices = torch.tensor([7, 3])
+    assert_exact(info.logits(indices), expected[..., indices])
+    assert_exact(info.weights(indices), info.weights()[..., indices])
     pairs = torch.tensor([[3, 0], [8, 4]])  # 3 -> 8 and 0 -> 4
-    both = torch.stack([wanted[..., 8 * 9 // 2 + 3], wanted[..., 4 * 5 // 2]], -1)
-    assert_exact(info.logits(edges=pairs), both)
+    expected_pairs = torch.stack([expected[..., 8 * 9 // 2 + 3], expected[..., 4 * 5 // 2]], -1)
+    assert_exact(info.logits(edges=pairs), expected_pairs)
     with pytest.raises(ValueError, match=r"4 -> 3 is no edge of .*causal\(9\)"):
         info.weights(torch.tensor([[0, 4], [0, 3]]))
 
 
 def test_weights_as_a_matrix():
-    """Those of the edges at their places, 0 elsewhere; with bias, score_mod, sinks and an isolated row."""
+    """It holds the weights of edges and 0 elsewhere, with bias, score_mod, sinks and an isolated row."""
     q, k, v = qkv()
     graph, bias = patterns.strict_causal(9), torch.arange(36, dtype=torch.float64).sin()
     options = {"bias": bias, "score_mod": score_mods.softcap(2.0), "sink_logits": torch.ones(4).double()}
     _, info = ga.attend(q, k, v, graph, **options, return_info=True)
     src, dst = graph.edge_index
-    wanted = torch.zeros(2, 4, 9, 9, dtype=torch.float64)
-    wanted[:, :, dst, src] = info.weights()
-    assert_exact(info.weight_matrix(), wanted)
+    expected = torch.zeros(2, 4, 9, 9, dtype=torch.float64)
+    expected[:, :, dst, src] = info.weights()
+    assert_exact(info.weight_matrix(), expected)
     assert not info.weight_matrix()[:, :, 0].any()
     for start, stop in ((0, 4), (3, 7), (5, 9)):
-        assert_exact(info.weight_matrix(rows=(start, stop)), wanted[:, :, start:stop])
+        assert_exact(info.weight_matrix(rows=(start, stop)), expected[:, :, start:stop])
 
 
 def test_weights_as_a_matrix_of_a_graph_that_differs_by_head():
@@ -225,41 +226,41 @@ def test_weights_as_a_matrix_of_a_graph_that_differs_by_head():
     assert_exact(info.weight_matrix(), logits.masked_fill(~graph.mask(), -torch.inf).softmax(-1))
 
 
-def test_wrong_positions_of_edges_are_named():
-    """A negative position does not count from the end; a graph that varies has no positions."""
+def test_wrong_indices_of_edges_are_named():
+    """A negative index does not count from the end; a graph that varies has no edge indices."""
     _, info = ga.attend(*qkv(), patterns.causal(9), return_info=True)
-    for wrong in ([0, -1], [45]):
-        got = f"{min(wrong)} .. {max(wrong)}"
-        with pytest.raises(IndexError, match=f"edges must be positions in 0 .. 44, got {got}"):
-            info.weights(torch.tensor(wrong))
-    for wrong in (torch.ones(45).bool(), torch.tensor([1.0])):
-        with pytest.raises(TypeError, match=f"edges must be integers, .* got {wrong.dtype}; .* nonzero"):
-            info.weights(wrong)
+    for indices in ([0, -1], [45]):
+        bounds = f"{min(indices)} .. {max(indices)}"
+        with pytest.raises(IndexError, match=f"edges must be indices in 0 .. 44, got {bounds}"):
+            info.weights(torch.tensor(indices))
+    for indices in (torch.ones(45).bool(), torch.tensor([1.0])):
+        with pytest.raises(TypeError, match=f"edges must be integers, .* got {indices.dtype}; .*nonzero"):
+            info.weights(indices)
     with pytest.raises(ValueError, match=r"differs by head has no single edge list"):
-        ga.attend(*qkv(), FOUR, return_info=True)[1].weights()
+        ga.attend(*qkv(), FOUR_HEADS, return_info=True)[1].weights()
 
 
 @pytest.mark.parametrize("graph", [patterns.full(9), patterns.causal(9)])
 def test_full_and_causal_graphs_are_one_sdpa_call_without_a_mask(monkeypatch, graph):
-    """However the graph was made, also as an edge list; nor where a token is NaN."""
+    """The storage of the graph does not matter, and a token may be NaN."""
     calls, (q, k, v) = [], qkv()
     q[:, :, 3] = torch.nan
     real = functional.scaled_dot_product_attention
     spy = lambda *a, **kw: calls.append(kw) or real(*a, **kw)  # noqa: E731
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
-    for same in (graph, ga.convert.from_mask(graph.mask()), graph.T.T):
-        found = ga.attend(q, k, v, same).isnan().any(-1)[0, 0]
-        assert found.tolist() == [i == 3 for i in range(9)]
+    for equal_graph in (graph, ga.convert.from_mask(graph.mask()), graph.T.T):
+        output = ga.attend(q, k, v, equal_graph).isnan().any(-1)[0, 0]
+        assert output.tolist() == [i == 3 for i in range(9)]
     assert {kw["attn_mask"] for kw in calls} == {None}
     assert {kw["is_causal"] for kw in calls} == {graph.is_causal()}
 
 
 Q, K, V = qkv()
 CAUSAL = patterns.causal(9)
-RIGHT = by_loops(Q, K, V, [(src, dst) for dst in range(9) for src in range(dst + 1)], 8**-0.5)
-BY_HEAD, FOUR = (ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=n) for n in (3, 4))
+EXPECTED = attend_by_loops(Q, K, V, [(src, dst) for dst in range(9) for src in range(dst + 1)], 8**-0.5)
+THREE_HEADS, FOUR_HEADS = (ga.TokenGraph.from_rule(lambda b, h, i, j: j <= i - h, 9, heads=n) for n in (3, 4))
 
-WRONG = [
+WRONG_CALLS = [
     (ValueError, r"q must be \[B, Hq, dst, D\], got shape \[4, 9, 8\]", {"q": Q[0]}),
     (TypeError, r"k must be a float tensor \[B, Hkv, src, D\], got list", {"k": K.tolist()}),
     (ValueError, r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu", {"k": K.float()}),
@@ -267,10 +268,10 @@ WRONG = [
     (ValueError, r"at least one channel \(D\), got shape \[2, 4, 9, 0\]", {"q": Q[..., :0], "k": K[..., :0]}),
     (TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention", {"graph": CAUSAL.mask()}),
     (ValueError, r"does not fit q with 9 receivers and k with 9 .*rows\(", {"graph": patterns.causal(8)}),
-    (ValueError, r"differs by heads \(3\), but q has heads 4", {"graph": BY_HEAD}),
-    (ValueError, r"differs by head has no single edge list", {"graph": FOUR, "bias": torch.zeros(3)}),
+    (ValueError, r"differs by heads \(3\), but q has heads 4", {"graph": THREE_HEADS}),
+    (ValueError, r"differs by head has no single edge list", {"graph": FOUR_HEADS, "bias": torch.zeros(3)}),
     (ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'", {"backend": "fast"}),
-    (TypeError, r"backend must be a name or a gnn_attention.backends.Backend, got int", {"backend": 3}),
+    (TypeError, r"backend must be a name or a gnn_attention.Backend, got int", {"backend": 3}),
     (ValueError, r"dropout must be a probability in \[0, 1\), got 1.0", {"dropout": 1.0}),
     (TypeError, r"score_mod must be a function \(score, b, h, dst, src\), got 1.0 ", {"score_mod": 1.0}),
     (ValueError, r"bias must .* \[B, Hq, E\] = \[2, 4, 45\], got \[44\]", {"bias": torch.zeros(44)}),
@@ -283,23 +284,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
+@pytest.mark.parametrize("number", range(len(WRONG_CALLS)))
 def test_wrong_input_is_named(number):
-    """Under torch.compile too; the next valid call is right."""
-    error, message, changes = WRONG[number]
+    """The error is the same under torch.compile, and the next valid call is right."""
+    error, message, changes = WRONG_CALLS[number]
     call = {"q": Q, "k": K, "v": V, "graph": CAUSAL, **changes}
     with pytest.raises(error, match=message):
         ga.attend(**call)
     if number % 8 == 0:
         with pytest.raises(error, match=message):
             torch.compile(lambda: ga.attend(**call), backend="eager")()
-    assert_exact(ga.attend(Q, K, V, CAUSAL), RIGHT)
+    assert_exact(ga.attend(Q, K, V, CAUSAL), EXPECTED)
 
 
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "mixed", "reference"])
 @pytest.mark.parametrize("scale", [0.0, -0.5])
 def test_a_scale_need_not_be_positive(scale, backend):
-    """Causal kernels put -inf in before they scale: 0 would make NaN of it, a negative number +inf."""
+    """Causal kernels mask with -inf before they scale: 0 would give NaN, a negative number +inf."""
     q, k, v = (torch.randn(1, 2, 7, 4, dtype=torch.float64) for _ in range(3))
     past = torch.ones(7, 7).tril().bool()
     expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
@@ -308,7 +309,7 @@ def test_a_scale_need_not_be_positive(scale, backend):
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex", marks=pytest.mark.slow)])
 def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
-    """With all that is cached with it, at once."""
+    """Everything that is cached with it is freed too, at once."""
     disable = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     monkeypatch.setattr(disable, True, raising=False)
     monkeypatch.setattr(flex, "_compile_kernel", lambda threads: flex._attention)
@@ -326,15 +327,15 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
             out = ga.attend(q, k, k, graph, backend=name, bias=bias)
             if grads:
                 out.sum().backward()
-            seen = weakref.ref(graph)
+            reference = weakref.ref(graph)
             del graph, out
-            assert seen() is None
+            assert reference() is None
     finally:
         gc.enable()
 
 
 def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind():
-    """What was checked is cached with the graph by shapes, of which there are few."""
+    """The results of checks are cached with the graph by shape, and there are few shapes."""
     graph, x = patterns.window(6, 2), torch.ones(1, 1, 6, 4)
     sizes = []
     for step in range(20):
@@ -347,12 +348,12 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "dense"])
 def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentrant, padded, monkeypatch):
-    """Whatever memory is free by then: calls of one form and of others share a graph."""
+    """The free memory does not matter; calls of one form and of other forms share a graph."""
     graph, runs, room = patterns.window(20, 3), [], [2**40]
     graph.edges_on(torch.device("cpu"))  # for which memory is asked for once
-    for name, known in list(BACKENDS.items()):
-        spy = lambda call, known=known: runs.append(known.name) or known.run(call)  # noqa: E731
-        monkeypatch.setitem(BACKENDS, name, replace(known, run=spy))
+    for name, original in list(BACKENDS.items()):
+        spy = lambda call, original=original: runs.append(original.name) or original.run(call)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, replace(original, run=spy))
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     monkeypatch.setattr(memory, "available", lambda: room[0])
     x = qkv(20, 20)[0]
@@ -360,7 +361,7 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentr
     keep[-1] = 0.0 if padded else 1.0
     forms = [{}, {"score_mod": score_mods.softcap(3.0)}, {"sink_logits": torch.zeros(4).double()}, {}]
 
-    def attended(backend):
+    def run_backward(backend):
         leaf = out = x.clone().requires_grad_()
         free = [2**40] * 3 + [0 if backend == "auto" else 2**40]
         for options, room[0] in zip(forms, free, strict=True):
@@ -371,20 +372,20 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentr
         return leaf.grad
 
     try:
-        found = attended(backend)
+        gradient = run_backward(backend)
     finally:
         room[0] = 2**40
     assert runs[:4] == ["dense"] * 3 + ["reference" if backend == "auto" else "dense"]
     assert runs[4:] == runs[:4][::-1]
-    assert_exact(found, attended("reference"))
+    assert_exact(gradient, run_backward("reference"))
 
 
 @pytest.mark.parametrize("name", ["dense", "tiles", "rows", "mixed", "reference"])
-@pytest.mark.parametrize(("needed", "times"), [(0, 1), (2**29, 2)])
-def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, times, name, monkeypatch):
-    """There may be less of it at the second call."""
+@pytest.mark.parametrize(("bytes_needed", "times"), [(0, 1), (2**29, 2)])
+def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(bytes_needed, times, name, monkeypatch):
+    """Less memory may be free at the second call."""
     reasons = []
-    changes = {"unsupported_reason": reasons.append, "bytes_needed": lambda call: needed}
+    changes = {"unsupported_reason": reasons.append, "bytes_needed": lambda call: bytes_needed}
     monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], **changes))
     graph, x = patterns.causal(6), torch.ones(1, 1, 6, 4)
     for _ in range(2):
@@ -396,15 +397,15 @@ def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, ti
     "backend", ["reference", "dense", "tiles", "rows", pytest.param("flex", marks=pytest.mark.slow), "auto"]
 )
 def test_the_keys_of_one_sample_serve_all(backend):
-    """Those of a shared prompt, say; their gradients are summed over the samples."""
+    """A shared prompt is an example; its gradients are summed over the samples."""
     draw, trains = torch.Generator().manual_seed(0), backend != "flex"
     q, k, v = (torch.randn(n, h, 9, 8, generator=draw) for n, h in ((3, 4), (1, 2), (1, 2)))
     graph = patterns.window(9, 4)
     results = []
     for sizes in ((1, 1, 1, 1), (3, 1, 1, 1)):
-        given = [x.clone().requires_grad_(trains) for x in (q, k, v)]
-        out = ga.attend(given[0], *(x.repeat(sizes) for x in given[1:]), graph, backend=backend)
-        grads = torch.autograd.grad(out.pow(2).sum(), given) if trains else ()
+        inputs = [x.clone().requires_grad_(trains) for x in (q, k, v)]
+        out = ga.attend(inputs[0], *(x.repeat(sizes) for x in inputs[1:]), graph, backend=backend)
+        grads = torch.autograd.grad(out.pow(2).sum(), inputs) if trains else ()
         results.append([out, *grads])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected)
+    for output, expected in zip(*results, strict=True):
+        torch.testing.assert_close(output, expected)

@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inducto
 
 
 def by_hand(score, b, h, dst, src):
-    """A score_mod as a user writes it, of every index."""
+    """A score_mod as a user writes it, which uses every index."""
     return score - 0.1 * (h + 1) * (dst - src).abs() + 0.01 * b
 
 
@@ -52,11 +52,11 @@ MODS = {
     ),
     "multiplicity": lambda n: score_mods.log_multiplicity(torch.rand(n).double() + 0.5),
     "table": lambda n: learned_table(),
-    "single numbers": lambda n: of_single_numbers(torch.randn(2, n, 3).double()),
+    "single numbers": lambda n: by_single_numbers(torch.randn(2, n, 3).double()),
 }
 
 
-def of_single_numbers(factors):
+def by_single_numbers(factors):
     return lambda score, b, h, dst, src: score + torch.dot(factors[0, dst], factors[1, src]).tanh()
 
 
@@ -73,15 +73,15 @@ class Row:
     backend: str
     graph: str
     mod: str = ""
-    more: str = ""
+    extras: str = ""
     lengths: tuple[int, ...] = LENGTHS[:1]
 
     def __str__(self):
-        return "-".join(filter(None, (self.backend, self.graph, self.mod, *self.more.split())))
+        return "-".join(filter(None, (self.backend, self.graph, self.mod, *self.extras.split())))
 
     def options(self, graph):
-        """Of ``attend``, with tensors that learn."""
-        edges = graph.num_edges if "bias" in self.more else 0
+        """Return the options of ``attend``, with tensors that need gradients."""
+        edges = graph.num_edges if "bias" in self.extras else 0
         options = {
             "bias": torch.randn(HEADS, edges, dtype=torch.float64, requires_grad=True),
             "sink_logits": torch.randn(HEADS, dtype=torch.float64, requires_grad=True),
@@ -90,7 +90,7 @@ class Row:
             "return_info": True,
         }
         mod = {"score_mod": MODS[self.mod](graph.num_src)} if self.mod else {}
-        return mod | {name: value for name, value in options.items() if name in self.more.split()}
+        return mod | {name: value for name, value in options.items() if name in self.extras.split()}
 
 
 # earlier compilers cannot ask what a score_mod needs
@@ -120,34 +120,34 @@ TRACED = [
 ]
 
 
-def compiled(function, compiler):
+def compile_anew(function, compiler):
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend=compiler)
 
 
 def run(q, k, v, graph, backend, options):
-    found = ga.attend(q, k, v, graph, backend=backend, **options)
-    if not isinstance(found, tuple):
-        return [found]
-    out, info = found
+    output = ga.attend(q, k, v, graph, backend=backend, **options)
+    if not isinstance(output, tuple):
+        return [output]
+    out, info = output
     return [out, info.lse, info.weights()]
 
 
 def with_gradients(function, leaves, *arguments):
-    """What it returns, each alone, and all gradients together; of dropout with one seed."""
+    """Return each output, and all gradients in one tuple; dropout has a fixed seed."""
     torch.manual_seed(1)
-    found = function(*arguments)
-    loss = sum(x.masked_fill(x == -torch.inf, 0.0).square().sum() for x in found)
-    return *found, torch.autograd.grad(loss, leaves)
+    output = function(*arguments)
+    loss = sum(x.masked_fill(x == -torch.inf, 0.0).square().sum() for x in output)
+    return *output, torch.autograd.grad(loss, leaves)
 
 
-def assert_same(found, wanted):
-    for ours, eager in zip(found, wanted, strict=True):
-        assert_exact(ours, eager)
+def assert_same(output, expected):
+    for actual, eager in zip(output, expected, strict=True):
+        assert_exact(actual, eager)
 
 
 def check(row, compiler):
-    program = compiled(run, compiler)
+    program = compile_anew(run, compiler)
     for n in row.lengths:
         torch.manual_seed(n)
         graph = GRAPHS[row.graph](n)
@@ -156,8 +156,8 @@ def check(row, compiler):
         inputs = [torch.randn(2, h, n, d, dtype=torch.float64, requires_grad=True) for h, d in widths]
         leaves = inputs + [x for x in options.values() if isinstance(x, torch.Tensor)]
         leaves += [options["score_mod"].table] if row.mod == "table" else []
-        given = leaves, *inputs, graph, row.backend, options
-        assert_same(with_gradients(program, *given), with_gradients(run, *given))
+        arguments = leaves, *inputs, graph, row.backend, options
+        assert_same(with_gradients(program, *arguments), with_gradients(run, *arguments))
 
 
 @quiet
@@ -171,31 +171,31 @@ def test_attend_is_traced_and_decomposed(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", COMPILED, ids=str)
 def test_attend_is_compiled_by_inductor(row):
-    """Random numbers of dropout are those of eager calls."""
+    """Dropout draws the random numbers of eager calls."""
     from torch._inductor import config
 
     with config.patch(fallback_random=True):
         check(row, "inductor")
 
 
-# Edge by edge no graph is taken that differs by head.
+# The message-passing path refuses a graph that differs by head.
 LAYERS = [("given", "auto"), ("window", "message_passing"), ("window", "auto"), ("by head", "auto")]
 
 
 @quiet
 @pytest.mark.parametrize(("graph", "way"), LAYERS)
 def test_the_layer_is_compiled(graph, way):
-    """With a table that learns; edges that are an input of the program may be others, and more tokens."""
+    """Its table is trained; edges that are an input may change, and so may the number of tokens."""
     torch.manual_seed(0)
     heads = ga.StandardHeads(8, HEADS, num_kv_heads=KV_HEADS).double()
     layer = ga.MessagePassingAttention(heads, score_mod=learned_table(), backend=way)
-    program = compiled(layer, "aot_eager_decomp_partition")
+    program = compile_anew(layer, "aot_eager_decomp_partition")
     for n in LENGTHS if graph == "given" else LENGTHS[:1]:
         torch.manual_seed(n)
         x = torch.randn(n, 8, dtype=torch.float64, requires_grad=True)
         edges = random_mask(n).nonzero().t().contiguous() if graph == "given" else GRAPHS[graph](n)
         results = [
-            with_gradients(lambda *given, call=call: [call(*given)], [x, *layer.parameters()], x, edges)
+            with_gradients(lambda *xs, call=call: [call(*xs)], [x, *layer.parameters()], x, edges)
             for call in (program, layer)
         ]
         assert_same(*results)

@@ -19,13 +19,13 @@ DTYPES |= {"float32": torch.float32, "float64": torch.float64}
 
 
 def irregular():
-    """A list of edges whose tiles of 128 are thinly filled."""
+    """Make an edge list whose tiles of 128 are nearly empty."""
     edges = torch.randint(0, N, (2, 8 * N), generator=torch.Generator().manual_seed(0))
     return ga.convert.from_edge_index(edges, N, N, coalesce=True)
 
 
-def chosen():
-    """Eight senders of each receiver, for each head others."""
+def pick():
+    """Choose eight senders for each receiver and head."""
     index = torch.rand(HEADS, N, N, generator=torch.Generator().manual_seed(0)).topk(8).indices
     return ga.TokenGraph.from_indices(index, N)
 
@@ -42,7 +42,7 @@ GRAPHS = {
     "window, documents": PACKED,
     "tiles of 128 at least 1/8 filled: window and sinks, by head": FILLED,
     "all of the above": [*WHOLE, *PACKED, *FILLED],
-    "irregular lists, chosen rows, thinly filled tiles": [irregular(), chosen(), patterns.dilated(N, 10, 20)],
+    "irregular lists, chosen rows, thinly filled tiles": [irregular(), pick(), patterns.dilated(N, 10, 20)],
     "one receiver of some senders, without gradients": [patterns.window(N, 100).rows(N - 1, N)],
     "several receivers, at most 16,384 pairs": [patterns.window(100, 5), patterns.causal(128)],
 }
@@ -57,7 +57,7 @@ OPTIONS = {
 
 
 def rows():
-    """Graph, option, dtype and backend of every cell."""
+    """Yield the graph, options, dtype and backend of every cell."""
     for line in re.findall(r"^\| (.*) \|$", TEXT, re.MULTILINE):
         graph, call, *cells = line.split(" | ")
         if graph not in GRAPHS:
@@ -71,8 +71,8 @@ def rows():
 ROWS = list(rows())
 
 
-def call_of(graph, option, dtype, kv_heads, needs_gradients):
-    """A call on a GPU that need not be there."""
+def make_call(graph, option, dtype, kv_heads, needs_gradients):
+    """Make a call on a GPU that need not exist."""
     options = dict(OPTIONS[option])
     for name, shape in options.items():
         if isinstance(shape, tuple):
@@ -95,5 +95,5 @@ def test_a_cell_is_what_auto_takes(kind, options, dtype, backend):
             if option == "bias" and (graph.heads or graph.batch):
                 continue
             with FakeTensorMode():
-                call = call_of(graph, option, DTYPES[dtype], kv_heads, "without gradients" not in kind)
+                call = make_call(graph, option, DTYPES[dtype], kv_heads, "without gradients" not in kind)
                 assert choose(call).name == backend, (graph, option)

@@ -294,7 +294,7 @@ class PatternMessageCache(TokenCache):
         """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
         if self.keep == "states":
             arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
-            states = functional.pad(arrays.like_products(x), (0, 1), value=1.0)
+            states = functional.pad(arrays.to_product_dtype(x), (0, 1), value=1.0)
             self._append((states.unsqueeze(1),), 0)
         else:
             k, v = self.heads.send(x)

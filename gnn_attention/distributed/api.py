@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gnn_attention._support import checks
 from gnn_attention._support.checks import describe_type
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import checked_backend, run_attention
+from gnn_attention.attend import check_backend, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives
@@ -77,7 +77,7 @@ def attend(
     ranks = _group(group)
     with collectives.raised_on_all_ranks(ranks, q):
         view = local(graph, partition, ranks)
-        checked_backend(backend)
+        check_backend(backend)
         call = AttentionCall.from_arguments(q, k, v, view, scale, score_mod, None, sink_logits, dropout)
     return run_attention(call, backend)[0]
 

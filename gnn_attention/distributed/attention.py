@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.attend import checked_backend, run_attention
+from gnn_attention.attend import check_backend, run_attention
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dropout import drop_weights
@@ -81,7 +81,7 @@ def run(call: AttentionCall, backend: BackendLike) -> Result:
 
 def _run(call: AttentionCall, backend: BackendLike) -> Result:
     graph: Any = call.graph
-    checked_backend(backend)
+    check_backend(backend)
     _check_agreement(call, graph, backend)
     if call.seed is not None:
         distributed.broadcast(call.seed, group=graph.group, group_src=0)

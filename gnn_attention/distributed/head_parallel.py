@@ -204,7 +204,7 @@ class _ShardedHeads:
     def collect(self, z: Tensor) -> Tensor:
         own = self.shard.copy(self)
         update: Tensor = super(_ShardedHeads, own).sum_of_heads(z)  # type: ignore[misc]
-        return arrays.plus_bias(self.shard.all_reduce(update), own.b_O)
+        return arrays.add_bias(self.shard.all_reduce(update), own.b_O)
 
 
 class _ShardedScoreMod:

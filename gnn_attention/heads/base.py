@@ -1,7 +1,8 @@
-"""What the forms of attention heads share: drawing parameters, the scale, the update, norms and rotations."""
+"""The base class of all forms of attention heads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from gnn_attention.rotary import Rotary
 
 
 def axis(parameter: str, index: int, doc: str) -> Any:
-    """A property: the length of one axis of a parameter."""
+    """Make a property: the length of one axis of a parameter."""
     return property(lambda self: getattr(self, parameter).shape[index], doc=doc)
 
 
 class HeadsBase(nn.Module):
-    """Subclasses give the sizes, ``receive``, ``send`` and ``sum_of_heads``."""
+    """Base of all forms: a subclass adds its sizes, ``receive``, ``send`` and ``sum_of_heads``."""
 
     num_heads: int
     head_dim: int
@@ -26,13 +27,15 @@ class HeadsBase(nn.Module):
     source_width: int
     rotary: Rotary | None
     b_O: Tensor | None
+    sum_of_heads: Callable[[Tensor], Tensor]
 
     def reset_parameters(self) -> None:
-        """Draw the matrices from N(0, 1 / rows), set the biases to zero and the norms to one."""
+        """Draw the matrices from N(0, 1 / rows), and set biases to zero and norms to one."""
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("b_"):
                 nn.init.zeros_(parameter)
             else:
+                # The outputs of all heads are added, so their rows count together.
                 fan_in = parameter.shape[-2] * (self.num_heads if name in ("W_O", "message") else 1)
                 nn.init.normal_(parameter, std=fan_in**-0.5)
         for norm in self.children():
@@ -41,21 +44,16 @@ class HeadsBase(nn.Module):
 
     @property
     def scale(self) -> float:
-        """``1 / sqrt(head_dim)``: the width of a pattern or a latent does not change it (seed S0.8)."""
+        """``1 / sqrt(head_dim)``, whatever the width of a pattern or a latent (seed S0.8)."""
         # head_dim is a tensor while torch.jit.trace records.
         return float(int(self.head_dim) ** -0.5)
 
     def collect(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
-        """The update: the sum of the heads, plus ``b_O``."""
+        """Compute the update: the sum of the heads, plus ``b_O``."""
         total = self.sum_of_heads(z)
-        return total if self.b_O is None else arrays.plus_bias(total, self.b_O)
-
-    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
-        """The update before ``b_O``."""
-        raise NotImplementedError
+        return total if self.b_O is None else arrays.add_bias(total, self.b_O)
 
     def extra_repr(self) -> str:
-        """The sizes."""
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}"
 
     def _register_biases(self, bias: bool, **shapes: tuple[int, ...] | None) -> None:
@@ -63,8 +61,7 @@ class HeadsBase(nn.Module):
             zeros = nn.Parameter(torch.zeros(shape)) if bias and shape is not None else None
             self.register_parameter(name, zeros)
 
-    def _rotate(self, x: Tensor, positions: Tensor | None, norm: nn.RMSNorm | None = None) -> Tensor:
-        """After the norm, if any."""
+    def _norm_and_rotate(self, x: Tensor, positions: Tensor | None, norm: nn.RMSNorm | None = None) -> Tensor:
         x = x if norm is None else apply_norm(x, norm)
         if self.rotary is None:
             return x
@@ -73,7 +70,7 @@ class HeadsBase(nn.Module):
 
 
 def apply_norm(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    # The dtypes differ under torch.autocast.
+    # Under torch.autocast the norm and x have different dtypes.
     return x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 
@@ -81,4 +78,4 @@ def check_rotary(rotary: Rotary | None, name: str, dim: int) -> None:
     if rotary is not None and not isinstance(rotary, Rotary):
         raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {type(rotary).__name__}")
     if rotary is not None and dim % 2:
-        raise ValueError(f"rotary turns pairs of channels: {name} must be even, got {dim}")
+        raise ValueError(f"rotary rotates pairs of channels: {name} must be even, got {dim}")

@@ -1,4 +1,4 @@
-"""A product of two thin matrices, as its factors."""
+"""The product of two thin matrices, stored as its factors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["FactoredMatrix"]
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``: only :meth:`full` makes the m x n product.
+    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, which only :meth:`full` computes.
 
-    ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices, with r = head_dim (seeds S0.5, S1.23).
-    Leading axes are heads. The form follows TransformerLens' FactoredMatrix and Elhage et al. 2021, "A
-    Mathematical Framework for Transformer Circuits", section "Splitting attention head terms into circuits".
+    ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices for each head, with r = head_dim.
+
+    Sources: seeds S0.5, S1.23; Elhage et al. 2021; FactoredMatrix of TransformerLens.
 
     >>> m = FactoredMatrix(torch.ones(4, 1), torch.ones(1, 4))
     >>> m.shape, [round(v, 4) for v in m.singular_values().tolist()], round(m.norm().item(), 4)
@@ -29,48 +29,47 @@ class FactoredMatrix:
     right: Float[Tensor, "*heads r n"]
 
     def __post_init__(self) -> None:
-        left, right = self.left.shape, self.right.shape
-        if len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2:-1].numel():
-            shapes = f"{list(left)} and {list(right)}"
-            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {shapes}")
+        left, right = list(self.left.shape), list(self.right.shape)
+        if len(left) < 2 or left[:-2] != right[:-2] or left[-1:] != right[-2:-1]:
+            raise ValueError(f"left must be [..., m, r] and right [..., r, n], got {left} and {right}")
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the product."""
+        """Shape of the product."""
         return torch.Size([*self.left.shape[:-1], self.right.shape[-1]])
 
     @property
     def T(self) -> FactoredMatrix:
-        """The transpose, still factored."""
+        """The transpose, in factored form."""
         return FactoredMatrix(self.right.mT, self.left.mT)
 
     def full(self) -> Float[Tensor, "*heads m n"]:
-        """The product itself."""
+        """Compute the product."""
         return self.left @ self.right
 
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Thin singular value decomposition ``U, S, Vh`` from two QR decompositions: O((m + n) r^2)."""
+        """Compute the thin singular value decomposition ``U, S, Vh`` in time O((m + n) r^2)."""
         q_left, r_left = torch.linalg.qr(self.left)
         q_right, r_right = torch.linalg.qr(self.right.mT)
         u, s, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
         return q_left @ u, s, vh @ q_right.mT
 
     def singular_values(self) -> Float[Tensor, "*heads r"]:
-        """The at most r singular values that are not zero by construction, largest first."""
+        """Return the at most r singular values that can differ from 0, in descending order."""
         return self.svd()[1]
 
     def eigenvalues(self) -> Tensor:
-        """The at most r non-trivial eigenvalues (complex): those of the small ``right @ left``."""
+        """Return the complex eigenvalues of the r x r ``right @ left``; all others are 0."""
         if self.shape[-1] != self.shape[-2]:
-            raise ValueError(f"only a square matrix has eigenvalues, got {self.shape[-2]} x {self.shape[-1]}")
+            raise ValueError(f"only a square matrix has eigenvalues, got {list(self.shape)}")
         return cast("Tensor", torch.linalg.eigvals(self.right @ self.left))
 
     def norm(self) -> Float[Tensor, "*heads"]:
-        """Frobenius norm, from the r x r Gram matrices."""
+        """Compute the Frobenius norm from the r x r Gram matrices."""
         gram = (self.left.mT @ self.left) * (self.right @ self.right.mT)
         return gram.sum((-2, -1)).clamp(min=0).sqrt()
 
     def rank(self, tolerance: float = 1e-6) -> Tensor:
-        """How many singular values exceed ``tolerance`` times the largest."""
+        """Count the singular values above ``tolerance`` times the largest."""
         s = self.singular_values()
         return (s > tolerance * s[..., :1]).sum(-1)

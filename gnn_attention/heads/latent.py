@@ -1,4 +1,4 @@
-"""Multi-head latent attention: all heads share one latent of a sender."""
+"""Multi-head latent attention: all heads of a sender share one latent."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["LatentHeads"]
 
 
 class LatentHeads(HeadsBase):
-    """DeepSeek's latent attention in its absorbed form, with patterns and messages in the latents' space.
+    """DeepSeek's latent attention in its absorbed form: keys and values are the latents.
 
-    A sender has one latent ``c = norm(x W_DKV)`` and one rotated key ``r = R (x W_KR)`` for all heads. In the
-    paper head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act on the
-    receiver's side instead:
+    A sender has one latent ``c = norm(x W_DKV)`` and one rotated key ``r = R (x W_KR)`` for all
+    heads. In the paper, head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here the
+    receiver applies both matrices instead:
 
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` of a token:
-    one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, its first ``latent_dim`` the value.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` of a
+    token, one key for all heads (MQA) of width ``latent_dim + rotary_dim``; c is also the value.
 
-    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR [heads,
-    query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``, ``W_UK [heads,
-    latent_dim, content_dim]``, ``W_UV [heads, latent_dim, value_dim]``, ``W_O [heads, value_dim, width]``,
-    the norms ``q_norm`` and ``kv_norm`` and, with ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``.
-    The scale is ``1 / sqrt(content_dim + rotary_dim)``.
+    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``,
+    ``W_QR [heads, query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width,
+    rotary_dim]``, ``W_UK [heads, latent_dim, content_dim]``, ``W_UV [heads, latent_dim, value_dim]``,
+    ``W_O [heads, value_dim, width]``, the norms ``q_norm`` and ``kv_norm`` and, with ``bias=True``,
+    ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 / sqrt(content_dim + rotary_dim)``.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (the absorption) and 2.1.3.
 
@@ -47,7 +47,6 @@ class LatentHeads(HeadsBase):
     b_KR: nn.Parameter | None
     rotary: Rotary
     num_heads: int = axis("W_UQ", 0, "Query heads.")
-    # All heads share the latent.
     num_kv_heads = 1
     width: int = axis("W_O", 2, "Width of a token's state.")
     source_width: int = axis("W_DKV", 0, "Width of a sender's state.")
@@ -66,9 +65,10 @@ class LatentHeads(HeadsBase):
         bias: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        """By default ``value_dim`` is ``content_dim``. ValueError for an odd ``rotary_dim``."""
+        """``value_dim`` is ``content_dim`` by default. ValueError for an odd ``rotary_dim``."""
         super().__init__()
-        width, num_heads = checks.size("width", width, 1), checks.size("num_heads", num_heads, 1)
+        width = checks.size("width", width, 1)
+        num_heads = checks.size("num_heads", num_heads, 1)
         content_dim = checks.size("content_dim", content_dim, 1)
         rotary_dim = checks.size("rotary_dim", rotary_dim, 1)
         latent_dim = checks.size("latent_dim", latent_dim, 1)
@@ -92,53 +92,52 @@ class LatentHeads(HeadsBase):
 
     @property
     def head_dim(self) -> int:  # type: ignore[override]
-        """``content_dim + rotary_dim``, the width of a query and a key: the rank of a pattern matrix."""
+        """``content_dim + rotary_dim``: the width of a key in the paper, the rank of ``W_P``."""
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """The receivers' patterns ``[(u W_UQ) W_UK^T, R (u W_QR)]``; ``positions`` default to 0, 1, ..."""
+        """Compute queries ``[(u W_UQ) W_UK^T, R (u W_QR)]``; ``positions`` default to 0, 1, ..."""
         arrays.check_states(x, self.width, self.W_O.dtype)
-        u = x if self.W_DQ is None else apply_norm(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
+        u = x if self.W_DQ is None else apply_norm(arrays.add_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
         pattern = torch.einsum("bti,hic->bhtc", u, self.W_UQ) @ self.W_UK.mT
-        rotated = self._rotate(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
+        rotated = self._norm_and_rotate(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
         return torch.cat([pattern, rotated], dim=-1)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch one src dim"], Float[Tensor, "batch one src latent"]]:
-        """The senders' keys ``[c, R (x W_KR)]`` and their latents ``c``, one of each for all heads."""
+        """Compute keys ``[c, R (x W_KR)]`` and values ``c``, one of each for all heads."""
         latent = self.latents(x)
-        rotated = self._rotate(arrays.plus_bias(x @ self.W_KR, self.b_KR), positions)
+        rotated = self._norm_and_rotate(arrays.add_bias(x @ self.W_KR, self.b_KR), positions)
         return torch.cat([latent, rotated], dim=-1).unsqueeze(1), latent.unsqueeze(1)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst latent"]) -> Float[Tensor, "*batch dst width"]:
-        """``sum_h z_h W_UV_h W_O_h``: the update before ``b_O``."""
+        """Compute the update without ``b_O``: ``sum_h z_h W_UV_h W_O_h``."""
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype) @ self.W_UV, self.W_O)
 
     def latents(self, x: Float[Tensor, "batch src width"]) -> Float[Tensor, "batch src latent"]:
-        """``c = norm(x W_DKV + b_DKV)``: the latent of a sender."""
+        """Compute the latents of senders: ``c = norm(x W_DKV + b_DKV)``."""
         arrays.check_states(x, self.source_width, self.W_DKV.dtype)
-        return apply_norm(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
+        return apply_norm(arrays.add_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
-        """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``.
+        """Return ``W_P [heads, query_dim, latent_dim + rotary_dim]`` for ``distance = dst - src``.
 
-        ``u W_P . [c, x W_KR]`` is the logit before the scale: the content part is the same at every distance,
-        the other part rotates.
+        The score is ``scale * (u W_P . [c, x W_KR])``. Only the rotary part depends on the distance.
         """
-        heads, rotary_dim = self.num_heads, self.W_QR.shape[2]
-        turn = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(heads, -1, -1)
-        content = nn.functional.pad(self.W_UK.mT, (0, rotary_dim))
-        rotated = nn.functional.pad(turn, (self.latent_dim, 0))
-        left, right = torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, rotated], dim=-2)
-        return FactoredMatrix(left, right)
+        rotary_dim = self.W_QR.shape[2]
+        rotation = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(self.num_heads, -1, -1)
+        content_rows = nn.functional.pad(self.W_UK.mT, (0, rotary_dim))
+        rotary_rows = nn.functional.pad(rotation, (self.latent_dim, 0))
+        right = torch.cat([content_rows, rotary_rows], dim=-2)
+        return FactoredMatrix(torch.cat([self.W_UQ, self.W_QR], dim=-1), right)
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``, from a latent to its message."""
+        """Return ``W_M = W_UV W_O [heads, latent_dim, width]``, from latents to messages."""
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         return f"{super().extra_repr()}, latent_dim={self.latent_dim}"

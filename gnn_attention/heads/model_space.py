@@ -8,10 +8,10 @@ factored pattern ``(x W_Q) W_K^T``           ``x`` itself                    mes
 merged   pattern ``x W_P``                   ``x`` itself                    message ``x W_M``
 ======== =================================== =============================== ======================
 
-with ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With the pattern on the sender's
-side the query is ``x`` and the key ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the scale
-is ``1 / sqrt(head_dim)`` and a layer ``collect(attend(receive(x_dst), *send(x_src), graph, scale=scale))``. A
-bias is a weight on a constant 1: ``[x, 1]`` carries biases through the products exactly.
+Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With ``side="sender"`` the
+query is ``x`` and the key is ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the
+scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst), *send(x_src),
+graph, scale=scale))``. The states ``[x, 1]`` carry a bias, as one more row, through the products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.heads.arrays import check_states, like_products, project, repeat_for_query_heads
+from gnn_attention.heads.arrays import check_states, project, repeat_for_query_heads, to_product_dtype
 from gnn_attention.heads.base import HeadsBase
 from gnn_attention.heads.standard import StandardHeads
 
@@ -31,48 +31,46 @@ SIDES = ("receiver", "sender")
 
 
 class _ModelSpaceHeads(HeadsBase):
-    """What the factored and the merged form share: patterns and messages as wide as the tokens' states."""
+    """Base of the factored and the merged form: patterns and messages are as wide as states."""
 
     side: str
-    _pattern_of: Callable[[Tensor], Tensor]
+    messages: Callable[[Tensor], Tensor]
+    _project_pattern: Callable[[Tensor], Tensor]
     _has_pattern_bias: Callable[[], bool]
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """The receivers' patterns, or their states where the senders hold the pattern."""
+        """Return the receivers' patterns, or their states if ``side`` is "sender"."""
         check_states(x, self.width, next(self.parameters()).dtype)
-        return self._pattern_of(x) if self.side == "receiver" else self._state_of(x)
+        return self._project_pattern(x) if self.side == "receiver" else self._repeat_state(x)
 
     def send(
         self, x: Float[Tensor, "batch src source_width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch heads src dim"], Float[Tensor, "batch heads src width"]]:
-        """The senders' states (or patterns) and their messages, one for each head."""
+        """Return the senders' states, or patterns if ``side`` is "sender", and their messages."""
         check_states(x, self.source_width, next(self.parameters()).dtype)
-        return self._pattern_of(x) if self.side == "sender" else self._state_of(x), self.messages(x)
+        keys = self._project_pattern(x) if self.side == "sender" else self._repeat_state(x)
+        return keys, self.messages(x)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
-        """The update before ``b_O``: messages are in model space already."""
+        """Compute the update without ``b_O``: a plain sum, since messages are in model space."""
         return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens own"]) -> Float[Tensor, "batch heads tokens other"]:
-        """``P = x W_P`` (``x W_P^T`` on the sender's side), to be compared with states (S0.6)."""
-        return self._pattern_of(x)[..., : self.source_width if self.side == "receiver" else self.width]
+        """Compute ``P = x W_P``, or ``x W_P^T`` if ``side`` is "sender" (seed S0.6)."""
+        return self._project_pattern(x)[..., : self.source_width if self.side == "receiver" else self.width]
 
-    def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
-        """``M = x W_M``: what a token sends, in model space (seed S0.5)."""
-        raise NotImplementedError
-
-    def _state_of(self, x: Tensor) -> Tensor:
-        x = like_products(_with_one(x) if self._has_pattern_bias() else x)
+    def _repeat_state(self, x: Tensor) -> Tensor:
+        x = to_product_dtype(_append_one(x) if self._has_pattern_bias() else x)
         return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
 
 
 class FactoredHeads(_ModelSpaceHeads):
-    """Patterns and messages computed through the factors: ``P = (x W_Q) W_K^T``, ``M = (x W_V) W_O``.
+    """Patterns ``P = (x W_Q) W_K^T`` and messages ``M = (x W_V) W_O``, computed by their factors.
 
-    ``FactoredHeads.of(heads)`` computes with the *same* parameters: training one trains the other.
-    ``side="sender"``: ``P = (x W_K) W_Q^T``, which can be cached. ValueError for rotary or normed heads.
+    ``FactoredHeads.of(heads)`` has the *same* parameters: training one trains the other. With
+    ``side="sender"``, ``P = (x W_K) W_Q^T`` can be cached. ValueError for ``rotary`` or ``qk_norm``.
 
     Sources: seeds S0.4 to S0.6, S1.15, S1.21 ("refactored").
     """
@@ -86,11 +84,11 @@ class FactoredHeads(_ModelSpaceHeads):
 
     @classmethod
     def of(cls, heads: StandardHeads, side: str = "receiver") -> FactoredHeads:
-        """The factored form of ``heads``, which shares its parameters."""
+        """Return the factored form of ``heads``, which shares their parameters."""
         return cls(heads, side)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Initialize the parameters again."""
         self.standard.reset_parameters()
 
     @property
@@ -98,22 +96,18 @@ class FactoredHeads(_ModelSpaceHeads):
         return self.standard.b_O
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
-        """``M = (x W_V + b_V) W_O``."""
-        own, W_O = self.standard, self.standard.W_O
-        assert W_O is not None
-        values = project(
-            x,
-            repeat_for_query_heads(own.W_V, self.num_heads),
-            repeat_for_query_heads(own.b_V, self.num_heads),
-        )
-        return values @ W_O
+        """Compute the messages ``M = (x W_V + b_V) W_O``, in model space (seed S0.5)."""
+        W_V = repeat_for_query_heads(self.standard.W_V, self.num_heads)
+        b_V = repeat_for_query_heads(self.standard.b_V, self.num_heads)
+        assert self.standard.W_O is not None
+        return project(x, W_V, b_V) @ self.standard.W_O
 
-    def _pattern_of(self, x: Tensor) -> Tensor:
-        near, far = _pattern_factors(self.standard)
+    def _project_pattern(self, x: Tensor) -> Tensor:
+        left, right = _pattern_factors(self.standard)
         if self.side == "sender":
-            near, far = far, near
-        x = _with_one(x) if self._has_pattern_bias() else x
-        return project(x, near) @ far.mT
+            left, right = right, left
+        x = _append_one(x) if self._has_pattern_bias() else x
+        return project(x, left) @ right.mT
 
     def _has_pattern_bias(self) -> bool:
         return self.standard.b_Q is not None or self.standard.b_K is not None
@@ -122,11 +116,11 @@ class FactoredHeads(_ModelSpaceHeads):
 class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
-    ``MergedHeads.of(heads)`` multiplies the factors out into parameters of its own. Built directly,
-    ``MergedHeads(width, num_heads, head_dim)`` has no bottleneck; head_dim then only sets the scale.
+    ``MergedHeads.of(heads)`` multiplies the factors and stores the products as its own parameters.
+    ``MergedHeads(width, num_heads, head_dim)`` has full-rank matrices; ``head_dim`` sets the scale.
 
-    Parameters: ``pattern [heads, width (+1), source_width (+1)]`` and ``message [heads, source_width (+1),
-    width]``. With biases the +1 holds their products; :attr:`W_P` and :attr:`W_M` are the parts without it.
+    Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
+    width]``. The (+1) is for products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
@@ -143,7 +137,6 @@ class MergedHeads(_ModelSpaceHeads):
         source_width: int | None = None,
         side: str = "receiver",
     ) -> None:
-        """Bias-free, drawn from N(0, 1 / rows)."""
         super().__init__()
         self.side = checks.choice("side", side, SIDES)
         self.head_dim = checks.size("head_dim", head_dim, 1)
@@ -157,20 +150,18 @@ class MergedHeads(_ModelSpaceHeads):
 
     @classmethod
     def of(cls, heads: StandardHeads | FactoredHeads, side: str = "receiver") -> MergedHeads:
-        """The merged form of ``heads``, with parameters of its own."""
+        """Return the merged form of ``heads``, with its own parameters."""
         standard = heads.standard if isinstance(heads, FactoredHeads) else heads
         _check_mergeable(standard, "MergedHeads")
-        # no random numbers are drawn
+        # On the meta device the constructor draws no random numbers.
         with torch.device("meta"):
             result = cls(standard.width, standard.num_heads, standard.head_dim, standard.source_width, side)
         with torch.no_grad():
-            near, far = (factor.double() for factor in _pattern_factors(standard))
-            values = _affine(standard.W_V, standard.b_V) if standard.b_V is not None else standard.W_V
-            message = (
-                repeat_for_query_heads(values, standard.num_heads).double()
-                @ standard.message_matrix().right.double()
-            )
-            result.pattern = nn.Parameter((near @ far.mT).to(standard.W_Q.dtype))
+            left, right = _pattern_factors(standard)
+            result.pattern = nn.Parameter((left.double() @ right.double().mT).to(standard.W_Q.dtype))
+            W_V = standard.W_V if standard.b_V is None else _append_bias(standard.W_V, standard.b_V)
+            W_V = repeat_for_query_heads(W_V, standard.num_heads)
+            message = W_V.double() @ standard.message_matrix().right.double()
             result.message = nn.Parameter(message.to(standard.W_Q.dtype))
         if standard.b_O is not None:
             result.register_parameter("b_O", nn.Parameter(standard.b_O.detach().clone()))
@@ -187,48 +178,45 @@ class MergedHeads(_ModelSpaceHeads):
         return self.message[:, : self.source_width]
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
-        """``M = x W_M`` (plus the messages' bias ``b_V W_O``)."""
-        return project(_with_one(x) if self.message.shape[1] > self.source_width else x, self.message)
+        """Compute the messages ``M = x W_M``, plus ``b_V W_O`` if there is a bias."""
+        return project(_append_one(x) if self.message.shape[1] > self.source_width else x, self.message)
 
-    def _pattern_of(self, x: Tensor) -> Tensor:
-        x = _with_one(x) if self._has_pattern_bias() else x
+    def _project_pattern(self, x: Tensor) -> Tensor:
+        x = _append_one(x) if self._has_pattern_bias() else x
         return project(x, self.pattern if self.side == "receiver" else self.pattern.mT)
 
     def _has_pattern_bias(self) -> bool:
         return self.pattern.shape[1] > self.width
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes and the side."""
         return f"{super().extra_repr()}, side={self.side!r}"
 
 
-def _with_one(x: Tensor) -> Tensor:
+def _append_one(x: Tensor) -> Tensor:
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
 
 
-def _affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """The matrix that acts on ``[x, 1]``: the bias (or zeros) as its last row."""
+def _append_bias(matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Append the bias (or zeros) as the last row, which acts on the 1 of ``[x, 1]``."""
     row = torch.zeros_like(matrix[:, 0]) if bias is None else bias
     return torch.cat([matrix, row.unsqueeze(1)], dim=1)
 
 
 def _pattern_factors(heads: StandardHeads) -> tuple[Tensor, Tensor]:
-    """``W_Q`` and ``W_K`` of each query head, with biases as last rows where there are any."""
-    W_K, b_K = (
-        repeat_for_query_heads(heads.W_K, heads.num_heads),
-        repeat_for_query_heads(heads.b_K, heads.num_heads),
-    )
+    """Return ``W_Q`` and ``W_K`` of each query head; any biases are their last rows."""
+    W_K = repeat_for_query_heads(heads.W_K, heads.num_heads)
     if heads.b_Q is None and heads.b_K is None:
         return heads.W_Q, W_K
-    return _affine(heads.W_Q, heads.b_Q), _affine(W_K, b_K)
+    b_K = repeat_for_query_heads(heads.b_K, heads.num_heads)
+    return _append_bias(heads.W_Q, heads.b_Q), _append_bias(W_K, b_K)
 
 
 def _check_mergeable(heads: StandardHeads, form: str) -> None:
     if not isinstance(heads, StandardHeads):
         raise TypeError(f"{form}.of needs StandardHeads, got {type(heads).__name__}")
-    for reason, present in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
-        if present is not None:
-            advice = "see pattern_matrix(distance)"
-            raise ValueError(f"{form} cannot hold {reason}: it acts between W_Q and W_K; {advice}")
+    for name, module in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
+        if module is not None:
+            raise ValueError(f"{form} cannot hold {name}, which acts between W_Q and W_K")
     if heads.W_O is None:
-        raise ValueError(f"{form} needs W_O: without it there are values but no messages")
+        raise ValueError(f"{form} needs W_O: heads without it have values but no messages")

@@ -1,4 +1,4 @@
-"""Attention heads in the usual form: ``W_Q``, ``W_K``, ``W_V``, ``W_O`` for each head."""
+"""Attention heads in the standard form: ``W_Q``, ``W_K``, ``W_V`` and ``W_O`` for each head."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gnn_attention.rotary import Rotary
 
 
 class StandardHeads(HeadsBase):
-    """Queries, keys, values and an output matrix for each head: ``update = sum_h w_h (x W_V_h) W_O_h + b_O``.
+    """Query, key, value and output matrices: ``update = sum_h w_h (x W_V_h) W_O_h + b_O``.
 
-    Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``, ``W_V [kv_heads,
-    source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with ``bias=True``, ``b_Q``, ``b_K``,
-    ``b_V`` of one row for each head and ``b_O [width]`` (or ``[heads, width]``, one for each head: only their
-    sum counts). ``num_kv_heads < num_heads`` groups query heads (GQA; 1 is MQA). ``rotary`` is a
-    :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before the rotation).
-    ``source_width`` is the senders' width where it differs.
+    Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``,
+    ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with
+    ``bias=True``, ``b_Q``, ``b_K`` and ``b_V`` with one row for each head and ``b_O [width]`` (or
+    ``[heads, width]``, of which the sum counts). ``source_width`` is the senders' width if it differs.
+    Query heads share keys and values if ``num_kv_heads < num_heads`` (GQA; 1 is MQA). ``qk_norm=True``
+    applies a learned RMSNorm to queries and keys, before the rotation by ``rotary``.
 
-    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2, S1.6, S2.8; Ainslie et al. 2023
-    (GQA, 2305.13245).
+    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2, S1.6, S2.8; Ainslie et
+    al. 2023 (GQA, 2305.13245).
 
     >>> heads = StandardHeads(width=8, num_heads=2)
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale
@@ -37,7 +37,7 @@ class StandardHeads(HeadsBase):
     b_K: nn.Parameter | None
     b_V: nn.Parameter | None
     num_heads: int = axis("W_Q", 0, "Query heads.")
-    num_kv_heads: int = axis("W_K", 0, "Key/value heads: each serves num_heads / num_kv_heads query heads.")
+    num_kv_heads: int = axis("W_K", 0, "Key/value heads; each serves num_heads / num_kv_heads query heads.")
     width: int = axis("W_Q", 1, "Width of a receiver's state.")
     source_width: int = axis("W_K", 1, "Width of a sender's state.")
     head_dim: int = axis("W_Q", 2, "Width of a query and a key.")
@@ -54,7 +54,7 @@ class StandardHeads(HeadsBase):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """ValueError for a ``width`` no multiple of ``num_heads`` (give ``head_dim``), or uneven groups."""
+        """ValueError if ``num_heads`` does not divide ``width``, or ``num_kv_heads`` ``num_heads``."""
         super().__init__()
         sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -63,8 +63,8 @@ class StandardHeads(HeadsBase):
         self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))
         self.W_V = nn.Parameter(torch.empty(num_kv_heads, source, value_dim))
         self.W_O: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, value_dim, width))
-        shapes = {"b_Q": (num_heads, head_dim), "b_K": (num_kv_heads, head_dim)}
-        self._register_biases(bias, **shapes, b_V=(num_kv_heads, value_dim), b_O=(width,))
+        self._register_biases(bias, b_Q=(num_heads, head_dim), b_K=(num_kv_heads, head_dim))
+        self._register_biases(bias, b_V=(num_kv_heads, value_dim), b_O=(width,))
         check_rotary(rotary, "head_dim", head_dim)
         self.rotary = rotary
         self.q_norm = nn.RMSNorm(head_dim) if qk_norm else None
@@ -74,27 +74,27 @@ class StandardHeads(HeadsBase):
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Queries ``x W_Q + b_Q``, normed and rotated if so configured; positions default to 0, 1, ..."""
-        return self._rotate(arrays.project(x, self.W_Q, self.b_Q), positions, self.q_norm)
+        """Compute queries ``x W_Q + b_Q``, normed and rotated; positions default to 0, 1, ..."""
+        return self._norm_and_rotate(arrays.project(x, self.W_Q, self.b_Q), positions, self.q_norm)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
-        """Keys ``x W_K + b_K`` and values ``x W_V + b_V`` of the senders."""
-        keys = self._rotate(arrays.project(x, self.W_K, self.b_K), positions, self.k_norm)
+        """Compute keys ``x W_K + b_K``, normed and rotated, and values ``x W_V + b_V``."""
+        keys = self._norm_and_rotate(arrays.project(x, self.W_K, self.b_K), positions, self.k_norm)
         return keys, arrays.project(x, self.W_V, self.b_V)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
-        """``sum_h z_h W_O_h``: the update before ``b_O``. Without ``W_O`` (S3.8) the heads side by side."""
+        """Compute ``sum_h z_h W_O_h``, or concatenate the heads if there is no ``W_O`` (S3.8)."""
         if self.W_O is None:
             return z.transpose(-3, -2).flatten(-2)
         return z.to(self.W_O.dtype).transpose(-3, -2).flatten(-2) @ self.W_O.flatten(0, 1)
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, factored and without biases.
+        """Return the factors of ``W_P = W_Q W_K^T [heads, width, source_width]``, without biases.
 
-        With ``rotary`` it depends on the distance of the tokens: ``W_Q R W_K^T`` for ``distance = dst -
-        src``. ValueError for rotary heads without a distance, and with ``qk_norm`` (a norm is no matrix).
+        For rotary heads it is ``W_Q R W_K^T``, which depends on ``distance = dst - src``. ValueError
+        for rotary heads without a distance, and for ``qk_norm``, which no matrix expresses.
         """
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
@@ -107,15 +107,15 @@ class StandardHeads(HeadsBase):
         return FactoredMatrix(left, right)
 
     def message_matrix(self) -> FactoredMatrix:
-        """``W_M = W_V W_O`` of each head, ``[heads, source_width, width]``; ValueError without ``W_O``."""
+        """Return the factors of ``W_M = W_V W_O [heads, source_width, width]``."""
         if self.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
         return FactoredMatrix(arrays.repeat_for_query_heads(self.W_V, self.num_heads), self.W_O)
 
     def extra_repr(self) -> str:
-        """The sizes."""
-        grouped = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
-        return super().extra_repr() + grouped
+        """Return the sizes."""
+        groups = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return super().extra_repr() + groups
 
     @classmethod
     def from_arrays(
@@ -133,35 +133,36 @@ class StandardHeads(HeadsBase):
         num_kv_heads: int | None = None,
         rotary: Rotary | None = None,
     ) -> StandardHeads:
-        """Heads from plain arrays (tensors, numpy arrays, nested lists), copied.
+        """Make heads from copies of tensors, numpy arrays or nested lists.
 
-        ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or ``[in, heads * out]``; ``W_O [heads,
-        value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1). ``layout="column"``: ``q = W_Q
-        x``, every matrix transposed, as in ``nn.Linear.weight`` (seeds S2.1, S3.7). The two-dimensional forms
-        need ``num_heads`` (and ``num_kv_heads`` where it differs). Biases: ``[heads, dim]`` or flat; ``b_O
-        [width]`` or ``[heads, width]``. Without ``W_O`` the heads' outputs stay concatenated. Raises
-        ValueError naming the array whose shape does not fit.
+        ``layout="row"`` means ``q = x W_Q`` (seeds S0, S1), with matrices ``[heads, in, out]`` or
+        ``[in, heads * out]`` and ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]``.
+        ``layout="column"`` means ``q = W_Q x`` (S2.1, S3.7), with all matrices transposed, as in
+        ``nn.Linear.weight``. Two-dimensional matrices need ``num_heads``, and ``num_kv_heads`` if it
+        differs. Biases are ``[heads, dim]`` or flat, ``b_O`` is ``[width]`` or ``[heads, width]``.
+        Without ``W_O`` the heads are concatenated. ValueError names an array that does not fit.
         """
         layout = checks.choice("layout", layout, ("row", "column"))
         num_heads = None if num_heads is None else checks.size("num_heads", num_heads, 1)
-        kv = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
-        q = arrays.heads_first("W_Q", W_Q, num_heads, layout)
-        k, v = (arrays.heads_first(name, x, kv, layout) for name, x in (("W_K", W_K), ("W_V", W_V)))
-        arrays.check_fit(q, k, v)
-        # no random numbers are drawn
+        num_kv_heads = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
+        q = arrays.read_matrix("W_Q", W_Q, num_heads, layout)
+        k = arrays.read_matrix("W_K", W_K, num_kv_heads, layout)
+        v = arrays.read_matrix("W_V", W_V, num_kv_heads, layout)
+        arrays.check_shapes(q, k, v)
+        heads, width, head_dim = q.shape
+        kv_heads, source, value_dim = v.shape
+        # On the meta device the constructor draws no random numbers.
         with torch.device("meta"):
-            sizes = q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0]
-            result = cls(*sizes, False, k.shape[1], rotary)
+            result = cls(width, heads, head_dim, value_dim, kv_heads, source_width=source, rotary=rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-        (heads, width, _), value_dim = q.shape, v.shape[2]
-        of_update = (heads, value_dim, width), (heads * value_dim, width)
-        result.W_O = arrays.parameter("W_O", W_O, *of_update, layout=layout)
-        for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
-            of_heads = (like.shape[0], like.shape[2]), (like.shape[0] * like.shape[2],)
-            result.register_parameter(name, arrays.parameter(name, array, *of_heads))
+        shapes = (heads, value_dim, width), (heads * value_dim, width)
+        result.W_O = arrays.read_parameter("W_O", W_O, *shapes, layout=layout)
+        for name, array, matrix in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
+            count, dim = matrix.shape[0], matrix.shape[2]
+            result.register_parameter(name, arrays.read_parameter(name, array, (count, dim), (count * dim,)))
         if b_O is not None and W_O is None:
             raise ValueError("b_O needs W_O: give both or neither")
-        result.register_parameter("b_O", arrays.parameter("b_O", b_O, (width,), (heads, width)))
+        result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (heads, width)))
         for name, parameter in result.named_parameters():
             if parameter.dtype != q.dtype:
                 raise ValueError(f"{name} must have the dtype of W_Q, {q.dtype}, got {parameter.dtype}")
@@ -169,9 +170,9 @@ class StandardHeads(HeadsBase):
 
     @classmethod
     def from_mha(cls, attention: nn.MultiheadAttention) -> StandardHeads:
-        """Heads with the weights of a ``torch.nn.MultiheadAttention``, copied, without its dropout.
+        """Make heads from copies of the parameters of a ``torch.nn.MultiheadAttention``.
 
-        ValueError for what these heads cannot express: ``add_bias_kv``, ``add_zero_attn``, ``kdim != vdim``.
+        ValueError for ``add_bias_kv``, ``add_zero_attn`` and ``kdim != vdim``; dropout is left out.
         """
         checks.instance("attention", attention, nn.MultiheadAttention)
         if attention.bias_k is not None or attention.add_zero_attn:
@@ -179,23 +180,24 @@ class StandardHeads(HeadsBase):
         if attention.kdim != attention.vdim:
             raise ValueError(f"kdim and vdim must be equal, got {attention.kdim} and {attention.vdim}")
         weight, bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
-        apart = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
-        W_Q, W_K, W_V = apart if weight is None else weight.chunk(3)
+        three_weights = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
+        W_Q, W_K, W_V = three_weights if weight is None else weight.chunk(3)
         b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
-        tensors = W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias
-        return cls.from_arrays(*tensors, layout="column", num_heads=attention.num_heads)
+        options = {"b_Q": b_Q, "b_K": b_K, "b_V": b_V, "layout": "column", "num_heads": attention.num_heads}
+        return cls.from_arrays(W_Q, W_K, W_V, out.weight, b_O=out.bias, **options)
 
 
 def head_sizes(
     width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int, int, int]:
-    """The five sizes of heads with their defaults; TypeError or ValueError where they do not fit."""
-    width, num_heads = checks.size("width", width, 1), checks.size("num_heads", num_heads, 1)
+    """Return the five sizes of heads with their defaults; ValueError if they do not fit."""
+    width = checks.size("width", width, 1)
+    num_heads = checks.size("num_heads", num_heads, 1)
     num_kv_heads = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
     if head_dim is None and width % num_heads:
-        raise ValueError(f"width {width} is no multiple of num_heads {num_heads}: give head_dim")
+        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: give head_dim")
     head_dim = width // num_heads if head_dim is None else checks.size("head_dim", head_dim, 1)
     value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
     return width, num_heads, head_dim, value_dim, num_kv_heads

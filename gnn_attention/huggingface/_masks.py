@@ -226,20 +226,10 @@ def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
 
 
 @not_compiled
-<<<<<<< HEAD
-def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
-    index = selection.detach()[:, None] if block_size is None else selection.detach()
-    if (groups := own.heads or index.shape[1]) > 1:
-        index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
-    index = keep_edges(own, index) if block_size is None else tokens_of_blocks(index, block_size, own)
-    graph = TokenGraph.from_indices(index, own.num_src, coalesce=True, name="chosen")
-    return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)
-=======
 def _graph_of_selection(graph: TokenGraph, selection: Tensor, size: int | None, num_heads: int) -> TokenGraph:
     index = selection.detach()[:, None] if size is None else selection.detach()
     if (groups := graph.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((num_heads if groups > 1 else 1) // index.shape[1], dim=1)
-    index = within(graph, index) if size is None else tokens_of(index, size, graph)
+    index = keep_edges(graph, index) if size is None else tokens_of_blocks(index, size, graph)
     selected = TokenGraph.from_indices(index, graph.num_src, coalesce=True, name="chosen")
     return replace(selected, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
->>>>>>> words-convert

@@ -31,7 +31,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.attend import attend, attended_in_parts
+from gnn_attention.attend import attend, run_and_merge
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
@@ -224,7 +224,7 @@ def _change_values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: An
 
 def _run_changed(changed: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     calls = [dataclasses.replace(call, graph=graph, v=change(call.v)) for graph, change in changed]
-    return attended_in_parts(call, calls, inner)
+    return run_and_merge(call, calls, inner)
 
 
 def _warn_about_packing(module: nn.Module, layout: CallLayout, positions: Int[Tensor, "batch dst"]) -> None:

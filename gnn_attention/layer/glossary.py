@@ -1,4 +1,4 @@
-"""One glossary: what this library calls the parts of attention, and their names in four other views."""
+"""The parts of attention: their names in this library and in four other views."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """One part of attention: its name here, TransformerLens' hook, its name in each view (None: no word).
+    """A part of attention: its name here, its hook in TransformerLens, and its name in each view.
 
-    Attention is a soft ``search``, the ``routing`` of information between residual streams, two coupled
-    ``transforms``, or a ``message exchange``. An overlap is ``q . k``; scale, score_mod and bias make it a
-    logit, for which the views have no word. Tokens are rows here, so ``W_A`` is ``W_Q W_K^T``, ``W_I`` is
-    ``W_V W_O``, each the transpose of the text's.
+    Attention can be seen as a soft ``search``, as the ``routing`` of information between residual
+    streams, as two coupled ``transforms`` or as a ``message exchange``. None: the view has no name
+    for the part. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are
+    rows here, so that ``W_A = W_Q W_K^T`` and ``W_I = W_V W_O`` are transposes of the source's.
 
-    Sources: docs/semantics.md; TransformerLens, ``HookedTransformer``; seeds S4.1, S4.4, S4.17 for the views.
+    Sources: docs/semantics.md; ``HookedTransformer`` of TransformerLens; seeds S4.1, S4.4, S4.17.
 
     >>> [term.message_exchange for term in GLOSSARY][:3]
     ['receiving channel', 'sending channel', 'channel overlap']
@@ -32,7 +32,7 @@ VIEWS = ("search", "routing", "transforms", "message exchange")
 SCORES, PATTERN = "attn.hook_attn_scores", "attn.hook_pattern"
 COLUMNS, WEIGHTS = "column-probability matrix", "listening distribution"
 MIXED, MIXTURE, WRITTEN = "mixed incoming message", "mixture of updates", "information written"
-# in the order of the protocol's seven steps, then what only the transforms name
+# The seven steps of the message exchange in order, then the parts that only the transforms name.
 GLOSSARY = (
     Term("q", "attn.hook_q", "query", None, None, "receiving channel"),
     Term("k", "attn.hook_k", "key", None, None, "sending channel"),

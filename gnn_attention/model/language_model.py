@@ -1,8 +1,8 @@
 """A small complete language model: each block is attention along the edges of a graph, then an MLP.
 
-A token's state starts as its embedding; each block adds an update of its communication phase (attention) and
-of its computation phase (the MLP); the last state is unembedded. Positions enter only as a learned bias for
-each distance (:class:`gnn_attention.score_mods.RelativeBias`), so every head has one pattern matrix.
+The state of a token starts as its embedding. Each block adds the update of its communication phase
+(attention) and that of its computation phase (the MLP), and the last state is unembedded. Positions
+enter only as a learned bias for each distance, so that every head has one pattern matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import nn
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support import atomic_files, checks
-from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention._support.text import one_line
 from gnn_attention.backends import Backend
@@ -36,16 +35,12 @@ Logits = Float[Tensor, "batch tokens vocabulary"]
 States = Float[Tensor, "batch tokens width"]
 Weights = Float[Tensor, "batch edges heads"]
 File = str | os.PathLike[str]
-# the weights that ship with the package
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
 
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a :class:`LanguageModel`; ``reach`` is the largest distance with its own bias.
-
-    Raises TypeError or ValueError for a size that is no positive integer.
-    """
+    """Sizes of a :class:`LanguageModel`; ``reach`` is the largest distance with its own bias."""
 
     vocabulary_size: int
     width: int = 128
@@ -61,9 +56,9 @@ class Config:
 
 
 class Block(nn.Module):
-    """One layer in two phases, each of which returns an update of the state ``[B, T, width]``.
+    """One layer in two phases, each of which computes an update of the state ``[B, T, width]``.
 
-    Sources: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745), the norms.
+    Sources: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745), norms.
 
     >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
     >>> state = torch.randn(1, 5, 8)
@@ -73,7 +68,6 @@ class Block(nn.Module):
     """
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """``backend`` as in :class:`MessagePassingAttention`. TypeError for no :class:`Config`."""
         checks.instance("config", config, Config)
         super().__init__()
         width, hidden = config.width, config.mlp_width
@@ -85,24 +79,24 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def communicate(self, state: States, graph: TokenGraph) -> States:
-        """The update of attention along ``graph``."""
+        """Compute the update of attention along ``graph``."""
         return cast("Tensor", self.attention(self.attention_norm(state), graph))
 
     def compute(self, state: States) -> States:
-        """The update of the MLP, for each token alone."""
+        """Compute the update of the MLP, which sees each token alone."""
         return cast("Tensor", self.mlp(self.mlp_norm(state)))
 
     def forward(self, state: States, graph: TokenGraph) -> States:
-        """The state after both updates."""
+        """Return the state after both updates."""
         state = state + self.communicate(state, graph)
         return state + self.compute(state)
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
+    """Embedding, blocks and unembedding: computes the logits of each next token.
 
-    ``backend`` is that of all blocks' attention; "message_passing" is the path of torch_geometric. It can be
-    set at any time: ``model.backend = "reference"``.
+    ``backend`` is that of the attention in all blocks, where "message_passing" is the path of
+    torch_geometric. It can be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
 
@@ -114,7 +108,6 @@ class LanguageModel(nn.Module):
     blocks: Any
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
-        """Weights are drawn from torch's generator. TypeError for no :class:`Config`."""
         checks.instance("config", config, Config)
         super().__init__()
         self.config = config
@@ -122,13 +115,13 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.width)
         self.unembedding = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        # small first logits: the loss begins near log(vocabulary)
+        # With small logits the loss starts near log(vocabulary_size).
         nn.init.normal_(self.embedding.weight, std=0.5)
         nn.init.normal_(self.unembedding.weight, std=0.5 * config.width**-0.5)
 
     @property
     def backend(self) -> str | Backend:
-        """That of all blocks' attention."""
+        """Backend of the attention in all blocks."""
         return self.layers[0].backend
 
     @backend.setter
@@ -138,14 +131,14 @@ class LanguageModel(nn.Module):
 
     @property
     def layers(self) -> list[MessagePassingAttention]:
-        """The attention layer of each block."""
+        """The attention layers, one for each block."""
         return [block.attention for block in self.blocks]
 
     def forward(self, tokens: Tokens, graph: TokenGraph | None = None) -> Logits:
-        """Logits ``[B, T, vocabulary]``; along ``graph``, by default ``patterns.causal(T)``.
+        """Compute logits ``[B, T, vocabulary]`` along ``graph``, by default ``patterns.causal(T)``.
 
-        Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the
-        vocabulary, or a graph of another size.
+        TypeError, ValueError or IndexError if tokens are not ``[B, T]`` integers of the vocabulary,
+        or if the graph has another size.
         """
         tokens, graph = self._check_input(tokens, graph)
         state = self.embedding(tokens)
@@ -154,14 +147,14 @@ class LanguageModel(nn.Module):
         return cast("Tensor", self.unembedding(self.norm(state)))
 
     def proceed(self, tokens: Tokens, cache: KeyValueCache) -> Logits:
-        """Logits of the tokens that follow those in ``cache``, as in the full pass over its graph.
+        """Compute the logits of tokens that follow those in ``cache``, as a full pass would.
 
-        A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
-        model and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError
-        for ``backend="message_passing"`` and with hooks on a block or its attention, which are not called.
+        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Errors are those of the
+        model and of :meth:`KeyValueCache.append`; ValueError for a cache with another number of
+        layers, and NotImplementedError unless :meth:`can_proceed`.
         """
         if not hasattr(cache, "all_or_nothing"):
-            raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quote(cache)}")
+            raise TypeError(f"cache must be a KeyValueCache(graph, num_layers), got {checks.quote(cache)}")
         tokens, _ = self._check_input(tokens, cache.graph)
         if cache.layers != len(self.blocks):
             raise ValueError(f"cache must have {len(self.blocks)} layers, as the model, got {cache.layers}")
@@ -172,19 +165,19 @@ class LanguageModel(nn.Module):
             )
         state = self.embedding(tokens)
         with cache.all_or_nothing():
-            for number, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
-                state = state + layer.decode(block.attention_norm(state), cache, number)
+            for index, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
+                state = state + layer.decode(block.attention_norm(state), cache, index)
                 state = state + block.compute(state)
         return cast("Tensor", self.unembedding(self.norm(state)))
 
     def can_proceed(self) -> bool:
-        """False for the message-passing path, or hooks on a block or its attention."""
-        if any(layer.takes_messages() for layer in self.layers):
+        """Return False if hooks on a block, or the message-passing path, need all tokens at once."""
+        if any(layer.uses_message_passing() for layer in self.layers):
             return False
         return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
 
     def states(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[States]:
-        """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""
+        """Return ``2 * num_layers + 1`` states: embedded, then after each update (seed S4.11)."""
         tokens, graph = self._check_input(tokens, graph)
         states = [self.embedding(tokens)]
         for block in self.blocks:
@@ -193,25 +186,25 @@ class LanguageModel(nn.Module):
         return states
 
     def listen(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[Weights]:
-        """For each layer the weight of every edge and head, in the order of ``edge_index``."""
+        """Return the weights of each layer for all edges, in ``edge_index`` order, and all heads."""
         tokens, graph = self._check_input(tokens, graph)
-        # before each communication
-        before = zip(self.blocks, self.states(tokens, graph)[:-1:2], strict=True)
-        results = (
-            block.attention(block.attention_norm(state), graph, return_attention_weights=True)
-            for block, state in before
-        )
-        return [weights for _, (_, weights) in results]
+        weights = []
+        # Every second state is the input of a block.
+        for block, state in zip(self.blocks, self.states(tokens, graph)[:-1:2], strict=True):
+            x = block.attention_norm(state)
+            _, (_, layer_weights) = block.attention(x, graph, return_attention_weights=True)
+            weights.append(layer_weights)
+        return weights
 
     def _check_input(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            got = checks.describe_type(tokens)
-            raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
+            raise TypeError(f"tokens must be an integer tensor [B, T], got {checks.describe_type(tokens)}")
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; try tokens[None]")
-        # a compiler has no values
+        # Inside a compiled program no value can be read.
         if tokens.numel() and not torch.compiler.is_compiling():
-            low, high, last = int(tokens.min()), int(tokens.max()), self.config.vocabulary_size - 1
+            low, high = int(tokens.min()), int(tokens.max())
+            last = self.config.vocabulary_size - 1
             if low < 0 or high > last:
                 raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {low} .. {high}")
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
@@ -227,17 +220,16 @@ def generate(
     graph: TokenGraph | None = None,
     cache: KeyValueCache | None = None,
 ) -> Int[Tensor, " tokens_and_more"]:
-    """``tokens [T]`` and ``count`` more, each drawn from ``softmax(logits / temperature)``; 0: the likeliest.
+    """Append ``count`` tokens to ``tokens [T]``, each drawn from ``softmax(logits / temperature)``.
 
-    ``graph`` is that of all tokens, the new ones included: causal by default. Each token is computed once, in
-    a :class:`KeyValueCache`, where the model can :meth:`~LanguageModel.proceed`; the tokens in ``cache`` come
-    before these. ValueError for no tokens, a negative temperature, too small a graph, or another cache's.
+    Temperature 0 takes the most likely token. ``graph`` (by default causal) includes the new tokens;
+    those of ``cache`` come before ``tokens``. ValueError for no tokens, a negative temperature, or a
+    graph that is too small or not that of the cache.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")
     if checks.number("temperature", temperature) < 0 or not len(tokens):
-        got = f"{len(tokens)} tokens and {quote(temperature)}"
-        raise ValueError(f"generate needs a first token and temperature >= 0, got {got}")
+        raise ValueError(f"generate needs tokens and temperature >= 0, got {len(tokens)} and {temperature}")
     count = checks.size("count", count)
     length = len(tokens) + count
     if cache is not None:
@@ -245,33 +237,34 @@ def generate(
         graph, length = cache.graph, cache.length + length
     graph = patterns.causal(length) if graph is None else graph
     if graph.num_dst < length:
-        raise ValueError(f"graph must have the {length} tokens that there will be in the end, got {graph!r}")
+        raise ValueError(f"graph must have at least {length} tokens, old and new, got {graph!r}")
     if cache is None and model.can_proceed():
         cache = KeyValueCache(graph, model.config.num_layers)
-    generator, new = torch.Generator().manual_seed(seed), tokens
+    generator = torch.Generator().manual_seed(seed)
+    new_tokens = tokens
     for _ in range(count):
         if cache is None:
             logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, -1]
         else:
-            logits = model.proceed(new[None], cache)[0, -1]
+            logits = model.proceed(new_tokens[None], cache)[0, -1]
         if temperature:
             probabilities = (logits / temperature).softmax(-1).cpu()
-            new = torch.multinomial(probabilities, 1, generator=generator).to(tokens.device)
+            new_tokens = torch.multinomial(probabilities, 1, generator=generator).to(tokens.device)
         else:
-            new = logits.argmax(-1, keepdim=True)
-        tokens = torch.cat([tokens, new])
+            new_tokens = logits.argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, new_tokens])
     return tokens
 
 
 def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
-    """Write weights (as float16), config, vocabulary and ``metadata`` (JSON values) to one safetensors file.
+    """Write a model (float16), its vocabulary and ``metadata`` (JSON values) to a safetensors file.
 
-    The file is written whole or not at all. Raises ValueError if the vocabulary is not the model's or
+    A failure leaves no partial file. ValueError if the vocabulary is not the model's, or if
     ``metadata`` has a key "config" or "vocabulary".
     """
     _check_vocabulary(vocabulary, model.config)
-    if taken := {"config", "vocabulary"} & set(metadata):
-        raise ValueError(f"metadata has {sorted(taken)}, which save writes itself: rename them")
+    if reserved_keys := {"config", "vocabulary"} & set(metadata):
+        raise ValueError(f"metadata has {sorted(reserved_keys)}, which save writes itself: rename them")
     texts = {key: json.dumps(value) for key, value in metadata.items()}
     texts |= {"config": json.dumps(asdict(model.config)), "vocabulary": vocabulary.to_json()}
     tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
@@ -279,9 +272,9 @@ def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mappi
 
 
 def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
-    """The model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
+    """Read the model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
 
-    Raises ValueError that names the file and what is wrong with it, OSError where it cannot be read.
+    ValueError names the file and its fault; OSError if the file cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -290,7 +283,7 @@ def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
         vocabulary = BytePair.from_json(texts.pop("vocabulary"))
         config = Config(**json.loads(texts.pop("config")))
         _check_vocabulary(vocabulary, config)
-        # no memory and no random numbers for weights that are replaced
+        # The file's weights replace those of the constructor, which needs no memory on "meta".
         with torch.device("meta"):
             model = LanguageModel(config)
         model.load_state_dict(tensors, assign=True)
@@ -304,12 +297,11 @@ def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
 
 def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
     if len(vocabulary) != config.vocabulary_size:
-        expected = f"expected {config.vocabulary_size}, the model's"
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: {expected}")
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces, the model {config.vocabulary_size}")
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
-    """The trained model that ships with the package, and its vocabulary.
+    """Load the trained model that ships with the package, and its vocabulary.
 
     >>> model, vocabulary = load_trained()
     >>> vocabulary.pieces("def read(self):")
@@ -321,11 +313,11 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
 def induction_scores(
     model: LanguageModel, length: int = 64, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """Each head's mean weight on the token *after* the earlier occurrence of the receiver's own.
+    """Compute each head's mean weight on the token *after* the previous copy of the receiver.
 
-    ``samples`` random sequences of ``length`` tokens are repeated once: that sender is at distance ``length -
-    1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts 0. Source: Olsson et al. 2022
-    (arXiv 2209.11895), prefix matching on repeated random tokens.
+    Each of ``samples`` random sequences of ``length`` tokens is repeated once, so this sender is at
+    distance ``length - 1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts
+    as 0. Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on random tokens.
     """
     first = _random_tokens(model, length, seed, samples)
     return _mean_weight(model, torch.cat([first, first], dim=1), graph, distance=length - 1, start=length)
@@ -334,7 +326,7 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """Each head's mean weight on the token before the receiver, on random sequences (source as above)."""
+    """Compute each head's mean weight on the previous token in random sequences (same source)."""
     return _mean_weight(model, _random_tokens(model, length, seed, samples), graph, distance=1, start=1)
 
 
@@ -349,7 +341,8 @@ def _mean_weight(
 ) -> Tensor:
     graph = patterns.causal(tokens.shape[1]) if graph is None else graph
     src, dst = graph.edge_index
-    chosen = (dst >= start) & (dst - src == distance)
+    is_counted = (dst >= start) & (dst - src == distance)
     count = tokens.shape[0] * (tokens.shape[1] - start)
     weights = model.listen(tokens.to(model.embedding.weight.device), graph)
-    return torch.stack([layer[:, chosen.to(layer.device)].sum((0, 1)) / count for layer in weights]).cpu()
+    sums = [layer[:, is_counted.to(layer.device)].sum((0, 1)) for layer in weights]
+    return (torch.stack(sums) / count).cpu()

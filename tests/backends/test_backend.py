@@ -27,7 +27,7 @@ def test_a_backend_of_your_own():
     info = ga.attend(*QKV, patterns.causal(9), backend=with_lse, return_info=True)[1]
     assert torch.equal(info.lse, torch.zeros(LSE))
     picky = Backend("picky", mine.run, unsupported_reason=lambda call: "it is Friday")
-    message = r"backend .picky. cannot hold this call on .*causal.*: it is Friday"
+    message = r"backend .picky. does not support this call on .*causal.*: it is Friday"
     with pytest.raises(ga.RefusalError, match=message) as refused:
         ga.attend(*QKV, patterns.causal(9), backend=picky)
     assert refused.value.reason == "it is Friday"
@@ -51,10 +51,10 @@ NO_RESULT = r"must return \(out, lse or None\)"
 
 
 WRONG_RESULTS = [
-    (None, TypeError, NO_RESULT + ", its run gave None"),
+    (None, TypeError, NO_RESULT + ", got None"),
     ([torch.ones(OUT), None], TypeError, NO_RESULT),
     ((torch.ones(OUT), "lse"), TypeError, NO_RESULT),
-    ((torch.ones(2, 4, 9, 4), None), ValueError, r"gave \[2, 4, 9, 4\] and None"),
+    ((torch.ones(2, 4, 9, 4), None), ValueError, r"got \[2, 4, 9, 4\] and None"),
     ((torch.ones(OUT), torch.ones(2, 4, 8)), ValueError, r"and \[2, 4, 8\]"),
     ((torch.ones(OUT), torch.ones(OUT)), ValueError, r"and \[2, 4, 9, 6\]"),
 ]

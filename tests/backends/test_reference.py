@@ -48,7 +48,7 @@ def test_the_limit(monkeypatch):
     assert reference.unsupported_reason(call) is None
     monkeypatch.setattr(reference, "MEMORY_LIMIT", needed - 1)
     with pytest.raises(
-        NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* GiB, its limit"
+        NotImplementedError, match=r"backend 'reference' does not support .*causal.* GiB, its limit"
     ):
         ga.attend(*GIVEN, patterns.causal(9), backend="reference")
     monkeypatch.undo()

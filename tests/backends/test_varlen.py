@@ -73,7 +73,7 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
 
 def test_on_a_cpu_it_is_refused():
     """By name, with what to do."""
-    message = r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"
+    message = r"'varlen' does not support .*runs on cuda, q is on cpu; .*use backend='tiles'"
     with pytest.raises(RefusalError, match=message):
         ga.attend(*drawn(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 

@@ -46,7 +46,9 @@ def test_a_record_of_the_whole_core_verifies_every_cell(written, results, tmp_pa
     assert said.startswith(f"The library is **verified** on {WHEN}, for ")
     backends = said.split(", for every dtype of ")[1].split(": ")[0]
     assert set(backends.split(", ")) == {result.backend for result in results} > {MESSAGE_PASSING, "rows"}
-    assert f": {len(results):,} checks passed. The record is `tests/records/2026-12-01T1000-nvidia-h100" in said
+    assert (
+        f": {len(results):,} checks passed. The record is `tests/records/2026-12-01T1000-nvidia-h100" in said
+    )
     assert gpu_record.newest(tmp_path)[1].results == tuple(results)
     table = gpu_record.markdown(tmp_path)
     count = sum((result.backend, result.dtype) == ("flex", "float32") for result in results)
@@ -59,7 +61,9 @@ def test_a_cell_that_failed_is_named_and_no_other(written, results, tmp_path):
     where = f'"{gpu_record.ROOT}/a.py", "/x/site-packages/b.py"'
     said = written([replace(r, passed=r.label != first, message=where) for r in results])
     assert r"\"a.py\", \"b.py\"" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
-    assert f": {len(results) - count:,} checks passed. 1 check failed for varlen (float16). The record" in said
+    assert (
+        f": {len(results) - count:,} checks passed. 1 check failed for varlen (float16). The record" in said
+    )
     skipped = [replace(r, passed=False, skipped="no kernel") if r.label in mine else r for r in results]
     assert f" {count} checks skipped for varlen (float16). The" in written(skipped)
     assert " 1 check not run for varlen (float16). The" in written([r for r in results if r.label != first])

@@ -1,4 +1,4 @@
-"""Heads in three forms: equal to each other, to torch's attention and to the seeds' formulas (S0.1)."""
+"""The three forms of heads equal each other, torch's attention and the formulas of the seeds (S0.1)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ each_bias = pytest.mark.parametrize("biases", BIASES.values(), ids=BIASES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-def made(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", "b_O")) -> StandardHeads:
-    """Heads whose every number is random, biases too."""
+def make(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", "b_O")) -> StandardHeads:
+    """Make heads with random matrices and biases."""
     heads = StandardHeads(**sizes).double()
     for seed, (name, matrix) in enumerate([("b_Q", heads.W_Q), ("b_K", heads.W_K), ("b_V", heads.W_V)]):
         if name in biases:
@@ -70,20 +70,20 @@ def made(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", 
 
 
 def states(heads: StandardHeads, batch: int = 2) -> tuple[Tensor, Tensor]:
-    """Receivers' and senders' states."""
+    """Return the states of receivers and senders."""
     return drawn(batch, DST, heads.width, seed=20), drawn(batch, SRC, heads.source_width, seed=21)
 
 
 def run(
     heads: Heads, x_dst: Tensor, x_src: Tensor, graph: TokenGraph = GRAPH, backend: str = "reference"
 ) -> Tensor:
-    """What a layer is: ``collect(attend(receive(x), *send(x), graph, scale=heads.scale))``."""
+    """Compute a layer: ``collect(attend(receive(x), *send(x), graph, scale=heads.scale))``."""
     z = ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend)
     return heads.collect(z)
 
 
-def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
-    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O`` (S0.1, S0.2, S2.7)."""
+def seed_formula(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
+    """Compute ``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O`` (S0.1, S0.2, S2.7)."""
     weights = {name: x.detach() for name, x in heads.named_parameters()}
     return oracle.layer(weights, x_src, x_dst, mask, heads.head_dim**-0.5)
 
@@ -92,18 +92,18 @@ class TestForms:
     @each_size
     @each_bias
     def test_every_form_is_the_formula(self, sizes, biases):
-        heads = made(sizes, biases)
+        heads = make(sizes, biases)
         x_dst, x_src = states(heads)
         with torch.no_grad():
-            expected = by_the_seeds(heads, x_dst, x_src, GRAPH.mask())
+            expected = seed_formula(heads, x_dst, x_src, GRAPH.mask())
             for name, form in FORMS.items():
                 assert_exact(run(form(heads), x_dst, x_src), expected), name
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_factored_heads_are_the_same_parameters(self, side, biases):
-        """Training one trains the other: same objects, same gradients as the standard form."""
-        heads = made(SIZES["everything"], biases)
+        """The parameters are the same objects and get the same gradients as in the standard form."""
+        heads = make(SIZES["everything"], biases)
         factored = FactoredHeads.of(heads, side)
         assert {id(p) for p in factored.parameters()} == {id(p) for p in heads.parameters()}
         x, weight, gradients = states(heads), drawn(2, DST, 7, seed=30), []
@@ -118,7 +118,7 @@ class TestForms:
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     def test_built_directly(self, side):
-        """No bottleneck: logits x W_P x^T / sqrt(head_dim), update sum_h A_h x W_M_h."""
+        """The logits are x W_P x^T / sqrt(head_dim), the update is sum_h A_h x W_M_h."""
         merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
         assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
         assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
@@ -134,7 +134,7 @@ class TestPatternsAndMessages:
     @each_size
     def test_matrices(self, sizes):
         """W_P = W_Q W_K^T and W_M = W_V W_O of each query head, factored and merged."""
-        heads = made(sizes)
+        heads = make(sizes)
         merged, group = MergedHeads.of(heads), heads.num_heads // heads.num_kv_heads
         pattern, message = heads.pattern_matrix(), heads.message_matrix()
         assert pattern.shape == (heads.num_heads, heads.width, heads.source_width)
@@ -149,7 +149,7 @@ class TestPatternsAndMessages:
 
 
 def random_mha(embed_dim: int = 8, num_heads: int = 2, **options) -> nn.MultiheadAttention:
-    """A module whose biases are not the zeros it starts with."""
+    """Make a module with random biases instead of zeros."""
     torch.manual_seed(0)
     module = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True, dtype=torch.float64, **options)
     for parameter in module.parameters():
@@ -161,26 +161,26 @@ class TestFromMHA:
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("kdim", [None, 5], ids=["packed", "kdim = vdim"])
     def test_equal_to_the_module(self, bias, kdim):
-        """S0.1, S0.3: self- and cross-attention, with and without a mask."""
+        """Self- and cross-attention are equal, with and without a mask (S0.1, S0.3)."""
         module = random_mha(8, 2, bias=bias, kdim=kdim, vdim=kdim)
         heads = StandardHeads.from_mha(module)
         x_dst, x_src = drawn(2, DST, 8), drawn(2, SRC, kdim or 8, seed=1)
         with torch.no_grad():
-            theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
-            assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
+            expected, _ = module(x_dst, x_src, x_src, need_weights=False)
+            assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), expected)
             # the module gives NaN to an isolated row
             mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)
-            theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
-            assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
+            expected, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
+            assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), expected)
 
 
 class TestFromArrays:
-    """One set of heads written in every accepted way."""
+    """The same heads in every accepted layout and type."""
 
     sizes = SIZES["everything"]
 
     def arrays(self, layout: str, flat: bool) -> dict[str, Tensor]:
-        heads = made(self.sizes)
+        heads = make(self.sizes)
         result = {name: getattr(heads, name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}
         if flat:
             W_O = result.pop("W_O").flatten(0, 1)
@@ -195,34 +195,34 @@ class TestFromArrays:
         [("row", False, Tensor.tolist), ("row", True, Tensor.numpy), ("column", True, Tensor.clone)],
     )
     def test_every_way_gives_the_same_heads(self, layout, flat, kind):
-        """As lists, numpy's arrays or tensors; by head or side by side."""
-        expected = made(self.sizes)
+        """The arrays are lists, numpy arrays or tensors, by head or side by side."""
+        expected = make(self.sizes)
         counts = {"num_heads": 6, "num_kv_heads": 2} if flat else {}
         arrays = {name: kind(x) for name, x in self.arrays(layout, flat).items()}
         heads = StandardHeads.from_arrays(**arrays, layout=layout, **counts)
         for name, parameter in expected.named_parameters():
-            got = dict(heads.named_parameters())[name]
-            assert got.shape == parameter.shape
-            assert got.is_contiguous()
-            assert torch.equal(got, parameter.to(got.dtype))
+            actual = dict(heads.named_parameters())[name]
+            assert actual.shape == parameter.shape
+            assert actual.is_contiguous()
+            assert torch.equal(actual, parameter.to(actual.dtype))
         assert str(heads) == str(expected)
 
 
-ARRAYS = {name: getattr(made(SIZES["everything"]), name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}
-ARRAYS |= {name: getattr(made(SIZES["everything"]), name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
+ARRAYS = {name: getattr(make(SIZES["everything"]), name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}
+ARRAYS |= {name: getattr(make(SIZES["everything"]), name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
 WRONG_ARRAYS = [
     ({"layout": "rows"}, "layout must be one of 'row', 'column', got 'rows'"),
-    ({"W_Q": drawn(7, 18)}, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
+    ({"W_Q": drawn(7, 18)}, r"W_Q has its heads side by side, shape \[7, 18\]: give num_heads"),
     ({"W_Q": drawn(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
     ({"W_Q": drawn(5, 7, 3)}, "W_Q has 5 heads, expected a multiple of those of W_K, 2"),
-    ({"W_V": drawn(3, 5, 4)}, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\]"),
+    ({"W_V": drawn(3, 5, 4)}, r"W_K \[2, 5, 3\] and W_V \[3, 5, 4\] must agree in heads"),
     ({"W_O": drawn(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
     ({"b_O": drawn(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
     ({"W_O": None}, "b_O needs W_O: give both or neither"),
     ({"W_K": drawn(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
 ]
 WRONG_SIZES = [
-    ({"width": 7}, "width 7 is no multiple of num_heads 2: give head_dim"),
+    ({"width": 7}, "width 7 is not a multiple of num_heads 2: give head_dim"),
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
     ({"width": 6, "rotary": Rotary()}, "head_dim must be even, got 3"),
 ]
@@ -233,15 +233,15 @@ REFUSED = [
     (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": [[1, 2, 3]] * 6}), TypeError, "floating point"),
     (lambda: StandardHeads(8, 2, rotary=1e4), TypeError, "rotary must be a .*Rotary or None, got float"),
     (lambda: MergedHeads(8, 2, 4, None, "left"), ValueError, "side must be one of 'receiver', 'sender'"),
-    (lambda: FactoredHeads.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "cannot hold rotary:"),
-    (lambda: MergedHeads.of(NO_OUTPUT), ValueError, "needs W_O: without it there are values but no messages"),
+    (lambda: FactoredHeads.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "cannot hold rotary,"),
+    (lambda: MergedHeads.of(NO_OUTPUT), ValueError, "needs W_O: heads without it have values but no"),
     (lambda: MergedHeads.of(MergedHeads(8, 2, 4)), TypeError, "StandardHeads, got MergedHeads"),
     (lambda: StandardHeads(8, 2, rotary=Rotary()).pattern_matrix(), ValueError, "a pattern matrix for each"),
     (lambda: StandardHeads(8, 2, qk_norm=True).pattern_matrix(1), ValueError, "qk_norm have no pattern"),
     (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender: make"),
     (lambda: from_mha(kdim=5), ValueError, "kdim and vdim must be equal, got 5 and 8"),
-    (lambda: made(SIZES["cross"]).receive(drawn(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
-    (lambda: made(SIZES["cross"]).send(drawn(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
+    (lambda: make(SIZES["cross"]).receive(drawn(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
+    (lambda: make(SIZES["cross"]).send(drawn(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
 ]
 
 
@@ -271,31 +271,31 @@ class TestModules:
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_state_dict_round_trip(self, form, biases):
-        """Through a file, into heads of the same kind with other numbers."""
-        heads = form(made(SIZES["everything"], biases))
-        numbers = made(SIZES["everything"], biases).state_dict()
-        other = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
-        x = states(made(SIZES["everything"]))
-        assert error(run(other, *x), run(heads, *x)) > 1e-3
+        """The state goes through a file, into heads of the same form with other parameters."""
+        heads = form(make(SIZES["everything"], biases))
+        numbers = make(SIZES["everything"], biases).state_dict()
+        loaded = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
+        x = states(make(SIZES["everything"]))
+        assert error(run(loaded, *x), run(heads, *x)) > 1e-3
         file = io.BytesIO()
         torch.save(heads.state_dict(), file)
         file.seek(0)
-        other.load_state_dict(torch.load(file, weights_only=True))
-        assert torch.equal(run(other, *x), run(heads, *x))
+        loaded.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(run(loaded, *x), run(heads, *x))
 
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_reset_parameters(self, form, biases):
-        """Every form draws anew: other numbers, biases 0, and the same seed gives the same numbers."""
-        heads = form(made(SIZES["everything"], biases))
-        before = {name: parameter.clone() for name, parameter in heads.named_parameters()}
+        """Every form draws other parameters, with biases 0; the same seed draws the same ones."""
+        heads = form(make(SIZES["everything"], biases))
+        initial = {name: parameter.clone() for name, parameter in heads.named_parameters()}
         drawn = []
         for _ in range(2):
             torch.manual_seed(3)
             heads.reset_parameters()
             drawn.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
-        for name in before:
-            assert not torch.equal(drawn[0][name], before[name])
+        for name in initial:
+            assert not torch.equal(drawn[0][name], initial[name])
             assert torch.equal(drawn[0][name], drawn[1][name])
             assert torch.isfinite(drawn[0][name]).all()
             if name.split(".")[-1].startswith("b_"):
@@ -303,7 +303,7 @@ class TestModules:
 
     def test_merging_half_precision_multiplies_in_float64(self):
         """The product is rounded once, to the dtype of the factors."""
-        heads = made(SIZES["plain"], BIASES["no bias"]).to(torch.bfloat16)
+        heads = make(SIZES["plain"], BIASES["no bias"]).to(torch.bfloat16)
         merged = MergedHeads.of(heads)
         assert merged.pattern.dtype == merged.message.dtype == torch.bfloat16
         exact = heads.W_Q.detach().double() @ heads.W_K.detach().double().mT

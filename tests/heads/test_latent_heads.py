@@ -1,4 +1,4 @@
-"""Latent heads against the paper's own, unabsorbed formula, in float64."""
+"""Latent heads equal the formula of the paper, which absorbs no matrix, in float64."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def made(kind: dict) -> LatentHeads:
-    """Heads whose every number is drawn, norms and biases too."""
+def make(kind: dict) -> LatentHeads:
+    """Make heads with random matrices, norms and biases."""
     heads = LatentHeads(**SIZES, **kind).double()
     for seed, (name, parameter) in enumerate(heads.named_parameters()):
         spread = 0.5 if parameter.dim() == 1 else 1.3 * parameter.shape[-2] ** -0.5
@@ -35,27 +35,27 @@ def made(kind: dict) -> LatentHeads:
     return heads
 
 
-def normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+def apply_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
 
 
-def turned(x: Tensor, rotary: Rotary) -> Tensor:
-    """Each token's channels by the rotation matrix of its position."""
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Multiply each token by the rotation matrix of its position."""
     return torch.stack([x[..., t, :] @ rotary.matrix(t, x.shape[-1]) for t in range(x.shape[-2])], dim=-2)
 
 
-def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
-    """DeepSeek-V2, equations 9 to 19: each head with keys and values of its own."""
+def paper_formula(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
+    """Compute equations 9 to 19 of DeepSeek-V2, where each head has its own keys and values."""
 
     def plus(y: Tensor, bias: Tensor | None) -> Tensor:
         return y if bias is None else y + bias
 
-    u = x_dst if heads.W_DQ is None else normed(plus(x_dst @ heads.W_DQ, heads.b_DQ), heads.q_norm)
-    c = normed(plus(x_src @ heads.W_DKV, heads.b_DKV), heads.kv_norm)
-    k_R = turned(plus(x_src @ heads.W_KR, heads.b_KR), heads.rotary)
+    u = x_dst if heads.W_DQ is None else apply_norm(plus(x_dst @ heads.W_DQ, heads.b_DQ), heads.q_norm)
+    c = apply_norm(plus(x_src @ heads.W_DKV, heads.b_DKV), heads.kv_norm)
+    k_R = rotate(plus(x_src @ heads.W_KR, heads.b_KR), heads.rotary)
     update = torch.zeros_like(x_dst)
     for h in range(heads.num_heads):
-        q = torch.cat([u @ heads.W_UQ[h], turned(u @ heads.W_QR[h], heads.rotary)], dim=-1)
+        q = torch.cat([u @ heads.W_UQ[h], rotate(u @ heads.W_QR[h], heads.rotary)], dim=-1)
         k = torch.cat([c @ heads.W_UK[h], k_R], dim=-1)
         logits = q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])
         # 0 for a receiver without in-edges
@@ -67,9 +67,9 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
 @each_kind
 @pytest.mark.parametrize("backend", ["message_passing", "reference", "dense", "auto"])
 def test_the_absorbed_form_is_the_papers_formula(kind, backend):
-    heads, x, graph = made(kind), drawn(2, 9, 12), patterns.strict_causal(9)
-    found = MessagePassingAttention(heads, backend=backend)(x, graph)
-    assert_exact(found, written_out(heads, x, x, graph.mask()))
+    heads, x, graph = make(kind), drawn(2, 9, 12), patterns.strict_causal(9)
+    update = MessagePassingAttention(heads, backend=backend)(x, graph)
+    assert_exact(update, paper_formula(heads, x, x, graph.mask()))
 
 
 def test_what_is_refused():
@@ -85,12 +85,12 @@ def test_what_is_refused():
 
 @each_kind
 def test_pattern_and_message_matrix(kind):
-    """Logits and updates out of the matrices alone."""
-    heads, x = made({**kind, "bias": False}), drawn(1, 9, 12)
+    """They give the logits and updates without any other parameter."""
+    heads, x = make({**kind, "bias": False}), drawn(1, 9, 12)
     graph = patterns.full(9)
     q, (k, _) = heads.receive(x), heads.send(x)
     logits = q @ k.mT
-    u = x if heads.W_DQ is None else normed(x @ heads.W_DQ, heads.q_norm)
+    u = x if heads.W_DQ is None else apply_norm(x @ heads.W_DQ, heads.q_norm)
     senders = torch.cat([heads.latents(x), x @ heads.W_KR], dim=-1)
     for dst, src in [(0, 0), (7, 2), (2, 7), (8, 8)]:
         W_P = heads.pattern_matrix(dst - src)

@@ -1,4 +1,4 @@
-"""The message-passing layer: the walk equals attend and nn.MultiheadAttention, by PyG's conventions."""
+"""The message-passing path equals attend and nn.MultiheadAttention, with the conventions of PyG."""
 
 import copy
 import pickle
@@ -24,8 +24,8 @@ WAYS = ["message_passing", "dense", "reference", "auto"]
 
 
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
-def test_the_walk_equals_attend_on_everything(form):
-    """score_mod, bias, another number of senders, isolated rows."""
+def test_message_passing_equals_attend(form):
+    """The call has a score_mod, a bias, another number of senders and isolated receivers."""
     graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
     x = (drawn(2, 7, 12), drawn(2, 5, 12))
     bias = drawn(2, 4, 5)
@@ -38,24 +38,24 @@ def test_the_walk_equals_attend_on_everything(form):
 
 
 def test_an_isolated_row_gets_b_O_alone():
-    """b_V W_O belongs to messages: it is not folded into b_O."""
-    made = heads()
+    """b_V W_O is part of the messages and not of b_O."""
+    standard = heads()
     for way in WAYS:
-        y = MessagePassingAttention(made, backend=way)(drawn(9, 12), patterns.strict_causal(9))
-        assert torch.equal(y[0], made.b_O)
+        y = MessagePassingAttention(standard, backend=way)(drawn(9, 12), patterns.strict_causal(9))
+        assert torch.equal(y[0], standard.b_O)
 
 
 def test_pyg_calls_message_aggregate_update_in_this_order():
-    """The three functions do the work, on edges and then on nodes: seen through PyG's own hooks."""
+    """PyG's hooks see the output of each step, on edges and then on nodes."""
     layer = MessagePassingAttention(heads())
-    seen = {}
+    output_shapes = {}
     for step in ("edge_update", "message", "aggregate", "propagate"):
         register = getattr(layer, f"register_{step}_forward_hook")
-        register(lambda module, inputs, out, step=step: seen.update({step: tuple(out.shape)}))
+        register(lambda module, inputs, out, step=step: output_shapes.update({step: tuple(out.shape)}))
     layer(drawn(9, 12), patterns.window(9, 3))
     edges = 9 * 3 - 3
     shapes = {"edge_update": (edges, 4), "message": (edges, 4, 5), "aggregate": (9, 4, 5)}
-    assert list(seen.items()) == list({**shapes, "propagate": (9, 12)}.items())
+    assert list(output_shapes.items()) == list({**shapes, "propagate": (9, 12)}.items())
     # PyG swallows a failure of its templates and goes on slowly
     layer._set_jittable_templates(raise_on_error=True)
     assert type(layer).propagate.__module__.endswith("MessagePassingAttention_propagate")
@@ -64,58 +64,58 @@ def test_pyg_calls_message_aggregate_update_in_this_order():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_form_of_a_graph(way):
-    """TokenGraph, edge_index, EdgeIndex, adj_t as COO and CSR: the same update."""
+    """TokenGraph, edge_index, EdgeIndex and adj_t as COO and CSR give the same update."""
     layer, x = MessagePassingAttention(heads(), backend=way), drawn(9, 12)
     graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
-    wanted, (edges, weights) = layer(x, graph, return_attention_weights=True)
+    expected, (edges, weights) = layer(x, graph, return_attention_weights=True)
     adj_t = ga.convert.to_pyg(graph, "adj_t")
-    for given in (edges, EdgeIndex(edges, sparse_size=(9, 9)), adj_t, adj_t.to_sparse_csr()):
-        y, (same, alpha) = layer(x, given, return_attention_weights=True)
-        assert_exact(y, wanted)
+    for g in (edges, EdgeIndex(edges, sparse_size=(9, 9)), adj_t, adj_t.to_sparse_csr()):
+        y, (same_edges, alpha) = layer(x, g, return_attention_weights=True)
+        assert_exact(y, expected)
         assert alpha.shape == (edges.shape[1], 4)
-        if given.layout == torch.strided:
-            assert same is given
+        if g.layout == torch.strided:
+            assert same_edges is g
             assert_exact(alpha, weights)
         else:  # PyG's convention: the adjacency comes back with the weights as its values
             dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), weights)
-            assert_exact(same.to_dense(), dense)
+            assert_exact(same_edges.to_dense(), dense)
 
 
 @pytest.mark.parametrize("way", ["message_passing", "dense"])
 def test_rotary_positions_follow_decoding_rows(way):
-    """Rows 5..8 of a graph are turned for positions 5..8: equal to the last rows of the whole."""
+    """Rows 5 to 8 of a graph are rotated by positions 5 to 8, as in the whole graph."""
     torch.manual_seed(0)
-    turned = StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double()
-    layer = MessagePassingAttention(turned, backend=way)
+    rotary_heads = StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double()
+    layer = MessagePassingAttention(rotary_heads, backend=way)
     x, graph = drawn(9, 12), patterns.causal(9)
-    whole = layer(x, graph)
-    assert_exact(layer((x, x[5:]), graph.rows(5, 9)), whole[5:])
-    assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - whole[5:]).abs().max() > 1e-3
+    full_output = layer(x, graph)
+    assert_exact(layer((x, x[5:]), graph.rows(5, 9)), full_output[5:])
+    assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - full_output[5:]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_only_in_training(way):
-    """eval() is deterministic and undropped; returned weights are those before dropout."""
+    """eval() has no dropout; the returned weights are those before dropout."""
     layer, x, graph = MessagePassingAttention(heads(), dropout=0.5, backend=way), X, CAUSAL
-    plain = MessagePassingAttention(layer.heads, backend=way)(x, graph)
-    assert torch.equal(layer.eval()(x, graph), plain)
+    expected = MessagePassingAttention(layer.heads, backend=way)(x, graph)
+    assert torch.equal(layer.eval()(x, graph), expected)
     torch.manual_seed(0)
     y, (edge_index, weights) = layer.train()(x, graph, return_attention_weights=True)
-    assert (y - plain).abs().max() > 1e-3
+    assert (y - expected).abs().max() > 1e-3
     sums = torch.zeros(9, 4, dtype=torch.float64).index_add(0, edge_index[1], weights)
     assert_exact(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("way", ["message_passing", "dense", "reference"])
 def test_copies_pickles_and_leaves_no_state(way):
-    """Equal outputs after deepcopy and pickle; a call adds nothing to the layer."""
+    """Copies by deepcopy and pickle give equal outputs; a call adds nothing to the layer."""
     layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=way)
     x, graph = drawn(9, 12), patterns.causal(9)
-    before = set(vars(layer))
+    attributes = set(vars(layer))
     y = layer(x, graph)
-    assert set(vars(layer)) == before
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(twin(x, graph), y)
+    assert set(vars(layer)) == attributes
+    for copied_layer in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied_layer(x, graph), y)
     assert "score_mod.table" in dict(layer.named_parameters())
 
 
@@ -133,7 +133,7 @@ def test_reset_parameters_and_repr():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("score_mod", [None, score_mods.softcap(2.0)])
 def test_no_tokens_no_samples_no_edges(way, score_mod):
-    """Empty sizes are sizes."""
+    """An axis may have size 0."""
     layer = MessagePassingAttention(heads(), score_mod, backend=way)
     empty = patterns.window(9, 0)
     for shape, graph in (((0, 12), patterns.causal(0)), ((0, 9, 12), CAUSAL), ((9, 12), empty)):
@@ -147,15 +147,15 @@ def test_no_tokens_no_samples_no_edges(way, score_mod):
 @pytest.mark.parametrize("form", [lambda h, side: h, FactoredHeads.of, MergedHeads.of])
 @pytest.mark.parametrize("bias", [False, True])
 def test_autocast_runs_every_form(way, form, side, bias):
-    """float32 weights, and states in float32 or as the layer before left them."""
+    """The parameters are float32, the states float32 or bfloat16."""
     torch.manual_seed(0)
     layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias), side), backend=way)
     x, graph = drawn(9, 12).float(), patterns.window(9, 3)
-    wanted = layer(x, graph)
-    for given in (x, x.bfloat16()):
+    expected = layer(x, graph)
+    for states in (x, x.bfloat16()):
         with torch.autocast("cpu", torch.bfloat16):
-            y, (_, weights) = layer(given, graph, return_attention_weights=True)
-        assert (y - wanted).abs().max() < 0.1
+            y, (_, weights) = layer(states, graph, return_attention_weights=True)
+        assert (y - expected).abs().max() < 0.1
         assert weights.dtype == torch.float32
         y.float().sum().backward()
     wide = pytest.raises(ValueError, match=r"x must be .* in torch.float64")
@@ -164,8 +164,8 @@ def test_autocast_runs_every_form(way, form, side, bias):
 
 
 CAUSAL, X = patterns.causal(9), drawn(9, 12)
-WRONG = [
-    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"both of a pair alike"),
+WRONG_INPUTS = [
+    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"x_src and x_dst must both be"),
     ((X, X, X), CAUSAL, TypeError, r"a pair .*, got Tensor, Tensor, Tensor"),
     ("x", CAUSAL, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
     (drawn(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
@@ -175,9 +175,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("x", "graph", "error", "message"), WRONG)
+@pytest.mark.parametrize(("x", "graph", "error", "message"), WRONG_INPUTS)
 def test_wrong_input_is_named(x, graph, error, message):
-    """The argument, what came, what was expected; the layer serves the next call."""
+    """The error names the argument and what was expected; the next call works."""
     layer = MessagePassingAttention(heads())
     with pytest.raises(error, match=message):
         layer(x, graph)
@@ -190,14 +190,14 @@ def test_wrong_input_is_named(x, graph, error, message):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
-    """Weights in the order of its stored indices."""
+    """The weights have the order of its stored indices."""
     layer, x, graph = MessagePassingAttention(heads(), backend=way), drawn(9, 12), patterns.window(9, 3)
-    _, (edges, wanted) = layer(x, graph, return_attention_weights=True)
+    _, (edges, expected) = layer(x, graph, return_attention_weights=True)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
     adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))
-    _, (same, weights) = layer(x, adj_t, return_attention_weights=True)
-    assert_exact(weights, wanted[order])
-    assert torch.equal(same._indices(), adj_t._indices())
-    assert not same.is_coalesced()
-    dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), wanted)
-    assert_exact(same.to_dense(), dense)
+    _, (same_edges, weights) = layer(x, adj_t, return_attention_weights=True)
+    assert_exact(weights, expected[order])
+    assert torch.equal(same_edges._indices(), adj_t._indices())
+    assert not same_edges.is_coalesced()
+    dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), expected)
+    assert_exact(same_edges.to_dense(), dense)

@@ -1,4 +1,4 @@
-"""Steps of a user's own: overridden in a subclass or replaced on a layer, they run whatever the backend."""
+"""Steps that a subclass overrides or that are replaced on a layer run whatever the backend."""
 
 import importlib
 import linecache
@@ -21,12 +21,12 @@ WAYS = ["message_passing", "auto", "rows", "tiles", "dense"]
 GRAPH = patterns.window(9, 3)
 
 
-# without biases, the update is linear in messages, in weights and in itself
+# Without biases, the update is linear in the messages and in the weights.
 heads = partial(inputs.heads, bias=False)
 
 
 class TwiceTheWeights(MessagePassingAttention):
-    """Takes what torch_geometric can give, in an order of its own."""
+    """Takes the inputs of torch_geometric in another order."""
 
     def edge_update(self, index, size_i, k_j, q_i, edge_index_j, call):
         return 2 * super().edge_update(q_i, k_j, index, edge_index_j, size_i, call)
@@ -68,16 +68,16 @@ class TwiceOfAMixin:
 
 
 class TwiceByAMixin(TwiceOfAMixin, MessagePassingAttention):
-    """The step stands beside our class, not below it."""
+    """The step comes from a mixin, not from a subclass of ours."""
 
 
-def replaced(step):
-    """A layer with another function in place of the step, as one does in a debugger."""
+def replace_step(step):
+    """Return a constructor of layers with another function in place of the step."""
 
     def layer(*arguments, **options):
         result = MessagePassingAttention(*arguments, **options)
-        own = getattr(result, step)
-        setattr(result, step, lambda *inputs, **options: 2 * own(*inputs, **options))
+        original = getattr(result, step)
+        setattr(result, step, lambda *inputs, **options: 2 * original(*inputs, **options))
         return result
 
     return layer
@@ -89,74 +89,74 @@ FUNCTIONS = ["edge_update", "message", "aggregate", "update", "propagate", "edge
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("made", [*CLASSES, *map(replaced, FUNCTIONS)], ids=lambda made: made.__name__)
-def test_a_step_of_ones_own_runs_whatever_the_backend(way, made):
-    """Each doubles what it makes, and so the update: twice the dense formula, for any form of the graph."""
-    own, x = heads(), drawn(2, 9, 12) if way == "auto" else drawn(9, 12)
-    layer = made(own, backend=way)
-    wanted = 2 * MessagePassingAttention(own, backend="reference")(x, GRAPH)
-    for given in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
-        assert_exact(layer(x, given), wanted)
+@pytest.mark.parametrize("make", [*CLASSES, *map(replace_step, FUNCTIONS)], ids=lambda make: make.__name__)
+def test_a_step_of_ones_own_runs_whatever_the_backend(way, make):
+    """Each doubles its output and so the update, which is twice the dense formula for any graph."""
+    standard, x = heads(), drawn(2, 9, 12) if way == "auto" else drawn(9, 12)
+    layer = make(standard, backend=way)
+    expected = 2 * MessagePassingAttention(standard, backend="reference")(x, GRAPH)
+    for g in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
+        assert_exact(layer(x, g), expected)
 
 
 def test_a_step_replaced_on_the_class(monkeypatch):
-    """As a test of a user's own does it; afterwards the backend is back."""
+    """A user's test may do that; afterwards the layer uses its backend again."""
     layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
-    wanted = layer(x, GRAPH)
+    expected = layer(x, GRAPH)
     with monkeypatch.context() as patch:
         patch.setattr(
             MessagePassingAttention, "message", lambda self, v_j, alpha: 0 * alpha.unsqueeze(-1) * v_j
         )
         assert (layer(x, GRAPH) == 0).all()
-    assert torch.equal(layer(x, GRAPH), wanted)
+    assert torch.equal(layer(x, GRAPH), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
-@pytest.mark.parametrize("made", [TwiceTheMessage, replaced("update")], ids=lambda made: made.__name__)
-def test_a_step_of_ones_own_compiles(given, made):
-    """Without a break, also for an edge_index that is an input."""
+@pytest.mark.parametrize("g", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
+@pytest.mark.parametrize("make", [TwiceTheMessage, replace_step("update")], ids=lambda make: make.__name__)
+def test_a_step_of_ones_own_compiles(g, make):
+    """There is no graph break, also for an edge_index that is an input."""
     torch.compiler.reset()
-    layer, x = made(heads(), backend="auto"), drawn(9, 12)
-    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, given)
-    assert_exact(found, 2 * MessagePassingAttention(layer.heads, backend="reference")(x, GRAPH))
+    layer, x = make(heads(), backend="auto"), drawn(9, 12)
+    output = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, g)
+    assert_exact(output, 2 * MessagePassingAttention(layer.heads, backend="reference")(x, GRAPH))
 
 
 def test_an_explainer_masks_a_subclass_too():
-    """torch_geometric takes what it wrote for the parent for the original, which knows no mask."""
+    """Otherwise torch_geometric would use the code of the parent, which knows no mask."""
     MessagePassingAttention(heads())
-    for made in (MessagePassingAttention, TwiceTheUpdate):
-        layer = made(heads(), backend="auto")
+    for make in (MessagePassingAttention, TwiceTheUpdate):
+        layer = make(heads(), backend="auto")
         set_masks(layer, torch.zeros(GRAPH.num_edges).double(), GRAPH.edge_index, apply_sigmoid=False)
         assert (layer(drawn(9, 12), GRAPH) == 0).all()
 
 
-def test_what_cannot_walk_refuses_a_step_of_ones_own():
-    """One list of edges, and all of them at once."""
+def test_overridden_steps_are_refused_without_messages():
+    """The steps need one list of edges, and all tokens at once."""
     layer, x = TwiceTheSum(heads(), backend="auto"), drawn(2, 9, 12)
     by_head = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3, 4)))
     with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
         layer(x, by_head)
-    with pytest.raises(NotImplementedError, match="decode makes no messages for a hook, an explainer or an"):
+    with pytest.raises(NotImplementedError, match="decode computes no messages for a hook, an explainer or"):
         layer.decode(x, KeyValueCache(patterns.causal(9)))
     layer = MessagePassingAttention(heads(), backend="auto")
     assert layer(x, by_head).shape == layer.decode(x, KeyValueCache(patterns.causal(9))).shape == (2, 9, 12)
 
 
 class Fused(TwiceTheMessage):
-    """With the step that torch_geometric prefers for a sparse adjacency."""
+    """Has the step that torch_geometric prefers for a sparse adjacency."""
 
     def message_and_aggregate(self, edge_index, v):
         raise AssertionError("never called")
 
 
 def test_a_fused_step_is_refused_where_it_would_run():
-    """torch_geometric calls it for a sparse adjacency alone, and message otherwise."""
+    """torch_geometric calls it for sparse adjacencies only, and message otherwise."""
     layer, x = Fused(heads(), backend="auto"), drawn(9, 12)
-    wanted = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
-    assert_exact(layer(x, GRAPH.edge_index), wanted)
-    assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), wanted)
-    with pytest.raises(NotImplementedError, match="message_and_aggregate is no step of this layer"):
+    expected = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
+    assert_exact(layer(x, GRAPH.edge_index), expected)
+    assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), expected)
+    with pytest.raises(NotImplementedError, match="message_and_aggregate is not a step of this layer"):
         layer(x, ga.convert.to_pyg(GRAPH, "adj_t"))
 
 
@@ -169,16 +169,16 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("setting", "value", "message"), SETTINGS)
 def test_settings_of_torch_geometric_are_not_ignored(setting, value, message):
-    """The layer goes on as it was."""
+    """The layer works as before."""
     layer, x = MessagePassingAttention(heads()), drawn(9, 12)
-    wanted = layer(x, GRAPH)
+    expected = layer(x, GRAPH)
     with pytest.raises(NotImplementedError, match=message):
         setattr(layer, setting, value)
-    assert torch.equal(layer(x, GRAPH), wanted)
+    assert torch.equal(layer(x, GRAPH), expected)
 
 
 def test_an_aggregation_that_would_not_run_is_refused():
-    """Where aggregate is the layer's own sum; a subclass may use it, and so does torch_geometric's step."""
+    """The layer's own aggregate would ignore it; that of a subclass may use it."""
     with pytest.raises(NotImplementedError, match=r"aggr must stay 'add', got .*MaxAggregation"):
         MessagePassingAttention(heads()).aggr_module = MaxAggregation()
     layer = TwiceTheSum(heads())
@@ -188,17 +188,17 @@ def test_an_aggregation_that_would_not_run_is_refused():
 
 @pytest.mark.parametrize("step", FUNCTIONS)
 def test_a_module_in_place_of_a_step_is_refused(step):
-    """torch would file it under the submodules; its forward is a function, and runs."""
+    """torch would register it as a submodule; its forward is a function, and runs."""
     layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
     with pytest.raises(TypeError, match=rf"{step} must be .* Linear: write layer.{step} = module.forward"):
         setattr(layer, step, torch.nn.Linear(2, 2))
-    wanted = layer(x, GRAPH)
+    expected = layer(x, GRAPH)
     layer.update = torch.nn.Flatten(-2).forward
-    assert layer(x, GRAPH).shape == (9, 20) != wanted.shape
+    assert layer(x, GRAPH).shape == (9, 20) != expected.shape
 
 
 def test_torchscript_is_refused_by_name():
-    """Also where the layer is a part of a module."""
+    """The layer may also be inside another module."""
     layer = MessagePassingAttention(heads())
     for module in (layer, torch.nn.Sequential(layer)):
         with pytest.raises(
@@ -207,16 +207,16 @@ def test_torchscript_is_refused_by_name():
             torch.jit.script(module)
 
 
-ASKING = [
-    ("message", "v_j, alpha, edge_attr", r"message of Own asks for edge_attr, .* it may take v_j, alpha, v"),
-    ("edge_update", "q_i, v_j", r"edge_update of Own asks for v_j, .* it may take q_i, k_j, call"),
-    ("update", "inputs, x", r"update of Own asks for x, which the layer does not give"),
+UNKNOWN_INPUTS = [
+    ("message", "v_j, alpha, edge_attr", r"message of Own asks for edge_attr, but may take v_j, alpha"),
+    ("edge_update", "q_i, v_j", r"edge_update of Own asks for v_j, but may take q_i, k_j, call"),
+    ("update", "inputs, x", r"update of Own asks for x, but may take v_j"),
 ]
 
 
-@pytest.mark.parametrize(("step", "parameters", "message"), ASKING)
+@pytest.mark.parametrize(("step", "parameters", "message"), UNKNOWN_INPUTS)
 def test_a_step_asks_for_what_the_layer_gives(step, parameters, message):
-    """A global of that name would be read; a subclass with a forward of its own may give more."""
+    """A global variable would be read; a subclass with another forward may give more."""
     space = {}
     exec(f"def {step}(self, {parameters}): ...", space)
     with pytest.raises(TypeError, match=message):
@@ -230,7 +230,7 @@ class Doubled(MessagePassingAttention):
 
 
 class Double(Doubled):
-    """Its parent's name begins with its own."""
+    """The name of its parent begins with this name."""
 
     def message(self, v_j, alpha, index, scale=2.0):
         return scale * super().message(v_j, alpha)
@@ -245,11 +245,11 @@ class Own(MessagePassingAttention):
 
 
 def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch):
-    """A cell of a notebook that is run again, or importlib.reload; and a class named as its parent begins."""
+    """A notebook cell or a module may run again, and a class name may be the start of its parent's."""
     x, file = drawn(9, 12), tmp_path / "defined_again.py"
-    wanted = MessagePassingAttention(heads())(x, GRAPH)
-    assert_exact(Doubled(heads())(x, GRAPH), 2 * wanted)
-    assert_exact(Double(heads())(x, GRAPH), 4 * wanted)
+    expected = MessagePassingAttention(heads())(x, GRAPH)
+    assert_exact(Doubled(heads())(x, GRAPH), 2 * expected)
+    assert_exact(Double(heads())(x, GRAPH), 4 * expected)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     layers = []
@@ -261,13 +261,13 @@ def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch)
         layers.append(importlib.import_module("defined_again").Own(heads()))
     for factor, layer in zip((2, 3), layers, strict=True):
         assert layer.propagate.__module__ == "defined_again_Own_propagate"
-        assert_exact(layer(x, GRAPH), factor * wanted)
+        assert_exact(layer(x, GRAPH), factor * expected)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_traced_layer_takes_other_edges(way):
-    """The edges are an input of the program, which also runs where our operators are not."""
+    """The edges are an input of the program, which needs none of our operators."""
     layer = MessagePassingAttention(heads(), backend=way)
     traced = torch.jit.trace(layer, (drawn(9, 12), GRAPH.edge_index))
     assert "gnn_attention::" not in str(traced.inlined_graph)
@@ -282,49 +282,49 @@ STEPS_WITH_HOOKS = ("edge_update", "message", "aggregate", "propagate")
 HOOKS = [f"register_{step}_forward_{kind}hook" for step in STEPS_WITH_HOOKS for kind in ("", "pre_")]
 
 
-@pytest.mark.parametrize("given", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
+@pytest.mark.parametrize("g", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
 @pytest.mark.parametrize("register", HOOKS)
-def test_every_kind_of_hook_is_called_by_default(register, given):
-    """With messages of all edges; without the hook the steps are not called."""
-    layer, x, seen = MessagePassingAttention(heads()), drawn(9, 12), []
-    wanted = layer(x, given)
-    removable = getattr(layer, register)(lambda *arguments: seen.append(arguments[0]))
-    assert_exact(layer(x, given), wanted)
-    assert seen == [layer]
-    removable.remove()
-    layer(x, given)
-    assert seen == [layer]
+def test_every_kind_of_hook_is_called_by_default(register, g):
+    """It gets the messages of all edges; without the hook the steps are not called."""
+    layer, x, calls = MessagePassingAttention(heads()), drawn(9, 12), []
+    expected = layer(x, g)
+    hook = getattr(layer, register)(lambda *arguments: calls.append(arguments[0]))
+    assert_exact(layer(x, g), expected)
+    assert calls == [layer]
+    hook.remove()
+    layer(x, g)
+    assert calls == [layer]
 
 
-def test_explain_path_names_who_looks_on():
+def test_explain_path_names_the_reason_for_messages():
     layer = MessagePassingAttention(heads())
     assert layer.explain_path(GRAPH).choice == "dense"
     assert layer.explain_path(GRAPH.edge_index, 9).choice == "dense"
     assert layer.explain_path(GRAPH.edge_index, 100).choice == "message_passing"
     layer.register_aggregate_forward_hook(lambda *arguments: None)
-    kept, replacing = MessagePassingAttention(heads()), MessagePassingAttention(heads(), backend="rows")
-    replacing.message = replacing.message
-    kept.backend = "message_passing"
+    path_layer = MessagePassingAttention(heads(), backend="message_passing")
+    replaced_layer = MessagePassingAttention(heads(), backend="rows")
+    replaced_layer.message = replaced_layer.message
     expected = {
-        layer: ("message_passing", "somebody looks on: there is a hook on aggregate"),
-        replacing: ("message_passing", "somebody looks on: the layer has a step of its own"),
-        kept: ("message_passing", "it is the backend of the layer"),
+        layer: ("message_passing", "there is a hook on aggregate"),
+        replaced_layer: ("message_passing", "a step is replaced on the layer"),
+        path_layer: ("message_passing", "it is the backend of the layer"),
     }
-    for watched, path in expected.items():
-        explanation = watched.explain_path(GRAPH)
+    for layer, path in expected.items():
+        explanation = layer.explain_path(GRAPH)
         assert (explanation.choice, explanation.reason) == path
         assert str(explanation).splitlines() == [repr(GRAPH), ": ".join(path)]
 
 
 def test_none_is_the_message_passing_path_and_deprecated():
-    """The warning names the line that gives it."""
+    """The warning names the line of the caller."""
     with pytest.warns(DeprecationWarning, match="write backend='message_passing'") as caught:
         layer = MessagePassingAttention(heads(), backend=None)
     assert (layer.backend, caught[0].filename) == ("message_passing", __file__)
 
 
 def test_the_message_passing_path_has_every_derivative():
-    """Second derivatives and forward mode, which the kernels of rows and tiles refuse by its name."""
+    """It has second derivatives and forward mode, for which rows and tiles name it."""
     x, graph = drawn(4, 12).requires_grad_(), patterns.window(4, 2)
     layer = MessagePassingAttention(heads(), backend="message_passing")
     assert torch.autograd.gradcheck(lambda x: layer(x, graph), x, check_forward_ad=True)

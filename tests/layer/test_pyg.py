@@ -1,4 +1,4 @@
-"""torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers."""
+"""Batches, heterogeneous graphs, explainers, transforms and compilers of torch_geometric."""
 
 from functools import partial
 
@@ -26,47 +26,45 @@ heads = partial(inputs.heads, num_heads=3, num_kv_heads=3, head_dim=4)
 
 
 def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
-    """The update by the dense formula."""
-    own = layer.heads
+    """Compute the update by the dense formula."""
+    h = layer.heads
     src, dst = edge_index
-    q, k, v = (
-        torch.einsum("nw,hwd->hnd", x, W) for x, W in ((x_dst, own.W_Q), (x_src, own.W_K), (x_src, own.W_V))
-    )
-    if own.b_Q is not None:
-        q, k, v = q + own.b_Q[:, None], k + own.b_K[:, None], v + own.b_V[:, None]
+    q, k, v = (torch.einsum("nw,hwd->hnd", x, W) for x, W in ((x_dst, h.W_Q), (x_src, h.W_K), (x_src, h.W_V)))
+    if h.b_Q is not None:
+        q, k, v = q + h.b_Q[:, None], k + h.b_K[:, None], v + h.b_V[:, None]
     logits = torch.full((q.shape[1], k.shape[1]), -torch.inf, dtype=q.dtype).expand(len(q), -1, -1).clone()
-    logits[:, dst, src] = (q @ k.mT / own.W_Q.shape[-1] ** 0.5)[:, dst, src] + (0 if bias is None else bias)
+    logits[:, dst, src] = (q @ k.mT / h.W_Q.shape[-1] ** 0.5)[:, dst, src] + (0 if bias is None else bias)
     weights = logits.softmax(-1).nan_to_num(0.0)
     if muted is not None:
         weights[:, dst, src] *= muted
-    return torch.einsum("hts,hsv,hvw->tw", weights, v, own.W_O) + (0 if own.b_O is None else own.b_O)
+    return torch.einsum("hts,hsv,hvw->tw", weights, v, h.W_O) + (0 if h.b_O is None else h.b_O)
 
 
 def ragged():
-    """Graphs of 4, 1, 6 and 3 nodes: with an isolated row, without an edge, full, and in no order."""
+    """Make graphs of 4, 1, 6 and 3 nodes; one has an isolated receiver, one no edge, one all edges."""
     empty = torch.zeros(2, 0, dtype=torch.int64)
-    listed = [random_edges(4, 4, 5), empty, patterns.full(6).edge_index, random_edges(3, 3, 4)]
+    graphs = [random_edges(4, 4, 5), empty, patterns.full(6).edge_index, random_edges(3, 3, 4)]
     sizes = [4, 1, 6, 3]
-    return [Data(x=drawn(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, listed, strict=True)]
+    return [Data(x=drawn(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, graphs, strict=True)]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_of_ragged_graphs_is_each_graph_alone(way):
-    """A disjoint union: nothing crosses from one graph to another, whatever their sizes."""
+    """A batch is a disjoint union, so nothing crosses from one graph to another."""
     layer, data = MessagePassingAttention(heads(), backend=way), ragged()
     batch = Batch.from_data_list(data)
     y, (_, weights) = layer(batch.x, batch.edge_index, return_attention_weights=True)
-    alone = [layer(one.x, one.edge_index, return_attention_weights=True) for one in data]
-    assert_exact(y, torch.cat([a for a, _ in alone]))
-    assert_exact(weights, torch.cat([w for _, (_, w) in alone]))
+    results = [layer(graph.x, graph.edge_index, return_attention_weights=True) for graph in data]
+    assert_exact(y, torch.cat([a for a, _ in results]))
+    assert_exact(weights, torch.cat([w for _, (_, w) in results]))
     assert_exact(y, dense(layer, batch.x, batch.x, batch.edge_index))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSC tensor support:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("num_src", [7, 10])
-def test_their_own_check_of_a_convolution(way, num_src):
-    """torch_geometric's assert_module: edges in any order, as edge_index and as every sparse layout."""
+def test_assert_module_of_torch_geometric(way, num_src):
+    """It permutes the edges, and passes them as edge_index and in every sparse layout."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
     x = (drawn(num_src, 8), drawn(7, 12))
     edges = random_edges(7, num_src, 23)
@@ -74,59 +72,59 @@ def test_their_own_check_of_a_convolution(way, num_src):
     assert_exact(y, dense(layer, *x, edges))
 
 
-def test_a_graph_has_two_names_and_is_needed_once():
-    """``edge_index=`` is what PyG's own tools say."""
+def test_a_graph_is_passed_once_under_either_name():
+    """The tools of PyG pass ``edge_index=``."""
     layer, x, edges = MessagePassingAttention(heads()), drawn(9, 12), random_edges(9, 9, 30)
     assert torch.equal(layer(x, edge_index=edges), layer(x, g=edges))
-    for options, got in (({}, "none"), ({"g": edges, "edge_index": edges}, "both g and edge_index")):
-        with pytest.raises(TypeError, match=f"the layer needs one graph, .* got {got}"):
+    for options, answer in (({}, "neither"), ({"g": edges, "edge_index": edges}, "both")):
+        with pytest.raises(TypeError, match=f"pass either g or edge_index, got {answer}"):
             layer(x, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_equals_their_transformer_conv(way):
+def test_it_equals_a_transformer_conv(way):
     """TransformerConv without its skip connection is our layer without W_O, weight for weight."""
     torch.manual_seed(0)
-    theirs = TransformerConv(12, 5, heads=3, root_weight=False).double()
-    arrays = [(lin.weight, lin.bias) for lin in (theirs.lin_query, theirs.lin_key, theirs.lin_value)]
+    conv = TransformerConv(12, 5, heads=3, root_weight=False).double()
+    arrays = [(lin.weight, lin.bias) for lin in (conv.lin_query, conv.lin_key, conv.lin_value)]
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = arrays
-    own = StandardHeads.from_arrays(W_Q, W_K, W_V, b_Q=b_Q, b_K=b_K, b_V=b_V, layout="column", num_heads=3)
+    copy = StandardHeads.from_arrays(W_Q, W_K, W_V, b_Q=b_Q, b_K=b_K, b_V=b_V, layout="column", num_heads=3)
     x, edges = drawn(9, 12), random_edges(9, 9, 30)
-    wanted, (_, their_weights) = theirs(x, edges, return_attention_weights=True)
-    y, (_, weights) = MessagePassingAttention(own, backend=way)(x, edges, return_attention_weights=True)
-    assert_exact(y, wanted)
-    assert_exact(weights, their_weights)
+    expected, (_, expected_weights) = conv(x, edges, return_attention_weights=True)
+    y, (_, weights) = MessagePassingAttention(copy, backend=way)(x, edges, return_attention_weights=True)
+    assert_exact(y, expected)
+    assert_exact(weights, expected_weights)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("order", ["row", "col"])
 def test_a_sorted_edge_index(way, order):
-    """Sorted by either side, with its caches filled."""
+    """The EdgeIndex is sorted by either side and has its caches filled."""
     layer, x, edges = MessagePassingAttention(heads(), backend=way), drawn(9, 12), random_edges(9, 9, 30)
-    given = EdgeIndex(edges, sparse_size=(9, 9)).sort_by(order)[0].fill_cache_()
-    y, (same, weights) = layer(x, given, return_attention_weights=True)
-    assert same is given
+    g = EdgeIndex(edges, sparse_size=(9, 9)).sort_by(order)[0].fill_cache_()
+    y, (same_edges, weights) = layer(x, g, return_attention_weights=True)
+    assert same_edges is g
     assert_exact(y, dense(layer, x, x, edges))
-    plain, (_, wanted) = layer(x, given.as_tensor(), return_attention_weights=True)
-    assert torch.equal(y, plain)
-    assert torch.equal(weights, wanted)
-    wrong = EdgeIndex(edges, sparse_size=(9, 10))
+    expected_update, (_, expected) = layer(x, g.as_tensor(), return_attention_weights=True)
+    assert torch.equal(y, expected_update)
+    assert torch.equal(weights, expected)
+    wrong_graph = EdgeIndex(edges, sparse_size=(9, 10))
     with pytest.raises(ValueError, match="contradicts"):
-        layer(x, wrong)
+        layer(x, wrong_graph)
 
 
-def test_their_transforms_make_our_graphs():
-    """Self loops, both directions, two hops, a virtual node."""
+def test_transforms_make_our_graphs():
+    """They add self loops, reversed edges, two-hop edges and a virtual node."""
     edges = random_edges(9, 9, 18)
     data = Data(x=drawn(9, 12), edge_index=edges[:, edges[0] != edges[1]])
     g = ga.convert.from_pyg(data)
     undirected, loops = transforms.ToUndirected(), transforms.AddSelfLoops()
     all_three = transforms.Compose([undirected, transforms.TwoHop(), loops])
-    for transform, wanted in (
+    for transform, expected in (
         (all_three, algebra.walks.closure(g | g.T, 2, reflexive=True)),
         (transforms.VirtualNode(), algebra.tokens.extend(g, 1, "both", "none")),
     ):
-        assert ga.convert.from_pyg(transform(data.clone())) == wanted, transform
+        assert ga.convert.from_pyg(transform(data.clone())) == expected, transform
     sparse = transforms.ToSparseTensor(layout=torch.sparse_csr)(data.clone())
     layer = MessagePassingAttention(heads())
     assert_exact(layer(data.x, sparse.adj_t), layer(data.x, g))
@@ -143,7 +141,7 @@ RELATIONS = {
 
 
 def library():
-    """Three kinds of node, four kinds of edge."""
+    """Make data with three types of nodes and four types of edges."""
     data = HeteroData()
     for kind, size in SIZES.items():
         data[kind].x = drawn(size, WIDTHS[kind], seed=size)
@@ -153,7 +151,7 @@ def library():
 
 
 class Network(torch.nn.Module):
-    """Two rounds, with an input layer whose width is found out."""
+    """Two layers after an input layer that infers its width."""
 
     def __init__(self, way=None):
         super().__init__()
@@ -162,7 +160,7 @@ class Network(torch.nn.Module):
         self.second = MessagePassingAttention(StandardHeads(12, 3, bias=True), backend=way)
 
     def forward(self, x, edge_index, edge_bias):
-        """States after both rounds."""
+        """Return the states after both layers."""
         x = self.embed(x)
         x = x + self.first(x, edge_index, edge_bias)
         return x + self.second(x.relu(), edge_index)
@@ -170,12 +168,12 @@ class Network(torch.nn.Module):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_to_hetero(way):
-    """A model of one kind of node becomes one of many."""
+    """A model of one node type becomes a model of several."""
     data = library()
     torch.manual_seed(0)
     model = to_hetero(Network(way), data.metadata(), aggr="sum").double()
     bias = {key: drawn(3, count) for key, count in RELATIONS.items()}
-    found = model(data.x_dict, data.edge_index_dict, bias)
+    output = model(data.x_dict, data.edge_index_dict, bias)
 
     def updates(round_, x, bias):
         result = dict.fromkeys(SIZES, 0)
@@ -189,24 +187,24 @@ def test_to_hetero(way):
     x = {kind: x[kind] + update[kind] for kind in SIZES}
     update = updates(model.second, {kind: state.relu() for kind, state in x.items()}, {})
     for kind in SIZES:
-        assert_exact(found[kind], x[kind] + update[kind])
+        assert_exact(output[kind], x[kind] + update[kind])
     queries = [layer.heads.W_Q for layer in model.first.values()]
-    assert not any(torch.equal(queries[0], other) for other in queries[1:])
+    assert not any(torch.equal(queries[0], matrix) for matrix in queries[1:])
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(9, 12), (2, 9, 12)])
 def test_a_mask_on_the_messages(way, shape):
-    """What PyG's explainers do: messages times a mask, without a new softmax, while the mask is set."""
+    """Explainers of PyG multiply messages by a mask, without a new softmax."""
     layer, x, edges = MessagePassingAttention(heads(), backend=way), drawn(*shape), random_edges(9, 9, 30)
-    before, muted = layer(x, edges), drawn(30).sigmoid()
+    unmasked, muted = layer(x, edges), drawn(30).sigmoid()
     set_masks(layer, muted, edges, apply_sigmoid=False)
-    found = layer(x, edges)
-    wanted = [dense(layer, sample, sample, edges, muted=muted) for sample in x.view(-1, 9, 12)]
-    assert_exact(found.view(-1, 9, 12), torch.stack(wanted))
-    assert (found - before).abs().max() > 1e-3
+    output = layer(x, edges)
+    expected = [dense(layer, sample, sample, edges, muted=muted) for sample in x.view(-1, 9, 12)]
+    assert_exact(output.view(-1, 9, 12), torch.stack(expected))
+    assert (output - unmasked).abs().max() > 1e-3
     clear_masks(layer)
-    assert torch.equal(layer(x, edges), before)
+    assert torch.equal(layer(x, edges), unmasked)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -220,13 +218,13 @@ def test_attention_explainer_reads_the_weights(way):
     options = {"explanation_type": "model", "edge_mask_type": "object", "model_config": REGRESSION}
     explainer = Explainer(model, AttentionExplainer(), **options)
     y, (_, weights) = first(x, edges, return_attention_weights=True)
-    _, (_, more) = second(y.relu(), edges, return_attention_weights=True)
-    wanted = torch.cat([weights, more], dim=1).amax(1)
-    assert_exact(explainer(x, edges).edge_mask, wanted.detach())
+    _, (_, second_weights) = second(y.relu(), edges, return_attention_weights=True)
+    expected = torch.cat([weights, second_weights], dim=1).amax(1)
+    assert_exact(explainer(x, edges).edge_mask, expected.detach())
 
 
 def informative():
-    """A layer and a star of five senders, of which only sender 3 has a message."""
+    """Make a layer and a star of five senders, of which only sender 3 has a message."""
     torch.manual_seed(0)
     layer = MessagePassingAttention(StandardHeads(4, 2))
     with torch.no_grad():
@@ -241,29 +239,29 @@ def informative():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [lambda: GNNExplainer(epochs=30), lambda: PGExplainer(epochs=3)])
 def test_explainers_find_the_edge_with_a_message(way, make):
-    """The only edge with a message stands out, and the layer is left as it was."""
+    """They mark the only edge with a message, and leave the layer unchanged."""
     layer, x, edges = informative()
     layer.backend = way
-    before, algorithm = layer(x, edges), make()
+    output, algorithm = layer(x, edges), make()
     kind = "model" if isinstance(algorithm, GNNExplainer) else "phenomenon"
     options = {"explanation_type": kind, "edge_mask_type": "object", "model_config": REGRESSION}
     explainer = Explainer(layer, algorithm, **options)
     torch.manual_seed(0)
     if kind == "phenomenon":
         for epoch in range(3):
-            algorithm.train(epoch, layer, x, edges, target=before.detach(), index=0)
-        mask = explainer(x, edges, target=before.detach(), index=0).edge_mask
+            algorithm.train(epoch, layer, x, edges, target=output.detach(), index=0)
+        mask = explainer(x, edges, target=output.detach(), index=0).edge_mask
         assert mask.shape == (5,)
     else:
         mask = explainer(x, edges, index=0).edge_mask
         assert int(mask.argmax()) == 2  # the edge from sender 3
         assert (mask[[0, 1, 3, 4]] == 0).all()  # no gradient ever reached them
     assert not layer.explain
-    assert torch.equal(layer(x, edges), before)
+    assert torch.equal(layer(x, edges), output)
 
 
 def test_a_program_names_wrong_edges():
-    """Edges are an input of the program, which looks at them when it runs."""
+    """Edges are an input of the program, which checks them when it runs."""
     torch.compiler.reset()
     layer = MessagePassingAttention(heads())
     for run in (layer, torch.compile(layer, fullgraph=True, backend="eager")):
@@ -281,10 +279,10 @@ def test_vmap_and_gradients_of_samples(way):
     def loss(parameters, sample):
         return torch.func.functional_call(layer, parameters, (sample, graph)).square().sum()
 
-    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    gradients = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
     for number, sample in enumerate(x):
-        wanted = torch.autograd.grad(layer(sample, graph).square().sum(), list(layer.parameters()))
-        assert_exact([found[name][number] for name, _ in layer.named_parameters()], wanted)
+        expected = torch.autograd.grad(layer(sample, graph).square().sum(), list(layer.parameters()))
+        assert_exact([gradients[name][number] for name, _ in layer.named_parameters()], expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -292,19 +290,17 @@ def test_size_is_that_of_the_states(way):
     """PyG's bipartite calls: ``size=(senders, receivers)``, which must be those of x."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
     x, edges = (drawn(10, 8), drawn(7, 12)), random_edges(7, 10, 23)
-    for given in (edges, EdgeIndex(edges, sparse_size=(10, 7)), ga.convert.from_edge_index(edges, 7, 10)):
+    for g in (edges, EdgeIndex(edges, sparse_size=(10, 7)), ga.convert.from_edge_index(edges, 7, 10)):
         for size in ((10, 7), [10, 7], torch.Size([10, 7]), None):
-            assert_exact(layer(x, given, size=size), dense(layer, *x, edges))
+            assert_exact(layer(x, g, size=size), dense(layer, *x, edges))
         for size in ((7, 10), (10, 8), (10,)):
-            with pytest.raises(
-                ValueError, match=r"size must be \(senders, receivers\) = \(10, 7\), as x has"
-            ):
-                layer(x, given, size=size)
+            with pytest.raises(ValueError, match=r"size must be \(senders, receivers\) = \(10, 7\), got"):
+                layer(x, g, size=size)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_receivers_without_features_have_states_of_zero(way):
-    """PyG's ``(x_src, None)``: a query is its bias; without one the weights of a receiver are equal."""
+    """With PyG's ``(x_src, None)`` a query is its bias, and without a bias all weights are equal."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
     x, edges = drawn(10, 8), random_edges(7, 10, 23)
     expected = dense(layer, x, torch.zeros(7, 12, dtype=torch.float64), edges)
@@ -314,21 +310,21 @@ def test_receivers_without_features_have_states_of_zero(way):
         layer.heads.b_Q.zero_()
     _, (_, weights) = layer((x, None), edges, size=(10, 7), return_attention_weights=True)
     assert_exact(weights, (1.0 / edges[1].bincount()[edges[1]].double()).unsqueeze(1).expand(-1, 3))
-    with pytest.raises(ValueError, match=r"does not say how many receivers: give size=\(senders, receiv"):
+    with pytest.raises(ValueError, match=r"with an edge_index needs size=\(senders, receivers"):
         layer((x, None), edges)
     graph = ga.convert.from_edge_index(edges, 7, 10)
     adj_t = ga.convert.to_pyg(graph, "adj_t")
     layer = MessagePassingAttention(layer.heads, backend=way)
-    wanted = layer((x, torch.zeros(7, 12).double()), graph)
-    for given in (graph, EdgeIndex(edges, sparse_size=(10, 7)), adj_t, adj_t.to_sparse_csr()):
-        assert_exact(layer((x, None), given), wanted)
-        assert_exact(layer((x, None), edge_index=given), wanted)
-    assert_exact(layer((x, None), edges, size=np.array([10, 7])), wanted)
+    expected = layer((x, torch.zeros(7, 12).double()), graph)
+    for g in (graph, EdgeIndex(edges, sparse_size=(10, 7)), adj_t, adj_t.to_sparse_csr()):
+        assert_exact(layer((x, None), g), expected)
+        assert_exact(layer((x, None), edge_index=g), expected)
+    assert_exact(layer((x, None), edges, size=np.array([10, 7])), expected)
 
 
 SIZES_OF_NONE = [
     (5, TypeError, r"size must be a list of sizes, got 5"),
-    ((10,), ValueError, r"size must be \(senders, receivers\) = \(10, 10\), as x has them, got \(10,\)"),
+    ((10,), ValueError, r"size must be \(senders, receivers\) = \(10, 10\), got \(10,\)"),
     ((10, None), TypeError, "each of size must be an integer, got None"),
     ((10, -1), ValueError, "each of size must be at least 0, got -1"),
 ]
@@ -336,7 +332,7 @@ SIZES_OF_NONE = [
 
 @pytest.mark.parametrize(("size", "error", "message"), SIZES_OF_NONE)
 def test_a_malformed_size_is_named(size, error, message):
-    """Of (x_src, None) it is all that says how many receivers there are."""
+    """With (x_src, None) only the size tells the number of receivers."""
     layer, edges = MessagePassingAttention(heads()), random_edges(7, 10, 23)
     with pytest.raises(error, match=message):
         layer((drawn(10, 12), None), edges, size=size)
@@ -351,11 +347,11 @@ CHANNELS = [
 ]
 
 
-@pytest.mark.parametrize(("made", "in_channels", "out_channels"), CHANNELS)
-def test_channels_are_those_of_states_and_updates(made, in_channels, out_channels):
-    """PyG's names: a pair for two widths, senders first; the update has ``out_channels``."""
-    layer = MessagePassingAttention(made)
+@pytest.mark.parametrize(("layer_heads", "in_channels", "out_channels"), CHANNELS)
+def test_channels_are_those_of_states_and_updates(layer_heads, in_channels, out_channels):
+    """in_channels is a pair, senders first, for two widths; the update has ``out_channels``."""
+    layer = MessagePassingAttention(layer_heads)
     assert (layer.in_channels, layer.out_channels) == (in_channels, out_channels)
     widths = in_channels if isinstance(in_channels, tuple) else (in_channels, in_channels)
-    x = tuple(torch.zeros(4, width, dtype=next(made.parameters()).dtype) for width in widths)
+    x = tuple(torch.zeros(4, width, dtype=next(layer_heads.parameters()).dtype) for width in widths)
     assert layer(x, patterns.full(4)).shape == (4, out_channels)

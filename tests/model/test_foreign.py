@@ -1,6 +1,6 @@
-"""Layers of foreign models against the models themselves: their own forward pass is run, and each attention
-module's input, mask and output are caught on the way. Tiny models whose weights, biases and norms are drawn,
-in float64, which transformers' eager attention then does not leave.
+"""Layers made of other models equal those models: hooks record the input, mask and output of each attention
+module in a forward pass of the model. The models are tiny, have random weights, biases and norms, and
+compute in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnn_attention.model import foreign
 from gnn_attention.verify.measure import EXACT
 
 hf_models = needs("support.hf_models")
-TOKENS, OTHERS = hf_models.TOKENS, 7  # receivers, and senders of another text
+TOKENS, SENDERS = hf_models.TOKENS, 7  # receivers, and senders of another text
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,15 @@ def states(length: int, width: int = 32) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A family of ``hf_models`` with changes of its config, and the path of each part's attention."""
+    """A family of ``hf_models``, changes to its config, and the path to the attention of each part."""
 
     family: str
     parts: dict[str, str] = field(default_factory=lambda: {"self": "model.layers.{}.self_attn"})
     changes: dict[str, Any] = field(default_factory=dict)
     output: str = ""  # the module below the attention whose output is the update, where it is another
 
-    def made(self) -> nn.Module:
-        """The model in float64, its attention sharpened, its biases and norms drawn."""
+    def make(self) -> nn.Module:
+        """Make the model in float64, with large attention weights and random biases and norms."""
         model = hf_models.built(self.family, **self.changes)
         for name, parameter in model.named_parameters():
             if "attn" in name.lower() or "attention" in name.lower():
@@ -57,28 +57,28 @@ class Case:
         return model
 
     def inputs(self) -> dict[str, Tensor]:
-        others = {"encoder_hidden_states": states(OTHERS).repeat(hf_models.BATCH, 1, 1)}
-        given: dict[str, Tensor] = hf_models.inputs(self.family)
-        return given | (others if "add_cross_attention" in self.changes else {})
+        options = {"encoder_hidden_states": states(SENDERS).repeat(hf_models.BATCH, 1, 1)}
+        arguments: dict[str, Tensor] = hf_models.inputs(self.family)
+        return arguments | (options if "add_cross_attention" in self.changes else {})
 
 
 def with_exact_angles(rotary: Any) -> None:
-    """Frequencies of the default kind as powers in float64, not those rounded to float32."""
+    """Compute default frequencies in float64, since those of the module are rounded to float32."""
     parameters = rotary.config.rope_parameters
     nested = parameters if "rope_type" not in parameters else {"": parameters}
-    for kind, given in nested.items():
+    for kind, settings in nested.items():
         name = f"{kind}_inv_freq".lstrip("_")
         powers = torch.arange(len(getattr(rotary, name)), dtype=torch.float64) / len(getattr(rotary, name))
-        if given["rope_type"] == "default":
-            setattr(rotary, name, given["rope_theta"] ** -powers)
+        if settings["rope_type"] == "default":
+            setattr(rotary, name, settings["rope_theta"] ** -powers)
 
 
 OF_LLAMA = {"head_dim": 6}
-TURNS = {"rope_theta": 10000.0, "factor": 4.0}
-LLAMA3_TURNS = TURNS | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3_TURNS |= {"original_max_position_embeddings": 32}
-YARN_TURNS = TURNS | {"rope_type": "yarn", "original_max_position_embeddings": 16}
-LATENT_YARN = YARN_TURNS | {"mscale": 0.5, "mscale_all_dim": 1.0}
+ROPE = {"rope_theta": 10000.0, "factor": 4.0}
+LLAMA3_ROPE = ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3_ROPE |= {"original_max_position_embeddings": 32}
+YARN_ROPE = ROPE | {"rope_type": "yarn", "original_max_position_embeddings": 16}
+LATENT_YARN = YARN_ROPE | {"mscale": 0.5, "mscale_all_dim": 1.0}
 LOCAL, GLOBAL = ({"rope_type": "default", "rope_theta": theta} for theta in (100.0, 5000.0))
 BY_LAYER = {"sliding_attention": LOCAL, "full_attention": GLOBAL}
 HALVES = {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True}
@@ -107,8 +107,8 @@ CASES = {
     "t5": Case("t5", T5, {"d_kv": 6}),
     "whisper": Case("whisper", WHISPER),
     "llama": Case("llama", changes=OF_LLAMA | {"attention_bias": True}),
-    "llama, scaled turns": Case("llama", changes=OF_LLAMA | {"rope_parameters": LLAMA3_TURNS}),
-    "llama, yarn": Case("llama", changes={"rope_parameters": YARN_TURNS}),
+    "llama, scaled rotation": Case("llama", changes=OF_LLAMA | {"rope_parameters": LLAMA3_ROPE}),
+    "llama, yarn": Case("llama", changes={"rope_parameters": YARN_ROPE}),
     "mistral": Case("mistral"),
     "qwen2": Case("qwen2"),
     "qwen3": Case("qwen3"),
@@ -122,137 +122,137 @@ CASES = {
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def watch(case: Case, model: nn.Module) -> dict[tuple[str, int], dict[str, Any]]:
-    """Of each attention module: states of receivers and senders, the graph of its mask, the update."""
-    calls: dict[tuple[str, int], dict[str, Any]] = {place: {} for place in places(case)}
+def record_calls(case: Case, model: nn.Module) -> dict[tuple[str, int], dict[str, Any]]:
+    """Record the states, the graph of the mask and the update of each attention module."""
+    calls: dict[tuple[str, int], dict[str, Any]] = {site: {} for site in list_sites(case)}
     for (part, layer), call in calls.items():
         module = model.get_submodule(case.parts[part].format(layer))
 
-        def before(module, args, kwargs, call=call, part=part):
-            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-            given = {**given.get("kwargs", {}), **given}
-            x_dst, mask = given["hidden_states"], given.get("attention_mask", given.get("mask"))
-            others = (given.get(name) for name in ("key_value_states", "encoder_hidden_states"))
-            x_src = next((other for other in others if other is not None), x_dst)
+        def record_inputs(module, args, kwargs, call=call, part=part):
+            arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            arguments = {**arguments.get("kwargs", {}), **arguments}
+            x_dst, mask = arguments["hidden_states"], arguments.get("attention_mask", arguments.get("mask"))
+            options = (arguments.get(name) for name in ("key_value_states", "encoder_hidden_states"))
+            x_src = next((candidate for candidate in options if candidate is not None), x_dst)
             every = patterns.cross(x_dst.shape[1], x_src.shape[1])
             graph = every if mask is None or part == "cross" else ga.convert.from_mask(mask[0, 0] == 0)
             call |= {"x_dst": x_dst, "x_src": x_src, "graph": graph}
 
-        def after(module, args, output, call=call):
+        def record_update(module, args, output, call=call):
             call["update"] = output[0] if isinstance(output, tuple) else output
 
-        module.register_forward_pre_hook(before, with_kwargs=True)
-        module.get_submodule(case.output).register_forward_hook(after)
+        module.register_forward_pre_hook(record_inputs, with_kwargs=True)
+        module.get_submodule(case.output).register_forward_hook(record_update)
     with torch.no_grad():
         model(**case.inputs())
     return calls
 
 
-def places(case: Case) -> list[tuple[str, int]]:
+def list_sites(case: Case) -> list[tuple[str, int]]:
     return [(part, layer) for part in case.parts for layer in range(2)]
 
 
-def worst(case: Case) -> float:
-    """The largest error over all parts and layers, relative to the largest update."""
-    model, found = case.made(), []
-    layers = {place: foreign.layer_of(model, place[1], place[0]) for place in places(case)}
-    seen = watch(case, model)
-    for place, layer in layers.items():
-        one = seen[place]
+def largest_error(case: Case) -> float:
+    """Return the largest error of all parts and layers, relative to the largest update."""
+    model, errors = case.make(), []
+    layers = {site: foreign.layer_of(model, site[1], site[0]) for site in list_sites(case)}
+    calls = record_calls(case, model)
+    for site, layer in layers.items():
+        call = calls[site]
         with torch.no_grad():
-            update = layer((one["x_src"], one["x_dst"]), one["graph"])
-        found.append(error(update, one["update"]) / float(one["update"].abs().max()))
-    return max(found)
+            update = layer((call["x_src"], call["x_dst"]), call["graph"])
+        errors.append(error(update, call["update"]) / float(call["update"].abs().max()))
+    return max(errors)
 
 
 @each_case
 def test_equals_the_models_arithmetic_in_float64(case):
-    assert worst(case) <= EXACT
+    assert largest_error(case) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["gpt2", "deepseek"])
 def test_weights_are_copies(name):
-    """Neither side sees the other's training: no memory is shared, gradients stay where they belong."""
+    """They share no memory with the model, and training them gives the model no gradients."""
     case = CASES[name]
-    model = case.made()
+    model = case.make()
     layer = foreign.layer_of(model, 0, next(iter(case.parts)))
-    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    assert not own & {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    assert not storages & {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in layer.parameters())
     layer(states(TOKENS), patterns.causal(TOKENS)).sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_score_mods_of_gemma2_and_t5():
-    model = CASES["gemma2"].made()
+    model = CASES["gemma2"].make()
     assert foreign.score_mod_of(model, 0) == ga.score_mods.softcap(2.0)
-    model = CASES["t5"].made()
-    with pytest.raises(ValueError, match="T5 keeps its relative position bias in the first layer alone"):
+    model = CASES["t5"].make()
+    with pytest.raises(ValueError, match="T5 keeps its relative position bias in the first layer: give"):
         foreign.score_mod_of(model.encoder.block[1].layer[0].SelfAttention)
     assert foreign.score_mod_of(model.decoder.block[1].layer[1].EncDecAttention) is None
     assert foreign.score_mod_of(model.encoder.block[0].layer[0].SelfAttention).table.shape == (4, 25)
 
 
 def test_a_layer_is_found_in_whatever_holds_it():
-    """The model, a model around it, the layer's attention itself."""
+    """The argument may be the model, a module around it, or the attention itself."""
     lm = hf_models.built("llama")
-    alone = lm.model.layers[1]
-    for model, layer in ((nn.Sequential(lm), 1), (lm.model.layers, 1), (alone, None), (alone.self_attn, 0)):
+    parent = lm.model.layers[1]
+    for model, layer in ((nn.Sequential(lm), 1), (lm.model.layers, 1), (parent, None), (parent.self_attn, 0)):
         heads = foreign.heads_of(model, layer)
-        assert torch.equal(heads.W_V.mT.flatten(0, 1), alone.self_attn.v_proj.weight)
+        assert torch.equal(heads.W_V.mT.flatten(0, 1), parent.self_attn.v_proj.weight)
 
 
 def test_torch_attention_wherever_it_stands():
-    """Encoder, decoder and cross-attention of nn.Transformer."""
+    """It is in the encoder, the decoder and the cross-attention of nn.Transformer."""
     torch.manual_seed(0)
     model = nn.Transformer(16, 4, 2, 3, 20, dropout=0.0, batch_first=True).double().eval()
     encoder, decoder = model.encoder.layers[1], model.decoder.layers[1]
     parts = {"encoder": encoder.self_attn, "decoder": decoder.self_attn, "cross": decoder.multihead_attn}
-    x, y = states(TOKENS, 16).double(), states(OTHERS, 16).double()
+    x, y = states(TOKENS, 16).double(), states(SENDERS, 16).double()
     for part, attention in parts.items():
         nn.init.normal_(attention.in_proj_bias)
-        wanted, _ = attention(x, y, y, need_weights=False)
+        expected, _ = attention(x, y, y, need_weights=False)
         for layer in (foreign.layer_of(model, 1, part), foreign.layer_of(attention)):
-            assert_exact(layer((y, x), patterns.cross(TOKENS, OTHERS)), wanted)
+            assert_exact(layer((y, x), patterns.cross(TOKENS, SENDERS)), expected)
     # "cross" aside there is one part
     assert torch.equal(foreign.heads_of(model.decoder, 1).W_V, foreign.heads_of(decoder.self_attn).W_V)
 
 
 class Adapted(nn.Linear):
-    """Does more than its weight says."""
+    """Computes more than its weight and bias."""
 
     def forward(self, x):
         return super().forward(x) + 1
 
 
 def with_changed(name: str, path: str, change: Callable[[nn.Module], None]) -> Callable[[], nn.Module]:
-    def made():
-        model = CASES[name].made()
+    def make():
+        model = CASES[name].make()
         change(model.get_submodule(path))
         return model
 
-    return made
+    return make
 
 
 adapted = with_changed("llama", "model.layers.0.self_attn", lambda x: setattr(x, "k_proj", Adapted(32, 12)))
-TURNED = TURNS | {"rope_type": "dynamic"}
-dynamic = with_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", TURNED))
+DYNAMIC_ROPE = ROPE | {"rope_type": "dynamic"}
+dynamic = with_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", DYNAMIC_ROPE))
 
 
-def made(name: str) -> Callable[[], nn.Module]:
-    return lambda: CASES[name].made()
+def make(name: str) -> Callable[[], nn.Module]:
+    return lambda: CASES[name].make()
 
 
 REFUSED = [
     (lambda: "gpt2", (0,), TypeError, r"model must be a Module, got"),
     (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear is of no .* Known: torch.*, GPT-2, OPT,"),
-    (made("gpt2"), (), ValueError, "give layer: the model has 2 layers"),
-    (made("gpt2"), (2,), IndexError, "layer must be in 0 .. 1, got 2"),
-    (made("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
-    (made("t5"), (0,), ValueError, "attends in several parts: give part, one of encoder, decoder,"),
+    (make("gpt2"), (), ValueError, "give layer: the model has 2 layers"),
+    (make("gpt2"), (2,), IndexError, "layer must be in 0 .. 1, got 2"),
+    (make("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
+    (make("t5"), (0,), ValueError, "attends in several parts: give part, one of encoder, decoder,"),
     (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
     (dynamic, (0,), NotImplementedError, "rope_type 'dynamic' depends on the length;"),
-    (lambda: made("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),
+    (lambda: make("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),
 ]
 
 
@@ -260,4 +260,4 @@ def test_what_is_refused():
     def reading(model, arguments):
         return lambda: foreign.heads_of(model(), *arguments)
 
-    assert_refusals((reading(model, given), error, match) for model, given, error, match in REFUSED)
+    assert_refusals((reading(model, arguments), error, match) for model, arguments, error, match in REFUSED)

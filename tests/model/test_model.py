@@ -1,4 +1,4 @@
-"""The model: its phases, its graphs and backends, its file, and what the trained heads do."""
+"""The small model: phases, graphs, backends, files, generation, and the scores of trained heads."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def shipped() -> tuple[lm.LanguageModel, BytePair, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def exact() -> tuple[lm.LanguageModel, torch.Tensor]:
-    """The shipped model in float64, and tokens."""
+    """Return the shipped model in float64, and tokens."""
     model, vocabulary = lm.load_trained()
     return model.double(), torch.tensor([vocabulary.encode(TEXT)])
 
 
 @pytest.fixture(scope="module")
 def scores(exact: Any) -> dict[str, torch.Tensor]:
-    """What the shipped model's heads do, in float64, on the sequences of its training's report."""
+    """Scores of the shipped model's heads, in float64, on the sequences of its training report."""
     return {name: score(exact[0]) for name, score in SCORES.items()}
 
 
@@ -57,8 +57,8 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
     model, tokens = copy.deepcopy(exact[0]), exact[1]
     assert model.backend == "auto"
     expected = model(tokens)
-    others = ("mixed", "flex", "varlen")  # not for a learned score_mod, or a CPU
-    for backend in (*(name for name in BACKENDS if name not in others),):
+    unsupported = ("mixed", "flex", "varlen")  # not for a learned score_mod, or a CPU
+    for backend in (*(name for name in BACKENDS if name not in unsupported),):
         model.backend = backend
         assert model.backend == backend
         assert_exact(model(tokens), expected)
@@ -69,11 +69,11 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
 def test_S2_5_what_comes_later_changes_no_bit_of_what_was_said(tiny: Any, backend: str) -> None:
     tiny.backend = backend
     tokens = torch.arange(12).view(1, 12)
-    changed = tokens.clone()
-    changed[0, 7] = 99
-    before, after = tiny(tokens), tiny(changed)
-    assert torch.equal(before[:, :7], after[:, :7])
-    assert (before[:, 7:] != after[:, 7:]).any(-1).all()
+    changed_tokens = tokens.clone()
+    changed_tokens[0, 7] = 99
+    logits, changed_logits = tiny(tokens), tiny(changed_tokens)
+    assert torch.equal(logits[:, :7], changed_logits[:, :7])
+    assert (logits[:, 7:] != changed_logits[:, 7:]).any(-1).all()
 
 
 @torch.no_grad()
@@ -110,25 +110,25 @@ def test_the_shipped_file_is_small_and_says_how_it_was_made(shipped: Any, scores
     assert metadata["uniform_loss"] == round(nothing, 4)
     assert metadata["training_loss"] < metadata["held_out_loss"] < nothing / 2
     assert (model.training, len(vocabulary)) == (False, model.config.vocabulary_size)
-    for name, found in scores.items():
+    for name, score in scores.items():
         # rounded to four digits
-        assert error(found, torch.tensor(metadata[name], dtype=torch.float64)) <= 0.5e-4
+        assert error(score, torch.tensor(metadata[name], dtype=torch.float64)) <= 0.5e-4
 
 
 def test_a_file_comes_back(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
     lm.save(tmp_path / "tiny.safetensors", tiny, vocabulary, {"seed": 3, "scores": [[0.5]]})
-    before = torch.get_rng_state()
-    back, words, metadata = lm.load(tmp_path / "tiny.safetensors")
-    assert (back.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
+    rng_state = torch.get_rng_state()
+    loaded, words, metadata = lm.load(tmp_path / "tiny.safetensors")
+    assert (loaded.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
     for name, tensor in tiny.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor.half().float())
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.requires_grad for parameter in back.parameters())
+        assert torch.equal(loaded.state_dict()[name], tensor.half().float())
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
 def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
-    """A bias that leaves one distance alone makes a head whose scores are known."""
+    """A bias that leaves only one distance makes a head with known scores."""
     with torch.no_grad():
         for layer in tiny.layers:
             layer.score_mod.table.fill_(-100.0)
@@ -143,23 +143,23 @@ def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
 
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
-WRONG: list[tuple[Callable[[lm.LanguageModel], object], type[Exception], str]] = [
+WRONG_CALLS: list[tuple[Callable[[lm.LanguageModel], object], type[Exception], str]] = [
     (lambda tiny: tiny(torch.tensor([1, 2])), ValueError, r"tokens must be \[B, T\], got shape \[2\];"),
     (lambda tiny: tiny(torch.tensor([[-1, 260]])), IndexError, r"tokens must be in 0 \.\. 259, .*, got -1"),
     (lambda tiny: tiny(torch.tensor([[1, 2, 3]]), patterns.causal(4)), ValueError, "does not fit x with 3"),
     (lambda tiny: lm.LanguageModel(TINY, backend="fast")(torch.tensor([[1]])), ValueError, "backend must be"),
     (lambda tiny: lm.Config(vocabulary_size=3, num_heads=0), ValueError, "num_heads must be at least 1, got"),
-    (lambda tiny: lm.generate(tiny, EMPTY, 3), ValueError, "generate needs a first token"),
+    (lambda tiny: lm.generate(tiny, EMPTY, 3), ValueError, "generate needs tokens"),
 ]
 
 
 def test_wrong_calls(tiny: lm.LanguageModel) -> None:
-    assert_refusals((partial(call, tiny), error, match) for call, error, match in WRONG)
+    assert_refusals((partial(call, tiny), error, match) for call, error, match in WRONG_CALLS)
 
 
 def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     path, words = tmp_path / "other.safetensors", BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
-    with pytest.raises(ValueError, match="vocabulary has 256 pieces: expected 260"):
+    with pytest.raises(ValueError, match="vocabulary has 256 pieces, the model 260"):
         lm.save(path, tiny, BytePair(), {})
     with pytest.raises(ValueError, match=r"metadata has \['config'\], which save writes itself"):
         lm.save(path, tiny, words, {"config": 1})
@@ -176,7 +176,7 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_compiles_without_being_given_a_graph() -> None:
-    """Its causal graph is made in between; other lengths and a graph of one's own are served too."""
+    """The program makes the causal graph itself; other lengths and another graph work too."""
     torch.compiler.reset()
     trained = lm.load_trained()[0].double()
     compiled = torch.compile(trained, backend="eager")
@@ -192,18 +192,18 @@ GRAPHS = ["causal(99)", "window(99, 8) | sinks(99, 2)", "dilated(99, 6, 3)", "pr
 
 def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
     tokens = torch.tensor([1, 2, 3])
-    drawn = lm.generate(tiny, tokens, 5, seed=3)
-    assert torch.equal(drawn[:3], tokens)
-    assert len(drawn) == 8
-    assert torch.equal(drawn, lm.generate(tiny, tokens, 5, seed=3))
-    likeliest = lm.generate(tiny, tokens, 1, temperature=0.0)
-    assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
-    assert torch.equal(lm.generate(tiny, tokens, 1, temperature=1e-6), likeliest)
+    output = lm.generate(tiny, tokens, 5, seed=3)
+    assert torch.equal(output[:3], tokens)
+    assert len(output) == 8
+    assert torch.equal(output, lm.generate(tiny, tokens, 5, seed=3))
+    most_likely = lm.generate(tiny, tokens, 1, temperature=0.0)
+    assert int(most_likely[-1]) == int(tiny(tokens[None])[0, -1].argmax())
+    assert torch.equal(lm.generate(tiny, tokens, 1, temperature=1e-6), most_likely)
 
 
 @torch.no_grad()
 def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: Any) -> bool:
-    """Each token from ``start`` on is clearly the likeliest after those before it, in one pass in float64."""
+    """Each token from ``start`` on is clearly the most likely one, in one pass in float64."""
     logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, start - 1 : -1]
     first, second = logits.topk(2).values.unbind(-1)
     assert logits.dtype == torch.float64
@@ -214,43 +214,43 @@ def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: 
 @pytest.mark.parametrize("text", GRAPHS)
 def test_the_same_tokens_as_without_a_cache(exact: Any, text: str) -> None:
     model, graph, prompt = exact[0], expressions.parse(text), exact[1][0, :5]
-    found = lm.generate(model, prompt, 24, temperature=0.0, graph=graph)
-    assert torch.equal(found[: len(prompt)], prompt)
-    assert len(found) == len(prompt) + 24
-    assert is_greedy(model, found, len(prompt), graph)
+    output = lm.generate(model, prompt, 24, temperature=0.0, graph=graph)
+    assert torch.equal(output[: len(prompt)], prompt)
+    assert len(output) == len(prompt) + 24
+    assert is_greedy(model, output, len(prompt), graph)
 
 
-def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None:
+def test_message_passing_has_no_cache_and_generates_the_same(tiny: lm.LanguageModel) -> None:
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(30, 3)
-    wanted = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
+    expected = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
     tiny.backend = "message_passing"
-    assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), wanted)
+    assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), expected)
     needs_all = r"the message-passing path and hooks .* need all tokens at once"
     with pytest.raises(NotImplementedError, match=needs_all):
         tiny.proceed(tokens[None], KeyValueCache(graph, 2))
 
 
 def test_edges_that_are_cut_stay_cut(tiny: lm.LanguageModel) -> None:
-    """A hook that changes the edges of a layer acts: the tokens are those of the changed model."""
+    """A hook that changes the edges of a layer changes the generated tokens."""
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(30, 6)
-    whole = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist()
+    expected = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist()
 
-    def itself_alone(layer: torch.nn.Module, args: Any) -> Any:
+    def keep_self_loops(layer: torch.nn.Module, args: Any) -> Any:
         return args[0], patterns.window(args[1].num_dst, 1)
 
-    for hooked in (tiny.layers[1], tiny.blocks[0]):
-        hook = hooked.register_forward_pre_hook(itself_alone)
-        found = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph)
-        assert found.tolist() != whole
-        assert is_greedy(tiny, found, 3, graph)
+    for module in (tiny.layers[1], tiny.blocks[0]):
+        hook = module.register_forward_pre_hook(keep_self_loops)
+        output = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph)
+        assert output.tolist() != expected
+        assert is_greedy(tiny, output, 3, graph)
         with pytest.raises(NotImplementedError, match="hooks on blocks need all tokens at once"):
             lm.generate(tiny, tokens, 20, cache=KeyValueCache(graph, TINY.num_layers))
         hook.remove()
-    assert lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist() == whole
+    assert lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist() == expected
 
 
 def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
-    """Two turns are one text: the second is given only what is new."""
+    """Two calls continue one text: the second gets only the new tokens."""
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(40, 6) | patterns.sinks(40, 1)
     cache = KeyValueCache(graph, TINY.num_layers)
     first = lm.generate(tiny, tokens, 5, temperature=0.0, cache=cache)
@@ -262,26 +262,27 @@ def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
     assert is_greedy(tiny, torch.cat([first[:-1], second]), len(text), graph)
 
 
-def refuse(call: Any) -> Any:
+def raise_error(call: Any) -> Any:
     raise ValueError("refused in the second block")
 
 
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
-    """They leave the cache as it was."""
+    """The cache is unchanged after an error."""
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
-    few, cached = "graph must have the 13 tokens", {"graph": patterns.window(9, 2), "cache": cache}
-    wrong: list[tuple[str, int, dict[str, Any]]] = [
-        (rf"{few} that there will be in the end, got .*causal\(9\)", 10, {"graph": patterns.causal(9)}),
-        (few, 10, {"cache": cache}),
-        (r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)", 2, cached),
+    too_small = "graph must have at least 13 tokens"
+    cache_options = {"graph": patterns.window(9, 2), "cache": cache}
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        (rf"{too_small}, old and new, got .*causal\(9\)", 10, {"graph": patterns.causal(9)}),
+        (too_small, 10, {"cache": cache}),
+        (r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)", 2, cache_options),
         ("attends to sender 4, which has not come: give at least 5", 3, {"graph": patterns.prefix(9, 5)}),
     ]
-    for message, count, options in wrong:
+    for message, count, options in cases:
         with pytest.raises(ValueError, match=message):
             lm.generate(tiny, tokens, count, **options)
     with pytest.raises(ValueError, match="cache must have 2 layers, as the model, got 1"):
         tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
-    tiny.layers[1].backend = Backend("own", refuse)
+    tiny.layers[1].backend = Backend("own", raise_error)
     with pytest.raises(ValueError, match="refused in the second block"):
         tiny.proceed(tokens[None], cache)
     tiny.layers[1].backend = "auto"

@@ -1,5 +1,5 @@
-"""The vocabulary: ids of version 0.1.0, theory worked by hand, round trips, and how wrong input is
-refused.
+"""The vocabulary gives the ids of version 0.1.0 and the merges of the theory; texts come back, and errors
+name the fault.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def test_the_shipped_vocabulary_gives_the_ids_of_version_0_1_0() -> None:
     for text, ids in OLD_IDS.items():
         assert tuple(vocabulary.encode(text)) == ids
         assert vocabulary.decode(ids) == text
-    theirs = tokenizers.Tokenizer.from_str(lm.load_trained()[1].to_json())
-    assert (tuple(theirs.encode(SENTENCE).ids), theirs.decode(TOKENS)) == (TOKENS, SENTENCE)
+    tokenizer = tokenizers.Tokenizer.from_str(lm.load_trained()[1].to_json())
+    assert (tuple(tokenizer.encode(SENTENCE).ids), tokenizer.decode(TOKENS)) == (TOKENS, SENTENCE)
 
 
 def test_every_merge_joins_a_most_frequent_pair() -> None:
@@ -107,9 +107,9 @@ def test_json_pickle_and_copies_give_an_equal_vocabulary() -> None:
     tokens = MIXED.encode(PAPER)
     assert MIXED.vocabulary[255:257] == (b"\xff", b"".join(MIXED.merges[0]))
     copies = BytePair.from_json(MIXED.to_json()), pickle.loads(pickle.dumps(MIXED)), copy.deepcopy(MIXED)
-    for other in copies:
-        assert other == MIXED
-        assert other.encode(PAPER) == tokens
+    for vocabulary in copies:
+        assert vocabulary == MIXED
+        assert vocabulary.encode(PAPER) == tokens
     assert BytePair() != MIXED
 
 
@@ -135,22 +135,22 @@ def test_what_is_refused() -> None:
     assert_refusals(REFUSED)
 
 
-WHOLE = json.loads(MIXED.to_json())
+TOKENIZER = json.loads(MIXED.to_json())
 
 
-OTHERS = [
+WRONG_TEXTS = [
     *("", "[]"),
-    json.dumps(WHOLE | {"pre_tokenizer": {"type": "ByteLevel"}}),
-    json.dumps(WHOLE | {"model": WHOLE["model"] | {"merges": [["a", "日"]]}}),
-    json.dumps(WHOLE | {"model": WHOLE["model"] | {"vocab": {}}}),
+    json.dumps(TOKENIZER | {"pre_tokenizer": {"type": "ByteLevel"}}),
+    json.dumps(TOKENIZER | {"model": TOKENIZER["model"] | {"merges": [["a", "日"]]}}),
+    json.dumps(TOKENIZER | {"model": TOKENIZER["model"] | {"vocab": {}}}),
 ]
 
 
-@pytest.mark.parametrize("text", OTHERS, ids=range(len(OTHERS)))
+@pytest.mark.parametrize("text", WRONG_TEXTS, ids=range(len(WRONG_TEXTS)))
 def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="text is no vocabulary, expected what to_json") as caught:
+    with pytest.raises(ValueError, match="text is no vocabulary, expected what to_json") as error:
         BytePair.from_json(text)
-    assert len(str(caught.value)) < 300
+    assert len(str(error.value)) < 300
 
 
 def test_without_tokenizers_a_model_loads_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

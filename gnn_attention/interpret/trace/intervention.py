@@ -26,7 +26,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.locks import turn
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import attended_in_parts
+from gnn_attention.attend import run_and_merge
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, symbols
@@ -35,7 +35,7 @@ from gnn_attention.graph.rules import all_pairs
 from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.layer._torch_geometric import fitting_graph, read_states
+from gnn_attention.layer._torch_geometric import convert_graph, read_states
 
 Numbers = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
@@ -316,7 +316,7 @@ def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any
     if inputs.get("g") is None or "x" not in inputs:
         return None  # The layer itself will raise.
     x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), layer.heads.width)
-    graph = fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
+    graph = convert_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
     one.check(graph, layer.heads.num_heads)
     if one.change is not None:
         return None
@@ -326,7 +326,7 @@ def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any
 
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
     """NotImplementedError where the layer takes the message-passing path whatever its backend."""
-    if layer.watcher() is not None:
+    if layer.reason_for_messages() is not None:
         raise NotImplementedError(
             f"a hook, an explainer or an overridden step forces the message-passing path: remove it to {what}"
         )
@@ -363,4 +363,4 @@ def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple
         replace(call, graph=graph, v=v, bias=pairs.bias_of(graph, call.graph, call.bias))
         for graph, v in with_values(steps, call)
     ]
-    return attended_in_parts(call, parts, inner)
+    return run_and_merge(call, parts, inner)
