@@ -189,7 +189,7 @@ EMPTY, THREE = KeyValueCache(patterns.causal(N)), KeyValueCache(patterns.causal(
 THREE.append(K[:, :, :3], V[:, :, :3])
 WRONG = [
     (lambda: KeyValueCache(5), TypeError, "graph must be a TokenGraph of all tokens to come, got int"),
-    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "receivers and senders are the same"),
+    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "from tokens to the same tokens"),
     (lambda: KeyValueCache(patterns.causal(9), 0), ValueError, "layers must be at least 1, got 0"),
     (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens: append them first"),
     (EMPTY.senders, ValueError, "layer 0 has no new tokens: append them first"),
@@ -216,7 +216,7 @@ def test_wrong_states_and_heads() -> None:
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
     other = PatternMessageCache(merged, graph, "states")
     states = r"x must be the states \[B, T, width\] of the new tokens, got a Tensor .*\[23, 12\]"
-    forms = "heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
+    forms = "heads must be FactoredHeads or MergedHeads, got StandardHeads; use KeyValueCache"
     side = "needs heads with side='receiver'"
     assert_refusals(
         [
