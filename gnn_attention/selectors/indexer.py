@@ -13,7 +13,7 @@ from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.cpu import csr_ops
-from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns._choice import row_blocks
 from gnn_attention.rotary import Rotary
@@ -111,7 +111,7 @@ class Indexer(nn.Module):
         nothing but the gradient (straight through), ``logsigmoid(I)`` is a gate.
         """
         received, keys, graph = self._ends(q, k, graph)
-        order = order_of(graph, keys.device)
+        order = edge_order(graph, keys.device)
         return _of_edges(*received, keys, graph)[:, order.argsort()].unsqueeze(1)
 
     def loss(
@@ -179,7 +179,7 @@ def _of_edges(
     queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph
 ) -> Float[Tensor, "batch edges"]:
     """``I`` by receiver, then sender."""
-    wide, listed = edge_softmax.accumulation_dtype(keys.dtype), edges_of(graph, keys.device)
+    wide, listed = edge_softmax.accumulation_dtype(keys.dtype), edge_rows(graph, keys.device)
     products = csr_ops.products(queries.to(wide), keys.unsqueeze(1).to(wide), listed.tensors).relu()
     return (products * weights.to(wide).index_select(2, listed.dst)).sum(1)
 
@@ -201,9 +201,9 @@ def _in_rows(
 def _along_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Float[Tensor, ""]:
     """The sum of the divergences of all receivers of a plain graph."""
     graph, device = info.call.graph, keys.device
-    dst = edges_of(graph, device).dst.long()
+    dst = edge_rows(graph, device).dst.long()
     with torch.no_grad():
-        parts = torch.split(order_of(graph, device), EDGES_AT_ONCE)
+        parts = torch.split(edge_order(graph, device), EDGES_AT_ONCE)
         p = torch.cat([info.weights(part).sum(1) for part in parts], -1)
         total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
         p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
