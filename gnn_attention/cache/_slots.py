@@ -44,8 +44,8 @@ class ResidentSenders:
 
     @property
     def indices_in_use(self) -> Int[Tensor, " senders"]:
-        last: Tensor = memoized(last_receivers, self.graph)[self.positions]
-        return (last >= self.start).nonzero().flatten()
+        last_dst: Tensor = memoized(last_receivers, self.graph)[self.positions]
+        return (last_dst >= self.start).nonzero().flatten()
 
     def append(self, count: int) -> ResidentSenders:
         """Return the senders after a further chunk; ValueError if the graph does not allow it."""
@@ -72,13 +72,13 @@ class ResidentSenders:
     def rewind(self, length: int) -> ResidentSenders:
         if length > self.stop:
             raise ValueError(f"rewind({length}): only {self.stop} tokens have come")
-        last: Tensor = memoized(last_receivers, self.graph)[:length]
-        missing = ((last >= length) & (last < self.start)).nonzero().flatten()
-        if len(missing):
+        last_dst: Tensor = memoized(last_receivers, self.graph)[:length]
+        missing_senders = ((last_dst >= length) & (last_dst < self.start)).nonzero().flatten().tolist()
+        if missing_senders:
             raise ValueError(
-                f"rewind({length}): sender {missing[0]} was dropped after its last receiver "
-                f"{last[missing[0]]}, and is needed again; the last chunk can be taken back, down to "
-                f"{self.start}, or fork() before it comes"
+                f"rewind({length}): sender {missing_senders[0]} was dropped after its last receiver "
+                f"{last_dst[missing_senders[0]]}, and is needed again; the last chunk can be taken back, "
+                f"down to {self.start}, or fork() before it comes"
             )
         positions = self.positions[self.positions < length]
         return replace(self, start=min(self.start, length), stop=length, positions=positions)

@@ -111,11 +111,11 @@ class TokenCache:
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Restore all layers if an error occurs inside the context."""
-        before = self._senders, self._buffers, self._pending_layers
+        state = self._senders, self._buffers, self._pending_layers
         try:
             yield
         except BaseException:
-            self._senders, self._buffers, self._pending_layers = before
+            self._senders, self._buffers, self._pending_layers = state
             raise
 
     def __repr__(self) -> str:
@@ -141,15 +141,15 @@ class TokenCache:
                 f"before it, got a chunk of {count}"
             )
         form = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
-        for new, before in zip(rows, old, strict=False):
-            if form.format(new) != form.format(before):
+        for new, previous in zip(rows, old, strict=False):
+            if form.format(new) != form.format(previous):
                 raise ValueError(
-                    f"a chunk must be like those before it, {form.format(before)}, got {form.format(new)}"
+                    f"a chunk must be like those before it, {form.format(previous)}, got {form.format(new)}"
                 )
         pairs = zip(old or (None,) * len(rows), rows, strict=True)
         buffers = tuple(append_rows(buffer, new, senders) for buffer, new in pairs)
-        pending = self._pending_layers if senders is self._senders else set(range(self.layers))
-        self._pending_layers = pending - {layer}
+        pending_layers = self._pending_layers if senders is self._senders else set(range(self.layers))
+        self._pending_layers = pending_layers - {layer}
         self._buffers = [*self._buffers[:layer], buffers, *self._buffers[layer + 1 :]]
         self._senders = senders
 
@@ -339,6 +339,6 @@ def _from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *
     return mod(score, b, h + first, *ends)
 
 
-def _at_positions(mod: ScoreMod, positions: Tensor, *arguments: Any) -> Tensor:
-    *first_arguments, src = arguments
-    return mod(*first_arguments, positions.to(src.device)[src])
+def _at_positions(mod: Any, positions: Tensor, *arguments: Any) -> Tensor:
+    *other_arguments, src = arguments
+    return cast("Tensor", mod(*other_arguments, positions.to(src.device)[src]))

@@ -125,7 +125,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: 
         if isinstance(piece, EdgeRows):
             csr.forward(q, k, v, piece, scale, out, lse)
         else:
-            dense_blocks.forward(*inputs, piece, scale, out, lse)
+            dense_blocks.forward(inputs[0], inputs[1], inputs[2], piece, scale, out, lse)
     if sinks.shape[1]:
         sinks = sinks.to(sum_dtype).unsqueeze(-1).expand(lse.shape)
         (share, _), total = edge_softmax.shares(lse, sinks.masked_fill(lse == -torch.inf, -torch.inf))
@@ -166,8 +166,8 @@ def _backward(
 
 def _pad_channels(width: int, tensors: list[Tensor]) -> list[Tensor]:
     """Give tensors the layout of dense kernels: adjacent channels, padded by zeros to ``width``."""
-    padded = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
-    return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in padded]
+    tensors = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
+    return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in tensors]
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Pair:

@@ -113,8 +113,8 @@ def _backward_head(
     may_read = lse.device.type not in devices.ASYNCHRONOUS
     is_infinite = lse.isinf() & (buffers.edges.ptr.diff() > 0)
     # Receivers with in-edges that contribute nothing are rare: work for them is skipped if possible.
-    excluded = None if may_read and not is_infinite.any() else is_infinite
-    query = _zero_rows(buffers.stage("q", q), excluded)
+    excluded_mask = None if may_read and not is_infinite.any() else is_infinite
+    query = _zero_rows(buffers.stage("q", q), excluded_mask)
     sampled_products(buffers.matrix, query, k, scale)
     # The weights of a receiver are mass * factor.
     if may_read and within_reach(mass):
@@ -128,21 +128,21 @@ def _backward_head(
         factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
     row_factor = factor.view(grad.shape[:-1]).unsqueeze(-1)
     grad = torch.mul(grad, row_factor, out=buffers.allocate("g", grad))
-    grad = _zero_rows(grad.flatten(0, -2), excluded)
-    if excluded is not None:
-        mass.masked_fill_(excluded.index_select(0, buffers.edges.dst), 0.0)
+    grad = _zero_rows(grad.flatten(0, -2), excluded_mask)
+    if excluded_mask is not None:
+        mass.masked_fill_(excluded_mask.index_select(0, buffers.edges.dst), 0.0)
     dv = buffers.sum_outgoing(mass, grad, grad_logits)
-    buffers.gather_by_dst(_zero_rows(delta.reshape(-1) * factor, excluded), grad_logits)
+    buffers.gather_by_dst(_zero_rows(delta.reshape(-1) * factor, excluded_mask), grad_logits)
     sampled_products(buffers.second_matrix, grad, v, beta=-1.0)
     grad_logits.mul_(mass)
-    if excluded is not None:
-        grad_logits.masked_fill_(excluded.index_select(0, buffers.edges.dst), 0.0)
-    dq = _zero_rows(buffers.sum_incoming(grad_logits, k), excluded)
+    if excluded_mask is not None:
+        grad_logits.masked_fill_(excluded_mask.index_select(0, buffers.edges.dst), 0.0)
+    dq = _zero_rows(buffers.sum_incoming(grad_logits, k), excluded_mask)
     return dq, buffers.sum_outgoing(grad_logits, query, mass), dv
 
 
-def _zero_rows(x: Tensor, excluded: Tensor | None) -> Tensor:
-    return x if excluded is None else x.masked_fill(excluded if x.dim() == 1 else excluded.unsqueeze(1), 0.0)
+def _zero_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x.masked_fill(mask if x.dim() == 1 else mask.unsqueeze(1), 0.0)
 
 
 def _write_or_add(sums: Tensor, scale: float, grad: Tensor, add: bool) -> None:

@@ -112,13 +112,13 @@ def _split_calls(
     mask_cells = piece.dst.size * piece.src.size if masks_differ else 0
     # Copies of keys and of values are two tensors, each of which stays within the limit.
     limit = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
-    most = max(1, limit // (q.element_size() * (q.shape[3] * rows + mask_cells)))
+    max_count = max(1, limit // (q.element_size() * (q.shape[3] * rows + mask_cells)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
-        samples = [slice(first, first + most) for first in range(0, batch, most)]
-        most = 1
+        samples = [slice(first, first + max_count) for first in range(0, batch, max_count)]
+        max_count = 1
     else:
         samples = range(batch)
-    return itertools.product(samples, tuple(piece.split_groups(most)))
+    return itertools.product(samples, tuple(piece.split_groups(max_count)))
 
 
 def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:

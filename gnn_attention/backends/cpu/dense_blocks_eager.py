@@ -23,9 +23,9 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     pieces = [piece for piece in plan.pieces if isinstance(piece, Rectangles)]
     batch, heads = call.q.shape[:2]
     cell_bytes = batch * heads * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    most = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.cells for piece in pieces) // MOST_PARTS)
-    bands = [x for piece in pieces for x in piece.split_receivers(max(1, most // piece.src.size))]
-    parts = [x for band in bands for x in band.split_groups(max(1, most // (band.dst.size * band.src.size)))]
+    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.cells for piece in pieces) // MOST_PARTS)
+    bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
+    parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
     results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
     # Each receiver selects its row of the results; one in no part selects the row after them.
     empty = torch.zeros(0, dtype=torch.int64, device=call.q.device)
@@ -118,8 +118,8 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
     for tokens, index in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
         token = tokens.expand(*mask.shape[:-2], -1).gather(-1, index)
         # torch.take with an index without axes would return a number that compilers do not know.
-        borrowed = token.flatten().index_select(0, lender)
-        substitutes.append(torch.where(has_edge, token, borrowed).unsqueeze(-1))
+        other_token = token.flatten().index_select(0, lender)
+        substitutes.append(torch.where(has_edge, token, other_token).unsqueeze(-1))
     dst_of_pair = torch.where(mask, dst.unsqueeze(-1), substitutes[0])
     return dst_of_pair, torch.where(mask, src.unsqueeze(-2), substitutes[1])
 

@@ -160,8 +160,8 @@ def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor)
     count = stack.end - stack.begin
     rectangle, number = enumerate_groups(count)
     run = stack.begin[rectangle] + number
-    before = width[run].cumsum(0) - width[run]
-    column = before - before[count.cumsum(0) - count][rectangle]
+    width_before = width[run].cumsum(0) - width[run]
+    column = width_before - width_before[count.cumsum(0) - count][rectangle]
     is_partial = mask[run] >= 0
     rectangle, column, tile_mask = rectangle[is_partial], column[is_partial], mask[run][is_partial]
     _, number = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))

@@ -186,21 +186,21 @@ def pack_plan(plan: Plan) -> Packed:
 
 
 def unpack_plan(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
-    remaining_tensors, remaining = iter(tensors), iter(numbers)
-    is_complete = bool(next(remaining))
+    tensor_queue, number_queue = iter(tensors), iter(numbers)
+    is_complete = bool(next(number_queue))
     pieces: list[Piece] = []
-    for kind in remaining:
+    for kind in number_queue:
         if kind in (EDGES, PADDED):
-            ptr, src, dst, out_ptr, *out = islice(remaining_tensors, 6)
+            ptr, src, dst, out_ptr, *out = islice(tensor_queue, 6)
             if kind == PADDED:
                 count = int(ptr[-1])
                 src, dst, *out = (x[:count] for x in (src, dst, *out))
-            pieces.append(EdgeRows(ptr, src, dst, out_ptr, *out, is_first=bool(next(remaining))))
+            pieces.append(EdgeRows(ptr, src, dst, out_ptr, *out, is_first=bool(next(number_queue))))
             continue
-        dst_groups = _unpack_groups(kind, remaining_tensors, remaining)
-        src_groups = _unpack_groups(next(remaining), remaining_tensors, remaining)
-        causal, is_first, has_empty_rows, has_masks = (bool(next(remaining)) for _ in range(4))
-        masks = Masks(next(remaining_tensors), next(remaining_tensors)) if has_masks else None
+        dst_groups = _unpack_groups(kind, tensor_queue, number_queue)
+        src_groups = _unpack_groups(next(number_queue), tensor_queue, number_queue)
+        causal, is_first, has_empty_rows, has_masks = (bool(next(number_queue)) for _ in range(4))
+        masks = Masks(next(tensor_queue), next(tensor_queue)) if has_masks else None
         pieces.append(Rectangles(dst_groups, src_groups, masks, causal, is_first, has_empty_rows))
     return Plan(tuple(pieces), is_complete)
 

@@ -83,10 +83,10 @@ def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
 
 
 def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
-    first = [piece for piece in pieces if piece.is_first]
-    rectangles = [piece for piece in first if isinstance(piece, Rectangles)]
+    first_pieces = [piece for piece in pieces if piece.is_first]
+    rectangles = [piece for piece in first_pieces if isinstance(piece, Rectangles)]
     # Edge rows have all receivers.
-    has_edge_rows = len(first) > len(rectangles)
+    has_edge_rows = len(first_pieces) > len(rectangles)
     count = sum(piece.dst.count * piece.dst.size for piece in rectangles)
     return Plan(tuple(pieces), is_complete=has_edge_rows or count == graph.num_dst)
 
@@ -100,8 +100,8 @@ def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
     is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
     in_long_row = torch.isin(runs.row, runs.row[is_long])
     pieces = build_rectangles(graph, runs.at(~in_long_row)) + build_rectangles(graph, runs.at(is_long))
-    remaining = build_rectangles(graph, runs.at(in_long_row & ~is_long))
-    return [*pieces, *(replace(piece, is_first=False) for piece in remaining)]
+    remaining_pieces = build_rectangles(graph, runs.at(in_long_row & ~is_long))
+    return [*pieces, *(replace(piece, is_first=False) for piece in remaining_pieces)]
 
 
 def packing(graph: TokenGraph) -> Varlen | None:

@@ -57,8 +57,8 @@ def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> t
     src, dst = graph.edge_index
     edge_tile = dst // block * columns + src // block
     index = torch.searchsorted(tile, edge_tile).clamp(max=max(len(tile) - 1, 0))
-    inside = tile[index] == edge_tile if len(tile) else torch.zeros_like(edge_tile).bool()
-    return index[inside], torch.stack([src[inside], dst[inside]])
+    is_inside = tile[index] == edge_tile if len(tile) else torch.zeros_like(edge_tile).bool()
+    return index[is_inside], torch.stack([src[is_inside], dst[is_inside]])
 
 
 def group_equal_rows(rows: Tensor) -> tuple[Int[Tensor, " rows"], Int[Tensor, " classes"]]:
@@ -82,9 +82,9 @@ def _find_examples(row_class: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
 
 def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
     """Pack 64 bits into each integer, in bytes first, because there may be many bits."""
-    padded = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
+    padded_bits = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
     shift = torch.arange(8, dtype=torch.uint8, device="cpu")
-    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
+    in_bytes = padded_bits.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
     return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 

@@ -86,18 +86,18 @@ def is_estimated(graph: TokenGraph) -> bool:
 
 def num_edges(graph: TokenGraph) -> int:
     """Return about how many edges a graph has, over the heads and samples by which it differs."""
-    first = one_of(graph, 0, 0)
-    if not is_estimated(first):
+    first_graph = one_of(graph, 0, 0)
+    if not is_estimated(first_graph):
         return graph.num_edges
-    return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first).edges
+    return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first_graph).edges
 
 
 def mask_bytes(graph: TokenGraph) -> int:
     """Return at most how many bytes the masks take while tiles are planned, exact near the limit."""
     if is_estimated(graph):
-        estimated = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
-        if not 1 / MARGIN < estimated / MASK_LIMIT < MARGIN:
-            return estimated
+        size = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
+        if not 1 / MARGIN < size / MASK_LIMIT < MARGIN:
+            return size
     runs, _ = split_tiles(graph, planner.BLOCK, 0.0)
     partial_runs = runs.at(~runs.full)
     if graph.edges.listed() is not None:
@@ -154,24 +154,24 @@ def tiles_work(graph: TokenGraph) -> Work:
         return dense_work(graph) + Work(calls=1, rectangles=1)
     if not is_estimated(graph):
         return planner.count_work(graph)
-    estimated = memoized(estimate, graph)
+    counts = memoized(estimate, graph)
     all_tiles = -(-graph.num_dst // planner.BLOCK) * -(-graph.num_src // planner.BLOCK)
-    return _rectangles_work(estimated.tiles, estimated.rows, planner.HEIGHTS, all_tiles)
+    return _rectangles_work(counts.tiles, counts.rows, planner.HEIGHTS, all_tiles)
 
 
 def _rectangles_work(count: float, rows: float, heights: Iterable[int], all_tiles: float) -> Work:
     """Return the work on tiles if each row of tiles begins one tile further on than the row above."""
     cells = {h: min(count + (h - 1) * rows, all_tiles) * planner.BLOCK**2 for h in heights}
     height = min(cells, key=lambda height: cells[height] * planner.HEIGHTS[height])
-    weighted = cells[height] * planner.HEIGHTS[height]
-    return Work(1, -(-round(rows) // height), int(cells[height]), weighted) if count else Work()
+    weighted_cells = cells[height] * planner.HEIGHTS[height]
+    return Work(1, -(-round(rows) // height), int(cells[height]), weighted_cells) if count else Work()
 
 
 def mixed_work(graph: TokenGraph) -> Work:
     if is_estimated(graph):
-        numbers = memoized(estimate, graph)
-        dense = _rectangles_work(numbers.filled_tiles, numbers.filled_rows, [1], numbers.tiles)
-        edges = numbers.sparse_edges
+        counts = memoized(estimate, graph)
+        dense = _rectangles_work(counts.filled_tiles, counts.filled_rows, [1], counts.tiles)
+        edges = counts.sparse_edges
     else:
         runs, sparse = split_tiles(graph, planner.BLOCK, planner.LEAST_FILL)
         rows, cells = len(torch.unique(runs.row)), count_cells(runs, 1)
@@ -200,9 +200,9 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     parts = _count_boxes(edges if split is None else split.edges, boxes, block)
     if split is not None:
         strip = torch.searchsorted(row, split.dst // block).clamp(max=len(row) - 1)
-        inside = row[strip] == split.dst // block
-        split = SplitEdges(split.edges, split.src[inside], split.dst[inside])
-        parts.append(_count_listed(edges, split, strip[inside], block, num_src))
+        is_inside = row[strip] == split.dst // block
+        split = SplitEdges(split.edges, split.src[is_inside], split.dst[is_inside])
+        parts.append(_count_listed(edges, split, strip[is_inside], block, num_src))
     strip, tiles, pairs, count, weight = (torch.cat(column) for column in zip(*parts, strict=True))
     return Sample(strip, tiles, pairs, count, weight * strips[strip], strips)
 

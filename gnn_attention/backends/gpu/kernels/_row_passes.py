@@ -188,9 +188,9 @@ def backward_dst(
         in_row = edge < high
         valid = in_row & is_counted
         src = tl.load(OTHERS + edge, mask=in_row, other=0).to(tl.int64)
-        shared = in_row & (tl.max(is_counted.to(tl.int32), 1, keep_dims=True) > 0)
-        key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
-        value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
+        is_needed = in_row & (tl.max(is_counted.to(tl.int32), 1, keep_dims=True) > 0)
+        key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), is_needed, D, DP, ACC)
+        value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), is_needed, DV, DVP, ACC)
         logit, cap_slope = _logit(
             tl.sum(query * key, 2) * scale, edge, valid, BIAS, bias, x_e, cap, HAS_CAP, HAS_BIAS, ACC,
         )  # fmt: skip

@@ -58,8 +58,8 @@ def members_of_program(rows: int, kv_heads: int, group: int, channels: int) -> i
     unless too few programs are left to keep all multiprocessors busy (:data:`FEWEST`).
     """
     divisors = [n for n in range(1, group + 1) if group % n == 0]
-    fitting = [n for n in divisors if triton.next_power_of_2(n) * channels <= MOST]
-    return max([n for n in fitting if rows * kv_heads * (group // n) >= FEWEST], default=1)
+    fitting_counts = [n for n in divisors if triton.next_power_of_2(n) * channels <= MOST]
+    return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= FEWEST], default=1)
 
 
 def forward(
@@ -160,10 +160,10 @@ class _Pass:
         chunks, dtype = self.side.chunk_row.numel() * self.group, accumulation_dtype(self.q.dtype)
         if not chunks or not self.slices:
             return
-        fitting = max(1, WORKSPACE // (chunks * sum(widths) * dtype.itemsize))
-        most = min(self.slices, MOST_SLICES, fitting)
-        workspaces = [torch.empty(most, chunks, w, dtype=dtype, device=self.q.device) for w in widths]
-        for first in range(0, self.slices, most):
+        fitting_slices = max(1, WORKSPACE // (chunks * sum(widths) * dtype.itemsize))
+        max_slices = min(self.slices, MOST_SLICES, fitting_slices)
+        workspaces = [torch.empty(max_slices, chunks, w, dtype=dtype, device=self.q.device) for w in widths]
+        for first in range(0, self.slices, max_slices):
             yield first, *(x[: self.slices - first] for x in workspaces)
 
     def _launch(self, kernel: object, grid: Arguments, outputs: Arguments, first: int, chunked: bool) -> None:
