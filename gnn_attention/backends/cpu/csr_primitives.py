@@ -38,7 +38,7 @@ Chunks = tuple[Int[Tensor, " chunks_and_one"], Int[Tensor, " rows_and_one"]]
 def sampled_products(
     matrix: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0, beta: float = 0.0
 ) -> None:
-    """Set the value of each edge to ``alpha * left_dst . right_src + beta * value`` (finite)."""
+    """Set the finite value of each edge to ``alpha * left_dst . right_src + beta * value``."""
     if not beta:
         # A NaN that an earlier head left would survive a product with 0.
         matrix.values().zero_()

@@ -55,7 +55,7 @@ def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
         mask = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=dst.device)
         mask = (mask.tril() if part.causal else mask).expand(part.dst.count, -1, -1)
     if call.bias is not None:
-        # A rectangle has all in-edges of its receivers, so its mask counts up their indices.
+        # A rectangle has all in-edges of a receiver: the n-th edge in its row is the n-th in-edge.
         first, order = memoized(_in_edge_order, call.graph, dst.device)
         index = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
         index = index if order is None else torch.take(order, index)

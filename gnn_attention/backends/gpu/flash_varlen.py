@@ -31,8 +31,8 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """Compute ``(out, lse)`` of a plain call, in the dtype of q and in float32.
 
-    ``bounds`` are where sequences of receivers and of senders begin, the same in all samples, and
-    ``longest`` their greatest lengths. A token attends to ``window[0]`` tokens before and
+    ``bounds`` are the positions at which sequences of receivers and of senders begin, the same in all
+    samples; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before and
     ``window[1]`` after itself, or to all of them for -1: causal is ``(-1, 0)``. Sequences with
     different numbers of receivers and senders must be full.
     """
