@@ -22,7 +22,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
-from gnn_attention.backends.cpu.dense_blocks_eager import written_out
+from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -82,7 +82,7 @@ def _run_formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     mask, wide = call.graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
     bias = None if call.bias is None else spread(call.bias.to(wide), call.graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
-    out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
+    out, lse = masked_attention(call, (call.q, call.k, call.v), mask, dst, src, bias)
     return out.to(call.q.dtype), lse
 
 

@@ -20,7 +20,7 @@ from gnn_attention.backends.call import AttentionCall, any_needs_gradients, join
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import work
-from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
@@ -41,12 +41,12 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return row_attention.run(call)
     if call.is_plain:
         if not varies:
-            return attention_op.along_plan(call, "rows")
+            return attention_op.run_plan(call, "rows")
         group = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
-        edges = edges_of(graph, call.q.device, group)
-        return attention_op.along_all_tokens(call, pack_plan(Plan((edges,), complete=True)))
-    listed = edges_of(graph, call.q.device)
-    arguments, (batch, heads) = (listed.tensors, order_of(graph, call.q.device)), call.q.shape[:2]
+        edges = edge_rows(graph, call.q.device, group)
+        return attention_op.run_folded(call, pack_plan(Plan((edges,), is_complete=True)))
+    listed = edge_rows(graph, call.q.device)
+    arguments, (batch, heads) = (listed.tensors, edge_order(graph, call.q.device)), call.q.shape[:2]
     if batch * heads * listed.src.numel() <= AT_ONCE:
         return _formula(call, *arguments)
     return join_slices(

@@ -13,7 +13,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cpu import attention_op
-from gnn_attention.backends.cpu.dense_blocks_eager import formula
+from gnn_attention.backends.cpu.dense_blocks_eager import rectangle_attention
 from gnn_attention.backends.plan.plan import unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes, mixed_work
@@ -25,8 +25,9 @@ MOST_EDGES = 2**28  # outside of well filled tiles, whose list takes some GiB
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
-        return attention_op.along_plan(call, "tiles")
-    return formula(call, unpack_plan(*memoized(packed_plan, call.graph, "whole rows", call.q.device)))
+        return attention_op.run_plan(call, "tiles")
+    plan = unpack_plan(*memoized(packed_plan, call.graph, "whole rows", call.q.device))
+    return rectangle_attention(call, plan)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -71,7 +72,7 @@ BACKEND = Backend(
 )
 MIXED = Backend(
     "mixed",
-    partial(attention_op.along_plan, kind="mixed"),
+    partial(attention_op.run_plan, kind="mixed"),
     "tiles where they are well filled, rows for all other edges",
     _long_list,
     _bytes_of_mixed,

@@ -24,8 +24,8 @@ from gnn_attention._support.custom_op import define
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
-from gnn_attention.backends.cpu.dense_blocks_eager import formula
-from gnn_attention.backends.plan.csr import edges_of
+from gnn_attention.backends.cpu.dense_blocks_eager import rectangle_attention
+from gnn_attention.backends.plan.csr import edge_rows
 from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, pack_plan
 from gnn_attention.graph import TokenGraph, edge_list, indices
 from gnn_attention.graph.edges import ListedEdges, RuleEdges
@@ -169,7 +169,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     k, v = (edge_softmax.per_query_head(x, heads) for x in (call.k, call.v))
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0
     plan = list(graph.lists), [1, PADDED, 1]
-    return attention_op.along_all_tokens(replace(call, k=k, v=v), plan, has_in_edges)
+    return attention_op.run_folded(replace(call, k=k, v=v), plan, has_in_edges)
 
 
 def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     if device.type == "cpu":
         found = attention_op.attention(q, k, v, pack_plan(plan), call.scale)
     else:
-        found = formula(AttentionCall(q, k, v, graph, call.scale), plan)
+        found = rectangle_attention(AttentionCall(q, k, v, graph, call.scale), plan)
     out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)
     if call.sink_logits is None:
         return out, lse
@@ -203,7 +203,7 @@ def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
 
 def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: bool, causal: bool) -> Lists:
     graph = TokenGraph.from_indices(index, num_src, count, coalesce, causal)
-    found = edges_of(graph, index.device).tensors
+    found = edge_rows(graph, index.device).tensors
     sizes = [x.shape[0] for x in _like_chosen_edges(index, count, num_src)]
     return tuple(torch.cat([x, x.new_zeros(size - len(x))]) for x, size in zip(found, sizes, strict=True))
 

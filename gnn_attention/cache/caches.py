@@ -1,19 +1,12 @@
 """Decoding: a new token is a new node, with the edges that the graph gives it.
 
-A cache stores keys and values of the tokens so far, so that only new ones are computed. Tokens come in chunks
-of any size, at the positions of one graph that is known from the start: a chunk is *appended* (its tokens
-send) and then *attends* (along ``graph.rows(start, stop)``). The results are those of the full pass.
+A cache stores keys and values of the tokens so far, so that only those of new tokens are computed.
+Tokens come in chunks of any size, at the positions of a graph that is known from the start: a chunk
+is *appended* (its tokens send), and then *attends*. The results are those of the full pass.
 
-============================  =================================  ===========================================
-cache                         numbers for each token and layer   for
-============================  =================================  ===========================================
-:class:`KeyValueCache`        ``2 * kv_heads * head_dim``        heads of every form, RoPE, grouped heads
-:class:`PatternMessageCache`  ``2 * heads * width``              a pattern and a message for each head
-the same, ``keep="states"``   ``width + 1``                      states: ``sum w (x W_M) = (sum w x) W_M``
-============================  =================================  ===========================================
-
-A sender is dropped after its last receiver: ``window(n, w)`` stores w of them however long the text,
-``sinks`` stay. The others keep their absolute positions, for rules, score_mods and rotations.
+A :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers for each token and layer; a
+:class:`PatternMessageCache` stores ``2 * heads * width``, or, with ``keep="states"``, ``width + 1``, since
+``sum w (x W_M) = (sum w x) W_M``. A sender is dropped after its last receiver.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.nn import functional
@@ -36,7 +29,6 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
 
-KEEP = ("messages", "states")
 Rows = Float[Tensor, "batch kv_heads chunk dim"]
 States = Float[Tensor, "batch chunk width"]
 Sinks = Float[Tensor, " heads"] | None
@@ -44,168 +36,168 @@ Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
-    """The base of both caches.
+    """The base of both caches, with buffers ``[B, H, capacity, D]`` for each layer.
 
-    Buffers of a layer are ``[B, H, room, D]``; the tokens of their rows are the same for all layers
-    (``_senders``). ``_behind`` are the layers without the last chunk yet.
+    Rows are those of ``_senders``; ``_pending_layers`` have not got the last chunk.
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1) -> None:
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
         if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-            expected = "a graph whose receivers and senders are the same tokens"
-            raise ValueError(f"a cache needs {expected}, got {graph!r}")
+            raise ValueError(f"a cache needs a graph from tokens to the same tokens, got {graph!r}")
         self.graph = graph
         self.layers = checks.size("layers", layers, 1)
         self._senders = ResidentSenders(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
-        self._rows: list[tuple[Tensor, ...]] = [()] * self.layers
-        self._behind: set[int] = set()
+        self._buffers: list[tuple[Tensor, ...]] = [()] * self.layers
+        self._pending_layers: set[int] = set()
 
     @property
     def length(self) -> int:
-        """The number of tokens so far: the position of the next one, counted from the graph's first."""
+        """The number of tokens so far: the position of the next token, counted from the first."""
         return self._senders.stop
 
     @property
     def positions(self) -> Int[Tensor, " senders"]:
-        """The absolute positions of the senders that the last chunk or a later receiver attends to."""
+        """The absolute positions of the senders of the last chunk and of later receivers."""
         return self._senders.positions[self._senders.indices_in_use] + self.graph.src_offset
 
     @property
     def nbytes(self) -> int:
-        """Memory of all layers' buffers, in bytes; they have some rows to spare."""
-        return sum(x.numel() * x.element_size() for rows in self._rows for x in rows)
+        """The memory of the buffers of all layers in bytes, including spare rows."""
+        return sum(x.numel() * x.element_size() for buffers in self._buffers for x in buffers)
 
     def check_graph(self, graph: TokenGraph) -> None:
-        """ValueError for another graph than this cache's."""
+        """Raise ValueError unless this is a cache of the graph."""
         if graph is not self.graph and graph != self.graph:
-            raise ValueError(f"this is a cache of {self.graph!r}, got {graph!r}; make a new one for that")
+            raise ValueError(f"this is a cache of {self.graph!r}, got {graph!r}; make a new cache for it")
 
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
-        """Sample i goes on from sample ``index[i]`` (beam search); repeated and omitted samples are allowed.
+        """Continue sample i from the past of sample ``index[i]``, as in beam search.
 
-        Raises TypeError unless index is a list of integers ``[B]``, IndexError for a sample out of range,
-        and ValueError for a graph that differs by sample.
+        Samples may be repeated or left out. Raises TypeError unless ``index`` lists integers
+        ``[B]``, IndexError for a sample out of range, ValueError for a graph that differs by sample.
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
-            raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
+            raise ValueError(f"reorder: {self.graph!r} differs by sample, so samples cannot change places")
         samples = torch.tensor(checks.integers("index", index, "samples"), dtype=torch.int64, device="cpu")
-        for batch in {x.shape[0] for rows in self._rows for x in rows}:
+        for batch in {x.shape[0] for buffers in self._buffers for x in buffers}:
             if not all(0 <= sample < batch for sample in samples.tolist()):
                 raise IndexError(f"index must hold samples in 0 .. {batch - 1}, got {samples.tolist()}")
-        self._rows = [tuple(x.index_select(0, samples.to(x.device)) for x in rows) for rows in self._rows]
+        self._buffers = [
+            tuple(x.index_select(0, samples.to(x.device)) for x in rows) for rows in self._buffers
+        ]
 
     def rewind(self, length: int) -> None:
-        """Back to the first ``length`` tokens: those after them are dropped (a rejected draft).
+        """Drop the tokens after the first ``length`` ones, such as a rejected draft.
 
-        The last chunk can always be taken back; more where no dropped sender is needed again. ValueError
-        names the first such sender, or says that there are not so many tokens.
+        The last chunk can always be taken back, and more unless a dropped sender is needed again:
+        then ValueError names it.
         """
         self._check_complete("rewind")
         length = checks.size("length", length)
         self._senders = self._senders.rewind(length)
         if not length:
-            self._rows = [()] * self.layers  # the next chunk may have other shapes
+            # The next chunk may have other shapes.
+            self._buffers = [()] * self.layers
 
     def fork(self: Cache) -> Cache:
-        """An independent copy that goes on from here; only the graph is shared."""
+        """Return an independent copy; only the graph is shared."""
         twin = copy.copy(self)
-        twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]
+        twin._buffers = [tuple(x.clone() for x in buffers) for buffers in self._buffers]
         return twin
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Inside, an error leaves the cache as it was, in all layers."""
-        before = self._senders, self._rows, self._behind
+        """Restore all layers if an error occurs inside the context."""
+        state = self._senders, self._buffers, self._pending_layers
         try:
             yield
         except BaseException:
-            self._senders, self._rows, self._behind = before
+            self._senders, self._buffers, self._pending_layers = state
             raise
 
     def __repr__(self) -> str:
         senders = f"{len(self._senders.indices_in_use)} senders of {self.length} in {self.layers} layers"
         return f"{type(self).__name__}({self.graph.name}: {senders}, {self.nbytes / 2**20:.1f} MB)"
 
-    def _sender_rows(self, layer: int) -> tuple[Tensor, ...]:
-        if layer in self._behind or not self._rows[layer]:
+    def _gather_senders(self, layer: int) -> tuple[Tensor, ...]:
+        if layer in self._pending_layers or not self._buffers[layer]:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
-        return tuple(x[:, :, self._senders.indices_in_use.to(x.device)] for x in self._rows[layer])
+        return tuple(x[:, :, self._senders.indices_in_use.to(x.device)] for x in self._buffers[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
-        """The next chunk of a layer, each ``[B, H, chunk, D]``; checked before anything changes."""
-        senders, count, old = self._senders, rows[0].shape[2], self._rows[layer]
+        """Append the next chunk of a layer, each ``[B, H, chunk, D]``, after all checks."""
+        senders, count, old = self._senders, rows[0].shape[2], self._buffers[layer]
         if not count:
             raise ValueError("a chunk must have at least one token, got none")
-        if layer not in self._behind:
+        if layer not in self._pending_layers:
             self._check_complete("the next chunk")
             senders = senders.append(count)
         elif count != senders.count:
-            chunk = f"{self._chunk()}, as the layers before it"
-            raise ValueError(f"layer {layer} must get {chunk}, got a chunk of {count}")
+            raise ValueError(
+                f"layer {layer} must get the tokens {senders.start} .. {senders.stop - 1}, as the layers "
+                f"before it, got a chunk of {count}"
+            )
         form = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
-        for new, before in zip(rows, old, strict=False):
-            got, expected = form.format(new), form.format(before)
-            if got != expected:
-                raise ValueError(f"a chunk must be like those before it, {expected}, got {got}")
-        buffers = zip(old or (None,) * len(rows), rows, strict=True)
-        joined = tuple(append_rows(before, new, senders) for before, new in buffers)
-        self._behind = (self._behind if senders is self._senders else set(range(self.layers))) - {layer}
-        self._rows = [*self._rows[:layer], joined, *self._rows[layer + 1 :]]
+        for new, previous in zip(rows, old, strict=False):
+            if form.format(new) != form.format(previous):
+                raise ValueError(
+                    f"a chunk must be like those before it, {form.format(previous)}, got {form.format(new)}"
+                )
+        pairs = zip(old or (None,) * len(rows), rows, strict=True)
+        buffers = tuple(append_rows(buffer, new, senders) for buffer, new in pairs)
+        pending_layers = self._pending_layers if senders is self._senders else set(range(self.layers))
+        self._pending_layers = pending_layers - {layer}
+        self._buffers = [*self._buffers[:layer], buffers, *self._buffers[layer + 1 :]]
         self._senders = senders
 
     def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
-        """Attention of the last chunk; nothing changes. Keys or values of one head serve all heads."""
-        senders, rows = self._senders, self._rows[layer]
-        if layer in self._behind or not senders.count:
+        """Return attention of the last chunk; keys or values of one head serve all heads."""
+        senders, buffers = self._senders, self._buffers[layer]
+        if layer in self._pending_layers or not senders.count:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
-        k, v = (x[:, :, : len(senders.positions)] for x in (rows[0], rows[-1]))
+        k, v = (x[:, :, : len(senders.positions)] for x in (buffers[0], buffers[-1]))
         heads = max(k.shape[1], v.shape[1])
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-        if mod is not None and senders.gap:
+        if mod is not None and senders.has_gap:
             mod = partial(_at_positions, mod, senders.positions + self.graph.src_offset)
         if options["backend"] == "auto" and senders.has_few_pairs:
             options["backend"] = "dense"
-        out: Tensor = attend(q, k, v, senders.view, scale, mod, **options)
-        return out
+        return cast("Tensor", attend(q, k, v, senders.chunk_graph, scale, mod, **options))
 
-    def _check_complete(self, what: str) -> None:
-        if self._behind:
-            raise ValueError(f"{what} must wait until layer {min(self._behind)} has got {self._chunk()} too")
-
-    def _chunk(self) -> str:
-        return f"the tokens {self._senders.start} .. {self._senders.stop - 1}"
+    def _check_complete(self, action: str) -> None:
+        if self._pending_layers:
+            raise ValueError(
+                f"{action} must wait until layer {min(self._pending_layers)} has got the tokens "
+                f"{self._senders.start} .. {self._senders.stop - 1} too"
+            )
 
 
 class KeyValueCache(TokenCache):
     """Keys and values of the tokens so far, for one or several layers over one graph.
 
-    ``cache.update(heads, x)`` is the attention layer on new tokens alone; :meth:`append` and :meth:`attend`
-    are its two halves, for keys and values from elsewhere. Every layer gets every chunk before the next one
-    comes. Where autograd records, gradients flow back to all chunks.
+    ``cache.update(heads, x)`` runs the attention layer on new tokens alone; :meth:`append` and
+    :meth:`attend` are its two halves, for keys and values from elsewhere. Every layer must get a
+    chunk before the next one comes. If autograd records, gradients flow back to all chunks.
 
-    Args:
-        graph: its receivers and senders are the same tokens, in the order in which they come; ValueError
-            otherwise, TypeError for no graph.
-        layers: how many attention layers share the graph.
+    All layers share the ``graph``, whose receivers and senders are the same tokens, in order of arrival.
 
     >>> from gnn_attention import StandardHeads, patterns
     >>> graph, heads = patterns.window(100, 3) | patterns.sinks(100, 1), StandardHeads(width=8, num_heads=2)
     >>> cache, x = KeyValueCache(graph), torch.randn(1, 10, 8)
     >>> y = torch.cat([cache.update(heads, chunk) for chunk in x.split(4, dim=1)], dim=1)
-    >>> # the last chunk attends to token 6 and later, and to the sink
+    >>> # The last chunk attends to token 6 and later tokens, and to the sink.
     >>> y.shape, cache.length, cache.positions.tolist()
     (torch.Size([1, 10, 8]), 10, [0, 6, 7, 8, 9])
     """
 
     def append(self, k: Rows, v: Rows, layer: int = 0) -> None:
-        """Add the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
+        """Append the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
 
-        Raises ValueError for more tokens than the graph has, for a receiver that attends to a later token,
-        for shapes or dtypes other than before, and where layers do not get the same chunks; TypeError for no
-        tensors; IndexError for a layer out of range. Nothing has changed then.
+        Raises ValueError for tokens beyond the graph, a receiver that attends to a later token, a
+        new shape or dtype, or layers with different chunks; the cache is unchanged then.
         """
         edge_checks.axes(k=(k, "B Hkv T D"), v=(v, "B Hkv T Dv"))
         self._append((k, v), checks.index("layer", layer, self.layers))
@@ -219,10 +211,10 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch heads chunk value_dim"]:
-        """Attention of the last chunk: its rows of ``attend(q, k, v, graph, ...)`` over all tokens so far.
+        """Return the rows of the last chunk in ``attend(q, k, v, graph, ...)`` over all tokens so far.
 
-        ``score_mod`` is called at absolute positions; arguments and errors otherwise as of
-        :func:`gnn_attention.attend`. ValueError before anything was appended. Nothing changes.
+        ``score_mod`` gets absolute positions; other arguments and errors are as in
+        :func:`gnn_attention.attend`. Raises ValueError before the first chunk.
         """
         layer = checks.index("layer", layer, self.layers)
         return self._attend(q, layer, scale, score_mod, sink_logits=sink_logits, backend=backend)
@@ -236,40 +228,41 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> States:
-        """The updates of new tokens with states ``x``, as of an attention layer with these heads.
+        """Return the updates of new tokens with states ``x``, as an attention layer with these heads.
 
-        :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; an error leaves
-        the cache as it was. Of sharded heads ``score_mod`` gets the numbers that they have in their layer.
+        This is :meth:`append` and :meth:`attend`, with rotations of absolute positions; an error leaves
+        the cache unchanged. ``score_mod`` gets the head numbers of the layer, for sharded heads too.
         """
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {checks.quote(x)}")
-        first = self.graph.dst_offset + (self._senders.start if layer in self._behind else self.length)
-        positions = torch.arange(first, first + x.shape[1], device=x.device)
+        start = self._senders.start if layer in self._pending_layers else self.length
+        positions = self.graph.dst_offset + torch.arange(start, start + x.shape[1], device=x.device)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
-            head = getattr(heads, "first_head", 0)
-            mod = partial(_from_head, score_mod, head) if score_mod is not None and head else score_mod
-            update: Tensor = heads.collect(self.attend(q, layer, heads.scale, mod, sink_logits, backend))
-            return update
+            first_head = getattr(heads, "first_head", 0)
+            if score_mod is not None and first_head:
+                score_mod = partial(_from_head, score_mod, first_head)
+            z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
+            return cast("Tensor", heads.collect(z))
 
     def senders(self, layer: int = 0) -> tuple[Rows, Rows]:
-        """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
-        k, v = self._sender_rows(checks.index("layer", layer, self.layers))
+        """Return copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
+        k, v = self._gather_senders(checks.index("layer", layer, self.layers))
         return k, v
 
 
 class PatternMessageCache(TokenCache):
-    """Patterns and messages of the tokens so far for each head, or the states they are made of.
+    """Patterns and messages of the tokens so far for each head, or the states from which they come.
 
-    Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2: ``alpha_i
-    = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These cached patterns are the
-    senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"`` the receiver
-    makes the pattern, and the cache stores a sender's state, once for all heads, and its messages;
-    ``keep="states"`` stores the state alone, as a message is linear in it (S1.4). ValueError for states of
-    senders' patterns, TypeError for heads without patterns (StandardHeads: take :class:`KeyValueCache`).
+    Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2:
+    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These patterns
+    are the senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"``
+    the receiver makes the pattern, and the cache stores a sender's state, once for all heads, and
+    messages; ``keep="states"`` stores the state alone, in which a message is linear (S1.4). Raises
+    TypeError for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.
 
     >>> from gnn_attention import patterns
     >>> heads = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double()
@@ -284,14 +277,15 @@ class PatternMessageCache(TokenCache):
     def __init__(self, heads: FactoredHeads | MergedHeads, graph: TokenGraph, keep: str = "messages") -> None:
         super().__init__(graph)
         if not isinstance(heads, (FactoredHeads, MergedHeads)):
-            got = f"{type(heads).__name__}; keys and values are stored by KeyValueCache"
-            raise TypeError(f"heads must be FactoredHeads or MergedHeads, which have patterns, got {got}")
-        self.heads, self.keep = heads, checks.choice("keep", keep, KEEP)
+            raise TypeError(
+                f"heads must be FactoredHeads or MergedHeads, got {type(heads).__name__}; use KeyValueCache"
+            )
+        self.heads, self.keep = heads, checks.choice("keep", keep, ("messages", "states"))
         if keep == "states" and heads.side != "receiver":
             raise ValueError("keep='states' needs heads with side='receiver': others send no states")
 
     def append(self, x: States) -> None:
-        """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
+        """Step 1: append what the next tokens send; raises as :meth:`KeyValueCache.append`."""
         if self.keep == "states":
             arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
             states = functional.pad(arrays.to_product_dtype(x), (0, 1), value=1.0)
@@ -303,47 +297,48 @@ class PatternMessageCache(TokenCache):
     def attend(
         self, x: States, score_mod: ScoreMod | None = None, sink_logits: Sinks = None, backend: Any = "auto"
     ) -> States:
-        """Steps 2 and 3: the updates of the last chunk, with states ``x``; raises as in KeyValueCache."""
+        """Steps 2 and 3: return the updates of the last chunk with states ``x``, as in KeyValueCache."""
         q = self.heads.receive(x)
         if self.keep == "states":
-            # the 1 of a state counts only where there are biases
+            # The last channel, 1 in every state, counts only if the heads have biases.
             q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
         z = self._attend(q, 0, self.heads.scale, score_mod, sink_logits=sink_logits, backend=backend)
-        return self.heads.collect(z) if self.keep == "messages" else _update_of_mixtures(self.heads, z)
+        if self.keep == "messages":
+            return self.heads.collect(z)
+        # z holds mixtures of states ``[x, 1]``, whose message is the mixture of their messages.
+        if isinstance(self.heads, MergedHeads):
+            message = self.heads.message
+            return self.heads.collect(z[..., : message.shape[1]].to(message.dtype) @ message)
+        standard = self.heads.standard
+        z = z.to(standard.W_V.dtype)
+        values = z[..., :-1] @ arrays.repeat_for_query_heads(standard.W_V, standard.num_heads)
+        if standard.b_V is not None:
+            # The last channel is the sum of the weights, 0 for an isolated receiver.
+            biases = arrays.repeat_for_query_heads(standard.b_V, standard.num_heads)
+            values = values + z[..., -1:] * biases.unsqueeze(1)
+        return standard.collect(values)
 
     def update(self, x: States, *arguments: Any, **options: Any) -> States:
-        """:meth:`append` and :meth:`attend`, with the latter's arguments; after an error nothing changed."""
+        """Append and attend, with further arguments of :meth:`attend`; an error changes nothing."""
         with self.all_or_nothing():
             self.append(x)
             return self.attend(x, *arguments, **options)
 
     def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
-        """Copies of the patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.
+        """Return copies of patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.
 
-        With ``side="receiver"`` states ``[B, 1, senders, width]`` and messages, with ``keep="states"`` the
-        states alone. ValueError before anything was appended.
+        Without senders' patterns these are states ``[B, 1, senders, width]`` and messages, or
+        states only. Raises ValueError before the first chunk.
         """
-        first, *messages = self._sender_rows(0)
+        first, *messages = self._gather_senders(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
         return first[..., :width], *messages
-
-
-def _update_of_mixtures(heads: FactoredHeads | MergedHeads, z: Tensor) -> States:
-    """The update from mixtures ``z [B, H, T, width + 1]`` of ``[x, 1]``: the sum of their messages."""
-    if isinstance(heads, MergedHeads):
-        return heads.collect(z[..., : heads.message.shape[1]].to(heads.message.dtype) @ heads.message)
-    own, z = heads.standard, z.to(heads.standard.W_V.dtype)
-    values = z[..., :-1] @ arrays.repeat_for_query_heads(own.W_V, own.num_heads)
-    if own.b_V is not None:
-        # the last channel is the sum of the weights, 0 for an isolated row
-        values = values + z[..., -1:] * arrays.repeat_for_query_heads(own.b_V, own.num_heads).unsqueeze(1)
-    return own.collect(values)
 
 
 def _from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:
     return mod(score, b, h + first, *ends)
 
 
-def _at_positions(mod: ScoreMod, at: Tensor, score: Tensor, b: Any, h: Any, dst: Any, src: Tensor) -> Tensor:
-    # where the rows of a buffer have gaps
-    return mod(score, b, h, dst, at.to(src.device)[src])
+def _at_positions(mod: Any, positions: Tensor, *arguments: Any) -> Tensor:
+    *other_arguments, src = arguments
+    return cast("Tensor", mod(*other_arguments, positions.to(src.device)[src]))

@@ -13,7 +13,7 @@ from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.cpu import csr_ops
-from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns._choice import split_rows
 from gnn_attention.rotary import Rotary
@@ -103,7 +103,7 @@ class Indexer(nn.Module):
         ``I - I.detach()`` changes the gradient alone, and ``logsigmoid(I)`` is a gate.
         """
         (queries, weights), keys, graph = self._project(q, k, graph)
-        order = order_of(graph, keys.device)
+        order = edge_order(graph, keys.device)
         return _score_edges(queries, weights, keys, graph)[:, order.argsort()].unsqueeze(1)
 
     def loss(
@@ -171,7 +171,7 @@ def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int,
 def _score_edges(queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph) -> Tensor:
     """Return ``I [batch, edges]``, sorted by receiver, then sender."""
     dtype = edge_softmax.accumulation_dtype(keys.dtype)
-    edges = edges_of(graph, keys.device)
+    edges = edge_rows(graph, keys.device)
     products = csr_ops.products(queries.to(dtype), keys.unsqueeze(1).to(dtype), edges.tensors).relu()
     return (products * weights.to(dtype).index_select(2, edges.dst)).sum(1)
 
@@ -193,9 +193,9 @@ def _divergence_of_rows(
 def _divergence_of_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """Return the sum of the divergences of all receivers of a graph without heads and batch."""
     graph, device = info.call.graph, keys.device
-    dst = edges_of(graph, device).dst.long()
+    dst = edge_rows(graph, device).dst.long()
     with torch.no_grad():
-        chunks = torch.split(order_of(graph, device), EDGES_PER_CHUNK)
+        chunks = torch.split(edge_order(graph, device), EDGES_PER_CHUNK)
         p = torch.cat([info.weights(chunk).sum(1) for chunk in chunks], -1)
         total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
         p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]

@@ -1,4 +1,4 @@
-"""The fused operator: against the dense formula in float64, and under compilers, exports and transforms."""
+"""The operator over plans: against the formula in float64, and under compilers, exports and transforms."""
 
 import io
 from itertools import product
@@ -41,23 +41,23 @@ def test_gradcheck_through_out_and_lse(name):
     inputs, plan = qkv(5, 3, heads=2, kv_heads=1, dim=3, value_dim=2, batch=2), packed_plan(graph, name, CPU)
     has_edges = graph.in_degree() > 0
 
-    def both(q, k, v):
+    def out_and_lse(q, k, v):
         out, lse = attention_op.attention(q, k, v, plan, 0.7)
         return out, lse[:, :, has_edges]
 
-    assert torch.autograd.gradcheck(both, inputs)
+    assert torch.autograd.gradcheck(out_and_lse, inputs)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
     graph, inputs = patterns.strict_causal(70), qkv(70)
     out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
-    directions = torch.ones_like(out), torch.ones_like(info.lse)
-    wanted = torch.autograd.grad((out, info.lse), inputs, directions, retain_graph=True)
-    for direction in directions:
-        direction[:, :, 0] = torch.nan
-    found = torch.autograd.grad((out, info.lse), inputs, directions)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    grad_outputs = torch.ones_like(out), torch.ones_like(info.lse)
+    expected = torch.autograd.grad((out, info.lse), inputs, grad_outputs, retain_graph=True)
+    for grad_output in grad_outputs:
+        grad_output[:, :, 0] = torch.nan
+    grads = torch.autograd.grad((out, info.lse), inputs, grad_outputs)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -69,36 +69,36 @@ def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
     ),
 )
 def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name, monkeypatch):
-    """The others' outputs and gradients are those of the same call without it; those of a NaN are NaN.
+    """All other outputs and gradients are those of a call without it; the outputs of a NaN are NaN.
 
-    A number that is not finite sends a call edge by edge. On a GPU "rows" alone is promised to contain it.
+    A number that is not finite sends a call to the edges. On a GPU only "rows" is promised to contain it.
     """
     monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",) if "on a GPU" in name else ())
     n, token, graph = 150, 70, patterns.window(150, 20) | patterns.sinks(150, 2)
     inputs = qkv(n)
-    spoiled = [x.detach().clone().requires_grad_() for x in inputs]
+    changed_inputs = [x.detach().clone().requires_grad_() for x in inputs]
     with torch.no_grad():
-        spoiled["qkv".index(where)][:, :, token] = value
-    reached = torch.arange(n) == token if where == "q" else graph.mask()[:, token]
+        changed_inputs["qkv".index(where)][:, :, token] = value
+    is_reached = torch.arange(n) == token if where == "q" else graph.mask()[:, token]
     options = {"backend": name.removesuffix(", on a GPU"), "return_info": True}
     if name == "written out":
         options |= {"backend": "tiles", "score_mod": ga.score_mods.softcap(2.0)}
-    out, info = ga.attend(*spoiled, graph, **options)
-    wanted, true = ga.attend(*inputs, graph, **options)
-    assert_exact(out[:, :, ~reached], wanted[:, :, ~reached])
-    assert_exact(info.lse[:, :, ~reached], true.lse[:, :, ~reached])
+    out, info = ga.attend(*changed_inputs, graph, **options)
+    expected, expected_info = ga.attend(*inputs, graph, **options)
+    assert_exact(out[:, :, ~is_reached], expected[:, :, ~is_reached])
+    assert_exact(info.lse[:, :, ~is_reached], expected_info.lse[:, :, ~is_reached])
     if value != value:
-        assert out[:, :, reached].isnan().all()
+        assert out[:, :, is_reached].isnan().all()
     elif value == 1e4 and name != "written out":
-        assert_exact(out, dense(*spoiled, graph))
-    found, true = (
-        torch.autograd.grad(y[:, :, ~reached].square().sum(), x)
-        for y, x in ((out, spoiled), (wanted, inputs))
+        assert_exact(out, dense(*changed_inputs, graph))
+    grads, expected_grads = (
+        torch.autograd.grad(y[:, :, ~is_reached].square().sum(), x)
+        for y, x in ((out, changed_inputs), (expected, inputs))
     )
-    # along an edge from or to one that was reached, zero times NaN may arrive
-    others = ~graph.mask()[reached].any(0)
-    chosen = [slice(None)] * 3 if value == 1e4 else [~reached, others, others]
-    assert_exact(*([x[:, :, i] for x, i in zip(y, chosen, strict=True)] for y in (found, true)))
+    # Along an edge to a receiver of the value, zero times NaN may arrive.
+    untouched = ~graph.mask()[is_reached].any(0)
+    selections = [slice(None)] * 3 if value == 1e4 else [~is_reached, untouched, untouched]
+    assert_exact(*([x[:, :, i] for x, i in zip(y, selections, strict=True)] for y in (grads, expected_grads)))
 
 
 FEW_SENDERS = [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20), patterns.documents([3, 9])]
@@ -112,12 +112,12 @@ def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
     q, k, v = (x.detach() for x in qkv(graph.num_dst))
     k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
     (q if where == "q" else k)[:, :, token] = torch.nan
-    itself = (torch.arange(graph.num_dst) == token) & (graph.in_degree() > 0)
-    reached = graph.mask()[:, token] if where == "k" else itself
+    is_token = (torch.arange(graph.num_dst) == token) & (graph.in_degree() > 0)
+    is_reached = graph.mask()[:, token] if where == "k" else is_token
     out, info = ga.attend(q, k, v, graph, backend=name, return_info=True)
-    alone = ga.attend(q, k, v, graph, backend=name)
-    assert torch.equal(alone.isnan(), out.isnan())
-    assert out.isnan().any(-1)[0, 0].tolist() == info.lse.isnan()[0, 0].tolist() == reached.tolist()
+    plain_out = ga.attend(q, k, v, graph, backend=name)
+    assert torch.equal(plain_out.isnan(), out.isnan())
+    assert out.isnan().any(-1)[0, 0].tolist() == info.lse.isnan()[0, 0].tolist() == is_reached.tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,21 +139,21 @@ def test_exported_saved_and_loaded(name):
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 2), (2, 0, None)])
 def test_vmap_and_vmap_of_grad(name, in_dims):
     graph = patterns.window(9, 3)
-    plain = [torch.stack([x.detach(), x.detach() + 1, x.detach() - 2]) for x in qkv()]
-    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(plain, in_dims, strict=True)]
+    batch = [torch.stack([x.detach(), x.detach() + 1, x.detach() - 2]) for x in qkv()]
+    inputs = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(batch, in_dims, strict=True)]
 
     def loss(q, k, v):
         return ga.attend(q, k, v, graph, backend=name).square().sum()
 
-    found = torch.vmap(lambda *x: ga.attend(*x, graph, backend=name), in_dims)(*given)
-    slopes = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims)(*given)
+    outputs = torch.vmap(lambda *x: ga.attend(*x, graph, backend=name), in_dims)(*inputs)
+    grads = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims)(*inputs)
     for i in range(3):
-        one = [
-            x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(plain, in_dims, strict=True)
+        sample = [
+            x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(batch, in_dims, strict=True)
         ]
-        wanted = dense(*one, graph)
-        assert_exact(found[i], wanted)
-        assert_exact([x[i] for x in slopes], torch.autograd.grad(wanted.square().sum(), one))
+        expected = dense(*sample, graph)
+        assert_exact(outputs[i], expected)
+        assert_exact([x[i] for x in grads], torch.autograd.grad(expected.square().sum(), sample))
 
 
 TRANSFORMS = {
@@ -169,16 +169,16 @@ def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= 3 * h), 9, heads=4)
     inputs = qkv()
     q = inputs[0].detach()
-    found = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
+    grad = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
     leaf = q.clone().requires_grad_()
-    assert_exact([found], torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf))
-    out, truth = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
-    assert_exact(out, truth)
-    assert_exact(gradients(out, inputs), gradients(truth, inputs))
+    assert_exact([grad], torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf))
+    out, expected = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
+    assert_exact(out, expected)
+    assert_exact(gradients(out, inputs), gradients(expected, inputs))
 
 
 class Largest(TorchDispatchMode):
-    """Records the most elements of any tensor made inside, in the operators too."""
+    """Records the number of elements of the largest tensor made inside, in operators too."""
 
     def __init__(self):
         super().__init__()
@@ -203,6 +203,6 @@ class Largest(TorchDispatchMode):
 def test_nothing_of_the_size_of_all_pairs_is_made(name):
     n = 4096
     graph, inputs = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
-    with Largest() as seen:
+    with Largest() as largest:
         gradients(ga.attend(*inputs, graph, backend=name), inputs)
-    assert inputs[0].numel() <= seen.numbers < n * n / 8
+    assert inputs[0].numel() <= largest.numbers < n * n / 8

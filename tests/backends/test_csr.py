@@ -1,4 +1,4 @@
-"""The kernels over edges, through the backend ``rows``, and the lists that they read."""
+"""The kernels over edges through the backend ``rows``, with heads folded together and one by one."""
 
 import pytest
 import torch
@@ -32,19 +32,19 @@ def masks(name):
 @pytest.mark.parametrize("size", [1.0, 40.0])
 @pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, 5), (4, 8), (1, 1)])
 def test_both_passes_are_those_of_the_formula(name, size, kv_heads, value_dim, way):
-    """Logits close together (one shift for all) and far apart (a shift for each receiver); out and lse."""
+    """For small logits, which need no shift, and large logits, with a shift for each receiver."""
     mask = masks(name)
-    given = qkv(*mask.shape, kv_heads=kv_heads, value_dim=value_dim)
-    out, info = ga.attend(*given, ga.convert.from_mask(mask), scale=size, backend="rows", return_info=True)
+    inputs = qkv(*mask.shape, kv_heads=kv_heads, value_dim=value_dim)
+    out, info = ga.attend(*inputs, ga.convert.from_mask(mask), scale=size, backend="rows", return_info=True)
     results = []
-    for x, lse in ((out, info.lse), formula(*given, mask, size)):
+    for x, lse in ((out, info.lse), formula(*inputs, mask, size)):
         total = x.sin().sum() + lse.masked_fill(lse == -torch.inf, 0.0).cos().sum()
-        results.append((x, lse, *torch.autograd.grad(total, given)))
+        results.append((x, lse, *torch.autograd.grad(total, inputs)))
     assert_results(*results)
 
 
 def test_sums_over_the_group_and_over_many_edges_are_wide(way):
-    """4096 equal fp16 gradients of 1 into one value: half sums would stop at 2048."""
+    """A value gets 4096 float16 gradients of 1: a sum in float16 would stop at 2048."""
     q, k, v = qkv(1024, 1, heads=4, kv_heads=1, dtype=torch.float16, batch=1)
     out = ga.attend(q, k, v, patterns.cross(1024, 1), backend="rows")
     (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
@@ -54,8 +54,8 @@ def test_sums_over_the_group_and_over_many_edges_are_wide(way):
 def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
     q, k, v = (x.detach() for x in qkv(20, 30, heads=3, kv_heads=3))
     graph = ga.convert.from_mask(masks("irregular"))
-    clean = ga.attend(q, k, v, graph, backend="rows")
+    expected = ga.attend(q, k, v, graph, backend="rows")
     q[0, 0], v[0, 1] = torch.nan, torch.inf
-    found = ga.attend(q, k, v, graph, backend="rows")
-    assert_exact(found[0, 2], clean[0, 2])
-    assert_exact(found[1], clean[1])
+    output = ga.attend(q, k, v, graph, backend="rows")
+    assert_exact(output[0, 2], expected[0, 2])
+    assert_exact(output[1], expected[1])

@@ -1,4 +1,4 @@
-"""torch's flash attention over packed tokens, with the formula in the place of its two calls."""
+"""torch's flash attention over packed tokens, whose two calls other tests replace by the formula."""
 
 from itertools import pairwise
 
@@ -7,8 +7,8 @@ import torch
 from gnn_attention.backends.gpu import flash_varlen
 
 
-def weights(q, k, numbers, scale):
-    """Logits of one sequence, -inf where there is no edge."""
+def masked_logits(q, k, numbers, scale):
+    """The logits of one sequence, -inf for non-edges."""
     dst, src = torch.arange(q.shape[0]).unsqueeze(1), torch.arange(k.shape[0])
     left, right = (side if side >= 0 else 10**6 for side in numbers[2:4])
     hidden = (dst - src > left) | (src - dst > right)
@@ -22,7 +22,7 @@ def spans(bounds):
 
 
 def forward_kernel(q, k, v, bounds, numbers, scale):
-    """As the kernel: what hides behind weight 0 is multiplied by it."""
+    """Compute as the kernel does, which multiplies values by weight 0, NaN included."""
     assert q.dim() == k.dim() == v.dim() == 3
     assert q.shape[2] == k.shape[2] == v.shape[2]
     assert q.shape[2] % 8 == 0
@@ -31,7 +31,7 @@ def forward_kernel(q, k, v, bounds, numbers, scale):
     for dst, src in spans(bounds):
         assert dst.stop - dst.start <= numbers[0]
         assert src.stop - src.start <= numbers[1]
-        logits = weights(q[dst], k[src], numbers, scale)
+        logits = masked_logits(q[dst], k[src], numbers, scale)
         value = v[src].repeat_interleave(q.shape[1] // v.shape[1], 1)
         out[dst] = torch.einsum("hij,jhd->ihd", logits.softmax(-1), value)
         lse[:, dst] = logits.logsumexp(-1).nan_to_num(torch.inf, torch.inf, torch.inf)
@@ -39,24 +39,24 @@ def forward_kernel(q, k, v, bounds, numbers, scale):
 
 
 def backward_kernel(tensors, lse, bounds, numbers, scale):
-    """As the kernel: from lse and ``delta = sum(grad_out * out)``."""
+    """Compute as the kernel does, from lse and ``delta = sum(grad_out * out)``."""
     grad, q, k, v, out = tensors
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     for dst, src in spans(bounds):
-        p = (weights(q[dst], k[src], numbers, scale) - lse[:, dst].unsqueeze(-1)).exp()
+        p = (masked_logits(q[dst], k[src], numbers, scale) - lse[:, dst].unsqueeze(-1)).exp()
         key, value = (x[src].repeat_interleave(group, 1) for x in (k, v))
         delta = (grad[dst] * out[dst]).sum(-1).T.unsqueeze(-1)
         slope = p * (torch.einsum("ihd,jhd->hij", grad[dst], value) - delta) * scale
         dq[dst] += torch.einsum("hij,jhd->ihd", slope, key)
         for total, weight, x in ((dk, slope, q), (dv, p, grad)):
-            each = torch.einsum("hij,ihd->jhd", weight, x[dst])
-            total[src] += each.unflatten(1, (-1, group)).sum(2)
+            head_sums = torch.einsum("hij,ihd->jhd", weight, x[dst])
+            total[src] += head_sums.unflatten(1, (-1, group)).sum(2)
     return dq, dk, dv
 
 
 def test_the_calls_of_the_kernel_are_what_this_torch_takes():
-    """Both, without numbers: names, order and kinds of arguments, shapes of results."""
+    """Both calls on meta tensors: names, order and kinds of arguments, and shapes of results."""
     q = torch.empty(14, 4, 16, device="meta", dtype=torch.float16)
     k, bounds = q[:, :2], torch.zeros(4, dtype=torch.int32, device="meta")
     numbers = [8, 8, 3, 0, 1]

@@ -1,6 +1,6 @@
 """The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own.
 
-A kernel is made for one mode, so that the variable must be set before Python starts.
+A kernel is made for one mode, so the variable must be set before Python starts.
 """
 
 import os
@@ -17,16 +17,17 @@ FOLDER = Path(__file__).parent / "interpreted"
 
 
 def files_that_passed(record, *options, seconds=900):
-    """The test files of which something passed; AssertionError with what was said if anything failed."""
+    """Return the test files with a test that passed; AssertionError with the output if one failed."""
     needs("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"]
     command += ["-p", "no:cacheprovider", f"--junit-xml={record}", str(FOLDER), *options]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ours = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
-    settings = {"cwd": ROOT, "env": os.environ | ours, "timeout": seconds, "errors": "replace"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-    assert done.returncode == 0, f"it ended with {done.returncode}:\n{(done.stdout + done.stderr)[-8000:]}"
-    # a process that dies with 0 leaves no record
+    env = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
+    settings = {"cwd": ROOT, "env": os.environ | env, "timeout": seconds, "errors": "replace"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, f"pytest ended with {result.returncode}:\n{output[-8000:]}"
+    # A process that dies with code 0 leaves no record.
     cases = ElementTree.parse(record).getroot().iter("testcase")
     return {case.get("classname").rsplit(".", 1)[-1] for case in cases if case.find("skipped") is None}
 
@@ -34,6 +35,6 @@ def files_that_passed(record, *options, seconds=900):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], pytest.param(["-m", "slow"], marks=pytest.mark.nightly)], ids=str)
 def test_kernels_interpreted(options, tmp_path):
-    """A quick selection of every file, none of which is skipped as a whole; at night the longer sweeps."""
+    """A quick selection of every file, none of which may be skipped; at night the longer sweeps."""
     passed = files_that_passed(tmp_path / "record.xml", *options, seconds=3600)
     assert passed == {file.stem for file in FOLDER.glob("test_*.py")}

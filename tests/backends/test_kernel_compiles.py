@@ -1,6 +1,6 @@
-"""The kernel of the backend ``rows`` as it is launched, compiled for GPUs that are not there.
+"""The launches of the backend ``rows``, compiled for GPUs that this machine need not have.
 
-Triton compiles for any GPU on any machine; its interpreter accepts what its compiler does not.
+Triton compiles for any GPU on any machine; its interpreter accepts code that its compiler does not.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from support.extras import needs
 
 from gnn_attention import patterns
-from gnn_attention.backends.gpu.csr import rows_of, sides_of
+from gnn_attention.backends.gpu.csr import pack_sides, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
@@ -17,7 +17,7 @@ CPU, TOKENS, HEADS, KV_HEADS = torch.device("cpu"), 64, 4, 2
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """``compiled(gpu, function)``: what the launches of a function compile for that GPU; none starts."""
+    """``compiled(gpu, function)``: the kernels that a function would launch, compiled for a GPU."""
     needs("triton")
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction
@@ -39,13 +39,13 @@ def compiled(monkeypatch):
         function()
         return kernels
 
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns without it.
     monkeypatch.setattr(JITFunction, "run", compile_only)
     return compile_launches
 
 
-def both_passes(dtype, width, every_option):
-    """On CPU tensors, of whose numbers none is read."""
+def run_both_passes(dtype, width, every_option):
+    """Run both passes on CPU tensors, whose numbers are not read."""
     from gnn_attention.backends.gpu.kernels import rows
 
     graph = patterns.window(TOKENS, 8)
@@ -56,7 +56,7 @@ def both_passes(dtype, width, every_option):
         wide = accumulation_dtype(dtype)
         bias = torch.zeros(1, HEADS, graph.num_edges, dtype=wide)
         problem = Problem(q, k, v, width**-0.5, 3.0, bias, 0.25, torch.zeros((), dtype=torch.int64))
-    sides = sides_of(*rows_of(graph, CPU))
+    sides = unpack_sides(*pack_sides(graph, CPU))
     out, lse = rows.forward(problem, sides)
     rows.backward(problem, sides, torch.zeros_like(out), torch.zeros_like(lse), lse)
 
@@ -72,6 +72,6 @@ def both_passes(dtype, width, every_option):
     ],
 )
 def test_the_three_passes_compile(dtype, every_option, gpu, compiled):
-    kernels = compiled(gpu, lambda: both_passes(dtype, 64, every_option))
+    kernels = compiled(gpu, lambda: run_both_passes(dtype, 64, every_option))
     assert [kernel.name for kernel in kernels] == ["forward", "backward_dst", "backward_src"]
     assert all(kernel.asm["cubin"] for kernel in kernels)

@@ -1,6 +1,6 @@
-"""The kernel of the backend ``rows`` where there is no GPU: which calls it serves, and what it makes of one.
+"""The kernel of the backend ``rows`` without a GPU: which calls it supports, and how it reads a graph.
 
-A CPU stands in the place of a GPU, and no kernel starts; ``interpreted/`` runs it.
+A CPU takes the place of a GPU, and no kernel starts; ``interpreted/`` runs it.
 """
 
 import re
@@ -15,7 +15,7 @@ from gnn_attention import patterns
 from gnn_attention.backends import rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import csr, row_attention
-from gnn_attention.backends.gpu.csr import rows_of, sides_of
+from gnn_attention.backends.gpu.csr import pack_sides, unpack_sides
 from gnn_attention.graph.edges import ChosenEdges
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 
@@ -23,39 +23,39 @@ GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
 
 
 def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
-    """A call with so many heads."""
+    """Build a call with this number of heads."""
     q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
     return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-    """As if the kernel ran there."""
+    """Pretend that the kernel runs on a CPU."""
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(row_attention, "INSTALLED", True)
 
 
-def own_mod(score, b, h, dst, src):
+def double_score(score, b, h, dst, src):
     return 2 * score
 
 
-UNSERVED = {
-    "a function": ({"score_mod": own_mod}, "do not support the score_mod <function own_mod.*per-edge bias"),
+UNSUPPORTED = {
+    "a function": ({"score_mod": double_score}, "do not support the score_mod <function.*per-edge bias"),
     "two softcaps": (
         {"score_mod": chain(softcap(1.0), softcap(2.0))},
-        "support a softcap that is not the first",
+        "support.*softcap.* only as the first",
     ),
-    "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not support the score_mod"),
+    "a subclass": ({"score_mod": type("Subclass", (alibi,), {})((1.0,) * 4)}, "do not support the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
-    "a dtype": ({"dtype": torch.float8_e4m3fn}, "the kernel has no torch.float8_e4m3fn"),
+    "a dtype": ({"dtype": torch.float8_e4m3fn}, "the kernel does not support torch.float8_e4m3fn"),
     "a width": ({"width": 513}, "heads of at most 512 channels, got 513"),
 }
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize(("options", "message"), UNSERVED.values(), ids=UNSERVED)
-def test_calls_that_the_kernel_does_not_serve(options, message):
-    assert re.search(message, row_attention.unsupported_reason(call(**options)) or "it serves the call")
+@pytest.mark.parametrize(("options", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_calls_that_the_kernel_does_not_support(options, message):
+    assert re.search(message, row_attention.unsupported_reason(call(**options)) or "no reason")
     assert row_attention.unsupported_reason(call(width=512)) is None
 
 
@@ -69,36 +69,38 @@ def test_devices_and_triton(monkeypatch):
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("heads", [None, 4])
-def test_torch_operators_compute_what_the_kernel_does_not_serve(heads, monkeypatch):
-    """The kernel computes what it serves: with a score_mod one head of a varying graph at a time."""
-    calls_of_kernel = []
+def test_torch_operators_compute_what_the_kernel_does_not_support(heads, monkeypatch):
+    """The kernel computes what it supports: with a score_mod, one head of a varying graph at a time."""
+    kernel_calls = []
 
     def run(call):
-        calls_of_kernel.append(call)
+        kernel_calls.append(call)
         return call.v, call.v[..., 0]
 
     monkeypatch.setattr(row_attention, "run", run)
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src - h) % 3 == 0, 6, heads=heads)
-    own = call(graph, score_mod=own_mod, dtype=torch.float64)
-    assert_exact(rows.run(own)[0], ga.attend(own.q, own.k, own.v, graph, score_mod=own_mod, backend="dense"))
-    assert not calls_of_kernel
+    double_call = call(graph, score_mod=double_score, dtype=torch.float64)
+    inputs = double_call.q, double_call.k, double_call.v
+    expected = ga.attend(*inputs, graph, score_mod=double_score, backend="dense")
+    assert_exact(rows.run(double_call)[0], expected)
+    assert not kernel_calls
     rows.run(call(graph, score_mod=softcap(2.0)))
-    assert len(calls_of_kernel) == (heads or 1)
+    assert len(kernel_calls) == (heads or 1)
 
 
 def pairs_of(side):
-    """``(own, other)`` of every entry, row by row."""
+    """Return the pair ``(row, other)`` of every entry, row by row."""
     rows = torch.arange(len(side.ptr) - 1).repeat_interleave(side.ptr.diff())
     return list(zip(rows.tolist(), side.others.tolist(), strict=True))
 
 
 def sides(graph):
-    return sides_of(*rows_of(graph, CPU))
+    return unpack_sides(*pack_sides(graph, CPU))
 
 
 @pytest.mark.parametrize("sizes", [(), (4,), (2, 4)], ids=str)
 def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
-    """Its rows are sorted where they are."""
+    """Rows are sorted on the device of the index."""
     monkeypatch.setattr(ChosenEdges, "_in_order", None)
     monkeypatch.setattr(ChosenEdges, "select", None)
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
@@ -107,7 +109,7 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
 
 
 def test_chunks_stay_few(monkeypatch):
-    """Where all rows are long, the limit grows until the workspace is small."""
+    """If all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
     receivers, _ = sides(scattered(20, 30, 500))

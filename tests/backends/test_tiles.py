@@ -1,4 +1,4 @@
-"""The backends over tiles, alone and mixed with rows, against the dense formula."""
+"""The backends ``tiles`` and ``mixed`` against the dense formula."""
 
 import pytest
 import torch
@@ -35,35 +35,35 @@ def logits(q, k):
     ],
 )
 def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
-    """Every broadcastable shape, with its gradient (0 stands for the number of edges)."""
+    """Biases of every broadcastable shape (0 stands for the number of edges), with their gradients."""
     monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
-    whole = SHAPES["window and sinks"]
-    order = torch.randperm(whole.num_edges, generator=torch.Generator().manual_seed(4))
-    graph = ga.convert.from_edge_index(whole.edge_index[:, order], 150, 150)
-    shape = tuple(n or whole.num_edges for n in shape)
+    sorted_graph = SHAPES["window and sinks"]
+    order = torch.randperm(sorted_graph.num_edges, generator=torch.Generator().manual_seed(4))
+    graph = ga.convert.from_edge_index(sorted_graph.edge_index[:, order], 150, 150)
+    shape = tuple(n or sorted_graph.num_edges for n in shape)
     bias = torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
     ).requires_grad_()
     q, k, v = qkv(150)
-    found = ga.attend(q, k, v, graph, bias=bias, backend="tiles")
+    output = ga.attend(q, k, v, graph, bias=bias, backend="tiles")
     src, dst = graph.edge_index
     table = torch.zeros(2, 4, 150, 150, dtype=torch.float64)
-    every = torch.arange(2).view(2, 1, 1), torch.arange(4).view(4, 1), dst, src
-    table = table.index_put(every, bias.expand(2, 4, whole.num_edges).contiguous())
-    wanted = oracle.masked_softmax(logits(q, k) + table, whole.mask()) @ v.repeat_interleave(2, 1)
-    assert_exact(found, wanted)
-    assert_exact(gradients(found, [q, k, v, bias]), gradients(wanted, [q, k, v, bias]))
+    index = torch.arange(2).view(2, 1, 1), torch.arange(4).view(4, 1), dst, src
+    table = table.index_put(index, bias.expand(2, 4, sorted_graph.num_edges).contiguous())
+    expected = oracle.masked_softmax(logits(q, k) + table, sorted_graph.mask()) @ v.repeat_interleave(2, 1)
+    assert_exact(output, expected)
+    assert_exact(gradients(output, [q, k, v, bias]), gradients(expected, [q, k, v, bias]))
 
 
 @pytest.mark.parametrize("name", ["dense", "tiles"])
 def test_a_nan_in_a_bias_is_carried_by_its_edge_alone(name):
-    graph, given = SHAPES["window and sinks"], qkv(150)
+    graph, inputs = SHAPES["window and sinks"], qkv(150)
     src, dst = graph.edge_index
     bias = torch.where((dst == 70) & (src == 60), torch.nan, 0.0).double()
-    out = ga.attend(*given, graph, bias=bias, backend=name)
+    out = ga.attend(*inputs, graph, bias=bias, backend=name)
     assert out.isnan().any(-1)[0, 0].nonzero().tolist() == [[70]]
-    for slope in torch.autograd.grad(out.sum(), given)[1:]:
-        assert slope[:, :, ~graph.mask()[70]].isfinite().all()
+    for grad in torch.autograd.grad(out.sum(), inputs)[1:]:
+        assert grad[:, :, ~graph.mask()[70]].isfinite().all()
 
 
 BY_BOTH = ga.TokenGraph.from_rule(
@@ -76,19 +76,19 @@ BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src - dst).abs() == h,
 @pytest.mark.parametrize("graph", [BY_BOTH, BY_SAMPLE, BY_HEAD], ids=["both", "sample", "head"])
 @pytest.mark.parametrize("name", ["tiles", "rows", "mixed"])
 def test_graphs_by_head_and_sample(name, graph):
-    """With sinks; lse too."""
+    """Outputs with sinks, gradients and lse."""
     q, k, v = qkv(80)
     sinks = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
     mask = (graph.mask() if graph.batch else graph.mask().unsqueeze(0)).expand(2, 4, 80, 80)
     out, info = ga.attend(q, k, v, graph, sink_logits=sinks, backend=name, return_info=True)
-    wanted = oracle.masked_softmax(logits(q, k), mask, sinks) @ v.repeat_interleave(2, 1)
-    assert_exact(out, wanted)
-    assert_exact(gradients(out, [q, k, v, sinks]), gradients(wanted, [q, k, v, sinks]))
+    expected = oracle.masked_softmax(logits(q, k), mask, sinks) @ v.repeat_interleave(2, 1)
+    assert_exact(out, expected)
+    assert_exact(gradients(out, [q, k, v, sinks]), gradients(expected, [q, k, v, sinks]))
     assert torch.equal(info.lse == -torch.inf, ~mask.any(-1))
 
 
 def _gathered_blocks() -> ga.TokenGraph:
-    """Blocks of 64 whose senders are drawn anywhere."""
+    """Blocks of 64 receivers whose blocks of senders are drawn at random."""
     index = torch.rand(128, 128, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :6]
     return ga.TokenGraph.from_block_indices(index, 64, 8192, 8192)
 
@@ -104,13 +104,13 @@ def _gathered_blocks() -> ga.TokenGraph:
     ids=["window", "window, score_mod", "documents, score_mod", "gathered blocks"],
 )
 def test_no_tensor_but_results_takes_more_than_4_mib(make, batch, score_mod):
-    """What is larger is mapped anew by the allocator in every step, page by page."""
+    """The allocator would map a larger tensor anew in every step, page by page."""
     graph = make()
     inputs = qkv(graph.num_dst, heads=4, kv_heads=4, dim=16, batch=batch, dtype=torch.float32)
     assert inputs[0].numel() * 4 <= 2**22
-    with Largest() as seen:
+    with Largest() as largest:
         gradients(ga.attend(*inputs, graph, score_mod=score_mod, backend=TILES), inputs)
-    assert seen.numbers * 4 <= 2**22
+    assert largest.numbers * 4 <= 2**22
 
 
 STRIPS = {
@@ -129,38 +129,38 @@ def strip_graph(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masked_tiles_of_any_size(strip_graph, dtype):
-    """Sizes that are no multiple of 16 or 64, edges at both ends, and heads that share keys."""
+    """Graphs with sizes that are no multiple of 16 or 64, and heads that share keys."""
     sizes = strip_graph.num_dst, strip_graph.num_src
-    given = qkv(*sizes, heads=4, kv_heads=2, dim=16, value_dim=16, dtype=dtype, batch=1)
-    direction = torch.randn(1, 4, sizes[0], 16, generator=torch.Generator().manual_seed(7)).to(dtype)
-    out = ga.attend(*given, strip_graph, backend="tiles")
-    slopes = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
-    assert_rule(out, slopes, attention_truth(*given, strip_graph, direction))
+    inputs = qkv(*sizes, heads=4, kv_heads=2, dim=16, value_dim=16, dtype=dtype, batch=1)
+    grad_out = torch.randn(1, 4, sizes[0], 16, generator=torch.Generator().manual_seed(7)).to(dtype)
+    out = ga.attend(*inputs, strip_graph, backend="tiles")
+    grads = dict(zip("qkv", torch.autograd.grad(out, inputs, grad_out), strict=True))
+    assert_rule(out, grads, attention_truth(*inputs, strip_graph, grad_out))
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_a_value_that_only_rounds_a_width_up_carries_nothing(strip_graph, number):
-    """One that is not finite reaches those that attend to it, and no gradient of another."""
+    """A value that is not finite reaches only receivers that attend to it, in gradients too."""
     sizes, mask = (strip_graph.num_dst, strip_graph.num_src), strip_graph.mask()
-    # every fourth, so that one of each few keys that round a strip up is among them
+    # Each width is rounded up by some keys, and every fourth sender includes one of them.
     for src in range(0, sizes[1], 4):
         q, k, v = qkv(*sizes, heads=1, kv_heads=1, dim=4, batch=1, dtype=torch.float32)
         with torch.no_grad():
             v[:, :, src] = number
         out = ga.attend(q, k, v, strip_graph, backend="tiles")
-        (slope,) = torch.autograd.grad(out.sum(), q)
+        (grad,) = torch.autograd.grad(out.sum(), q)
         assert torch.equal(~out.isfinite().all(-1)[0, 0], mask[:, src])
-        assert slope[0, 0, ~mask[:, src]].isfinite().all()
+        assert grad[0, 0, ~mask[:, src]].isfinite().all()
 
 
-@pytest.mark.parametrize("room", [1, 3000, 100_000])
+@pytest.mark.parametrize("limit", [1, 3000, 100_000])
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_a_few_rectangles_at_a_time(name, room, monkeypatch):
-    """The same however many go into one call, of strided and gathered tokens."""
+def test_a_few_rectangles_at_a_time(name, limit, monkeypatch):
+    """Results do not depend on how many rectangles go into one call."""
     graph = STRUCTURED[name]
-    given = qkv(graph.num_dst, graph.num_src, heads=2, kv_heads=1, batch=3)
-    wanted = ga.attend(*given, graph, backend="rows")
-    wanted = [wanted, *torch.autograd.grad(wanted.square().sum(), given)]
-    monkeypatch.setattr(dense_blocks, "BYTES_AT_ONCE", room)
-    out = ga.attend(*given, graph, backend="tiles")
-    assert_exact([out, *torch.autograd.grad(out.square().sum(), given)], wanted)
+    inputs = qkv(graph.num_dst, graph.num_src, heads=2, kv_heads=1, batch=3)
+    expected = ga.attend(*inputs, graph, backend="rows")
+    expected = [expected, *torch.autograd.grad(expected.square().sum(), inputs)]
+    monkeypatch.setattr(dense_blocks, "BYTES_AT_ONCE", limit)
+    out = ga.attend(*inputs, graph, backend="tiles")
+    assert_exact([out, *torch.autograd.grad(out.square().sum(), inputs)], expected)

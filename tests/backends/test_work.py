@@ -1,4 +1,4 @@
-"""What ``backend="auto"`` chooses by: estimates of a rule against its exact counts, from few pairs."""
+"""Estimates from which ``backend="auto"`` chooses: close to exact counts, and from few pairs."""
 
 import math
 
@@ -37,17 +37,17 @@ ZOO = {
 
 @pytest.mark.parametrize("name", thinned(ZOO, 1))
 def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
-    """The exact edges are those of ``num_edges``, the exact tiles those of ``tiling.tiles``."""
+    """The exact_tiles counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
     graph = ZOO[name]()
     assert work.is_estimated(graph)
-    found, exact = work.estimate(graph), tiles(graph, planner.BLOCK)
-    assert graph.num_edges / 1.25 <= found.edges <= graph.num_edges * 1.25
-    number = exact.num_full + exact.num_partial
-    assert number / 1.6 <= found.tiles <= number * 1.6
+    estimate, exact_tiles = work.estimate(graph), tiles(graph, planner.BLOCK)
+    assert graph.num_edges / 1.25 <= estimate.edges <= graph.num_edges * 1.25
+    num_tiles = exact_tiles.num_full + exact_tiles.num_partial
+    assert num_tiles / 1.6 <= estimate.tiles <= num_tiles * 1.6
 
 
-class Counted:
-    """A rule that counts the pairs at which it is evaluated; ranges are none."""
+class CountingRule:
+    """A rule that counts the pairs at which it is evaluated; intervals do not count."""
 
     def __init__(self, rule):
         self.rule, self.pairs = rule, 0
@@ -67,7 +67,7 @@ def call_on(graph, heads=8, dim=64):
 
 RULES = {
     "window": lambda b, h, dst, src: (src <= dst) & (dst - src < 300),
-    # there is no arithmetic of ranges for a float: every range is open
+    # Intervals of floats are not supported, so that no interval decides.
     "hashed": lambda b, h, dst, src: ((dst * 7919 + src * 104729).double() * 0.618).frac() < 0.01,
 }
 
@@ -77,7 +77,7 @@ RULES = {
     [*((name, n) for name in RULES for n in (600, 4096, 2**14, 2**17)), ("window", 2**20)],
 )
 def test_a_choice_visits_few_pairs_whatever_the_size(name, n):
-    rule = Counted(RULES[name])
+    rule = CountingRule(RULES[name])
     graph = TokenGraph.from_rule(rule, n)
     rule.pairs = 0
     dispatch.choose(call_on(graph))

@@ -1,4 +1,4 @@
-"""Decoding: both caches give what the full pass gives, at every position, whatever the chunks."""
+"""Decoding: the results of both caches are those of the full pass at every position, in any chunks."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from gnn_attention.verify.truth import plain_names
 
 @torch.no_grad()
 def check_decoding(name: str, sizes: list[int]) -> None:
-    """The full pass at every position."""
+    """Compare a cache with the full pass at every position."""
     graph, _ = GRAPHS[name]
     edges = whole_mask(graph).flatten(0, 1).any(0)  # [dst, src]
-    cache, (q, k, v), start, found = KeyValueCache(graph), tokens(), 0, []
+    cache, (q, k, v), start, outputs = KeyValueCache(graph), tokens(), 0, []
     for count in sizes:
-        now = slice(start, start + count)
-        cache.append(k[:, :, now], v[:, :, now])
-        there = [src for src in range(start + count) if edges[start:, src].any()]
-        assert cache.positions.tolist() == [src + graph.src_offset for src in there]
-        assert all(torch.equal(rows, x[:, :, there]) for rows, x in zip(cache.senders(), (k, v), strict=True))
-        found.append(cache.attend(q[:, :, now]))
+        chunk = slice(start, start + count)
+        cache.append(k[:, :, chunk], v[:, :, chunk])
+        index = [src for src in range(start + count) if edges[start:, src].any()]
+        assert cache.positions.tolist() == [src + graph.src_offset for src in index]
+        assert all(torch.equal(rows, x[:, :, index]) for rows, x in zip(cache.senders(), (k, v), strict=True))
+        outputs.append(cache.attend(q[:, :, chunk]))
         start += count
         assert cache.length == start
-    assert_exact(torch.cat(found, dim=2), oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5))
+    assert_exact(torch.cat(outputs, dim=2), oracle.attention(q, k, v, whole_mask(graph), DIM**-0.5))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -71,44 +71,44 @@ def test_score_mods_at_absolute_positions_and_sinks(number: int, name: str) -> N
     (graph, first), (size, mod, sinks) = GRAPHS[name], WITH[number % 3]
     logits = drawn(HEADS, seed=7) if sinks else None
     options = {"score_mod": mod, "sink_logits": logits, "scale": 0.7}
-    found = decoded(KeyValueCache(graph), *tokens(), chunks(size, first), **options)
+    output = decoded(KeyValueCache(graph), *tokens(), chunks(size, first), **options)
     modify = None if mod is None else partial(absolute_dense, graph.src_offset)
-    assert_exact(found, full_pass(*tokens(), graph, 0.7, modify, logits))
+    assert_exact(output, full_pass(*tokens(), graph, 0.7, modify, logits))
 
 
 @pytest.mark.parametrize("name", ["window | sinks", "strict causal", "listed", "prefix", "by head"])
 @pytest.mark.parametrize("of", ["all", "receivers"])
 def test_gradients_flow_back_to_all_chunks(name: str, of: str) -> None:
-    """What later chunks add may not touch what the backward pass of the earlier ones needs."""
+    """A later chunk may not change tensors that the backward pass of an earlier chunk needs."""
     (graph, first), inputs = GRAPHS[name], tokens()
-    learning = [x.requires_grad_() for x in (inputs if of == "all" else inputs[:1])]
-    found = decoded(KeyValueCache(graph), *inputs, chunks("mixed", first))
-    wanted = full_pass(*inputs, graph)
-    assert_exact(found, wanted)
-    assert_exact(*(torch.autograd.grad((out**2).sum(), learning) for out in (found, wanted)))
+    parameters = [x.requires_grad_() for x in (inputs if of == "all" else inputs[:1])]
+    output = decoded(KeyValueCache(graph), *inputs, chunks("mixed", first))
+    expected = full_pass(*inputs, graph)
+    assert_exact(output, expected)
+    assert_exact(*(torch.autograd.grad((out**2).sum(), parameters) for out in (output, expected)))
 
 
 @torch.no_grad()
 def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large chunks of a listed graph renumber its edges: the same result."""
+    """Large chunks of a list renumber its edges, with the same result."""
     monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.FEW", 0)
     for graph in (listed(), TokenGraph.from_edges(SINKS.edge_index.flip(1), N)):
-        found = decoded(KeyValueCache(graph), *tokens(), chunks("mixed", 1), score_mod=absolute)
-        assert_exact(found, full_pass(*tokens(), graph, DIM**-0.5, partial(absolute_dense, 0)))
+        output = decoded(KeyValueCache(graph), *tokens(), chunks("mixed", 1), score_mod=absolute)
+        assert_exact(output, full_pass(*tokens(), graph, DIM**-0.5, partial(absolute_dense, 0)))
 
 
 @pytest.mark.parametrize("name", ["window", "window | sinks", "dilated", "listed", "by head"])
 @torch.no_grad()
 def test_a_non_edge_carries_no_nan(name: str) -> None:
-    """A token that holds NaN reaches those that attend to it alone, dropped or not."""
+    """A NaN in a token reaches only receivers that attend to it, whether it is dropped or not."""
     graph, first = GRAPHS[name]
     mask = whole_mask(graph)
     for token in range(0, N, 5):
         q, k, v = tokens()
         k[:, :, token], v[:, :, token] = torch.nan, torch.inf
-        found = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", first))
-        assert torch.equal(found.isnan().all(-1), mask[..., token])
-        assert torch.equal(found.isfinite().all(-1), ~mask[..., token])
+        output = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", first))
+        assert torch.equal(output.isnan().all(-1), mask[..., token])
+        assert torch.equal(output.isfinite().all(-1), ~mask[..., token])
 
 
 @pytest.mark.parametrize("name", ["causal", "window | sinks", "tree", "prefix", "at other positions"])
@@ -117,15 +117,15 @@ def test_rotated_and_normed_heads(name: str) -> None:
     graph, first = GRAPHS[name]
     heads, x = heads_with(rotary=Rotary(), qk_norm=True), drawn(B, N, 12, seed=4)
     cache = KeyValueCache(graph, layers=2)
-    found = []
-    for new in x.split(chunks("mixed", first), dim=1):
-        # all layers have the same tokens, and rows of their own
-        cache.update(heads, -new, layer=1)
-        found.append(cache.update(heads, new, score_mod=absolute))
-    where = torch.arange(N) + graph.dst_offset
-    q, (k, v) = heads.receive(x, where), heads.send(x, where)
+    outputs = []
+    for chunk in x.split(chunks("mixed", first), dim=1):
+        # Layers have the same tokens, but buffers of their own.
+        cache.update(heads, -chunk, layer=1)
+        outputs.append(cache.update(heads, chunk, score_mod=absolute))
+    positions = torch.arange(N) + graph.dst_offset
+    q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
     z = full_pass(q, k, v, graph, DIM**-0.5, partial(absolute_dense, graph.src_offset))
-    assert_exact(torch.cat(found, dim=1), torch.einsum("bhtv,hvw->btw", z, heads.W_O) + heads.b_O)
+    assert_exact(torch.cat(outputs, dim=1), torch.einsum("bhtv,hvw->btw", z, heads.W_O) + heads.b_O)
 
 
 FORMS = {
@@ -146,10 +146,10 @@ HEADS_OF = {"bias": heads_with, "no bias": lambda: heads_with(bias=False), "b_V 
 def test_every_form_of_the_weights(form: str) -> None:
     heads, x = heads_with(), drawn(B, N, 12, seed=4)
     for name in ("window | sinks", "strict causal"):
-        cache, made = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
-        found = [cache.update(made, new) for new in x.split(3, dim=1)]
-        wanted = oracle.layer(plain_names(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
-        assert_exact(torch.cat(found, dim=1), wanted)
+        cache, converted = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
+        outputs = [cache.update(converted, chunk) for chunk in x.split(3, dim=1)]
+        expected = oracle.layer(plain_names(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
+        assert_exact(torch.cat(outputs, dim=1), expected)
 
 
 @pytest.mark.parametrize(
@@ -168,27 +168,27 @@ def test_every_form_of_the_weights(form: str) -> None:
 )
 @torch.no_grad()
 def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str, str]) -> None:
-    """S1.14 to S1.18: step by step as in the full pass of the standard form, at every position."""
+    """S1.14 to S1.18: every step agrees with the full pass of the standard form at every position."""
     heads, x = HEADS_OF[kind](), drawn(B, N, 12, seed=4)
-    made = FORMS[form](heads)
+    converted = FORMS[form](heads)
     (graph, first), size = GRAPHS[where[0]], where[1]
-    cache = PatternMessageCache(made, graph, keep)
-    found = [cache.update(new, absolute) for new in x.split(chunks(size, first), dim=1)]
-    wanted = oracle.layer(plain_names(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
-    assert_exact(torch.cat(found, dim=1), wanted)
-    sent = made.patterns(x) if made.side == "sender" else x.unsqueeze(1)
-    assert_exact(cache.senders()[0], sent[:, :, cache.positions])
+    cache = PatternMessageCache(converted, graph, keep)
+    outputs = [cache.update(chunk, absolute) for chunk in x.split(chunks(size, first), dim=1)]
+    truth = oracle.layer(plain_names(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
+    assert_exact(torch.cat(outputs, dim=1), truth)
+    patterns_or_states = converted.patterns(x) if converted.side == "sender" else x.unsqueeze(1)
+    assert_exact(cache.senders()[0], patterns_or_states[:, :, cache.positions])
 
 
 @torch.no_grad()
 def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
-    """The weights of a receiver then sum to less than 1."""
+    """With a sink, the weights of a receiver sum to less than 1."""
     heads, x, sinks = heads_with(), drawn(B, N, 12, seed=4), drawn(HEADS, seed=7)
     q, (k, v) = heads.receive(x), heads.send(x)
     graph = patterns.window(N, 4)
-    wanted = heads.collect(full_pass(q, k, v, graph, DIM**-0.5, None, sinks))
-    for made in (FactoredHeads.of(heads), MergedHeads.of(heads)):
+    expected = heads.collect(full_pass(q, k, v, graph, DIM**-0.5, None, sinks))
+    for converted in (FactoredHeads.of(heads), MergedHeads.of(heads)):
         for keep in ("messages", "states"):
-            cache = PatternMessageCache(made, graph, keep)
-            found = [cache.update(new, sink_logits=sinks) for new in x.split(3, dim=1)]
-            assert_exact(torch.cat(found, dim=1), wanted)
+            cache = PatternMessageCache(converted, graph, keep)
+            outputs = [cache.update(chunk, sink_logits=sinks) for chunk in x.split(3, dim=1)]
+            assert_exact(torch.cat(outputs, dim=1), expected)

@@ -1,4 +1,4 @@
-"""A cache forgets, forks, rewinds and reorders, and goes on after what it refused."""
+"""A cache drops senders, forks, rewinds and reorders, and goes on after an error."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_the_memory_of_a_window_does_not_grow() -> None:
         if t >= 2 * w:
             sizes.add(cache.nbytes)
             assert cache.positions.tolist() == [*range(s), *range(t - w + 1, t + 1)]
-    # two tensors with 2 float32 a row, and some rows to spare
+    # There are two tensors with 2 float32 in each row, and some spare rows.
     assert max(sizes) <= 2 * 2 * 4 * (w + s + (w + s) // 4 + 16)
     assert torch.equal(cache.senders()[0][0, 0, :, 0].long(), cache.positions)
-    # a long prompt is given back
+    # The memory of a long prompt is freed.
     prompt, rows = KeyValueCache(patterns.window(3000, 8)), torch.zeros(1, 1, 2000, 2)
     sizes = [prompt.append(new, new) or prompt.nbytes for new in (rows, *rows[:, :, :3].split(1, 2))]
     assert sizes[-1] < sizes[0] / 40
@@ -37,34 +37,34 @@ def test_the_memory_of_a_window_does_not_grow() -> None:
 
 @torch.no_grad()
 def test_beams_are_reordered() -> None:
-    """One prompt, three ways on, of which two survive: as if each had been there from the start."""
+    """One prompt has three continuations, of which two survive, as if each had been there from the start."""
     rows, cache = tokens(3), KeyValueCache(SINKS)
     prompt = [x[:1] for x in part(0, 6, *rows)]
     decoded(cache, *prompt, [6])
     cache.reorder(torch.tensor([0, 0, 0]))
     decoded(cache, *part(6, 10, *rows), [1, 3])
     cache.reorder([2, 0])
-    found = decoded(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
+    output = decoded(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
     pairs = list(zip(prompt, rows, strict=True))
     for beam, past in enumerate((2, 0)):
         text = [torch.cat([p, x[past : past + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
-        assert_exact(found[beam : beam + 1], full_pass(*text, SINKS)[:, :, 10:])
+        assert_exact(output[beam : beam + 1], full_pass(*text, SINKS)[:, :, 10:])
 
 
 @pytest.mark.parametrize(
-    "copied", [KeyValueCache.fork, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+    "copy_cache", [KeyValueCache.fork, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
 @torch.no_grad()
-def test_a_fork_is_independent(copied: Any) -> None:
+def test_a_fork_is_independent(copy_cache: Any) -> None:
     rows, cache = tokens(), KeyValueCache(SINKS)
     decoded(cache, *part(0, 9, *rows), [4, 5])
-    other, found = copied(cache), []
+    other, outputs = copy_cache(cache), []
     for start, stop in ((9, 11), *((t, t + 1) for t in range(11, N))):
         q, k, v = part(start, stop, *rows)
         cache.append(k, v)
         other.append(-k, -v)
-        found.append([one.attend(q) for one in (cache, other)])
-    for steps, sign in zip(zip(*found, strict=True), (1, -1), strict=True):
+        outputs.append([one.attend(q) for one in (cache, other)])
+    for steps, sign in zip(zip(*outputs, strict=True), (1, -1), strict=True):
         k, v = (torch.cat([x[:, :, :9], sign * x[:, :, 9:]], 2) for x in rows[1:])
         assert_exact(torch.cat(steps, 2), full_pass(rows[0], k, v, SINKS)[:, :, 9:])
 
@@ -74,15 +74,15 @@ def test_a_fork_is_independent(copied: Any) -> None:
 def test_a_rejected_draft_leaves_no_trace(name: str) -> None:
     """Speculative decoding."""
     graph, _ = GRAPHS[name]
-    cache, found = KeyValueCache(graph), []
+    cache, outputs = KeyValueCache(graph), []
     for t in range(N - 3):
         draft = [torch.cat([x[:, :, t : t + 1], -x[:, :, t + 1 : t + 4]], 2) for x in tokens()]
-        found.append(decoded(cache, *draft, [4])[:, :, :1])
-        cache.rewind(t + 3)  # what is left of the chunk attends again
-        assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], found[-1])
+        outputs.append(decoded(cache, *draft, [4])[:, :, :1])
+        cache.rewind(t + 3)  # The rest of the chunk can attend again.
+        assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], outputs[-1])
         cache.rewind(t + 1)
         assert cache.length == t + 1
-    assert_exact(torch.cat(found, 2), full_pass(*tokens(), graph)[:, :, : N - 3])
+    assert_exact(torch.cat(outputs, 2), full_pass(*tokens(), graph)[:, :, : N - 3])
 
 
 @torch.no_grad()
@@ -99,28 +99,28 @@ def test_rewinding_stops_where_a_sender_was_dropped() -> None:
     with pytest.raises(ValueError, match="no new tokens: append them first"):
         cache.attend(q[:, :, :1])
     cache.rewind(10)
-    found = decoded(cache, *part(10, None, *rows), [1] * 13)
-    assert_exact(found, full_pass(*rows, SINKS)[:, :, 10:])
-    whole = KeyValueCache(patterns.causal(N))
-    decoded(whole, *rows, [1] * N)
-    whole.rewind(3)  # where no sender was dropped: to any token
-    assert_exact(decoded(whole, *part(3, None, *rows), [4] * 5), full_pass(*rows, whole.graph)[:, :, 3:])
-    whole.rewind(0)
-    whole.append(k[:1, :1], v[:1, :1])  # other samples, other heads: a new beginning
+    output = decoded(cache, *part(10, None, *rows), [1] * 13)
+    assert_exact(output, full_pass(*rows, SINKS)[:, :, 10:])
+    causal = KeyValueCache(patterns.causal(N))
+    decoded(causal, *rows, [1] * N)
+    causal.rewind(3)  # It can go back to any token, because no sender was dropped.
+    assert_exact(decoded(causal, *part(3, None, *rows), [4] * 5), full_pass(*rows, causal.graph)[:, :, 3:])
+    causal.rewind(0)
+    causal.append(k[:1, :1], v[:1, :1])  # An empty cache takes other numbers of samples and heads.
 
 
 def test_modes_may_change_and_attending_changes_nothing() -> None:
-    """inference_mode, no_grad and autograd in turn; senders() returns copies."""
+    """inference_mode, no_grad and autograd may follow each other; senders() returns copies."""
     rows, cache = tokens(), KeyValueCache(SINKS)
     with torch.inference_mode():
-        parts = [decoded(cache, *part(0, 6, *rows), [6])]
-        assert torch.equal(cache.attend(rows[0][:, :, :6]), parts[0])
+        outputs = [decoded(cache, *part(0, 6, *rows), [6])]
+        assert torch.equal(cache.attend(rows[0][:, :, :6]), outputs[0])
         senders = cache.senders()
         copies = [x.clone() for x in senders]
     with torch.no_grad():
-        parts.append(decoded(cache, *part(6, 12, *rows), [1] * 6))
-    parts.append(decoded(cache, *part(12, None, *rows), [1] * 11))
-    assert_exact(torch.cat(parts, 2), full_pass(*rows, SINKS))
+        outputs.append(decoded(cache, *part(6, 12, *rows), [1] * 6))
+    outputs.append(decoded(cache, *part(12, None, *rows), [1] * 11))
+    assert_exact(torch.cat(outputs, 2), full_pass(*rows, SINKS))
     assert all(torch.equal(x, y) for x, y in zip(senders, copies, strict=True))
 
 
@@ -129,13 +129,13 @@ def test_every_layer_gets_every_chunk() -> None:
     _, k, v = tokens()
     cache, rows = KeyValueCache(patterns.causal(N), layers=2), (k[:, :, :3], v[:, :, :3])
     cache.append(*rows, layer=0)
-    two, wait = (k[:, :, :2], v[:, :, :2]), r"must wait until layer 1 has got the tokens 0 \.\. 2 too"
+    short, message = (k[:, :, :2], v[:, :, :2]), r"must wait until layer 1 has got the tokens 0 \.\. 2 too"
     assert_refusals(
         [
-            (lambda: cache.append(*rows), ValueError, wait),
-            (lambda: cache.reorder([0, 1]), ValueError, wait),
-            (lambda: cache.rewind(0), ValueError, wait),
-            (lambda: cache.append(*two, layer=1), ValueError, r"the tokens 0 \.\. 2, .* got a chunk of 2"),
+            (lambda: cache.append(*rows), ValueError, message),
+            (lambda: cache.reorder([0, 1]), ValueError, message),
+            (lambda: cache.rewind(0), ValueError, message),
+            (lambda: cache.append(*short, layer=1), ValueError, r"the tokens 0 \.\. 2, .* got a chunk of 2"),
             (lambda: cache.senders(1), ValueError, "layer 1 has no new tokens"),
             (lambda: cache.append(*rows, layer=2), IndexError, r"layer must be in 0 \.\. 1, got 2"),
         ]
@@ -163,14 +163,14 @@ WRONG_CHUNKS = [
 
 @torch.no_grad()
 def test_wrong_chunks() -> None:
-    """They are refused by name, and the cache goes on without them."""
+    """Errors name the wrong argument, and the cache goes on without the chunk."""
     rows, cache = tokens(), KeyValueCache(SINKS)
-    first, wrong = decoded(cache, *part(0, 3, *rows), [3]), part(0, 3, *rows[1:])
+    first_output, chunk = decoded(cache, *part(0, 3, *rows), [3]), part(0, 3, *rows[1:])
     assert_refusals(
-        (lambda f=f: cache.append(*f(*wrong)), error, message) for f, error, message in WRONG_CHUNKS
+        (lambda f=f: cache.append(*f(*chunk)), error, message) for f, error, message in WRONG_CHUNKS
     )
-    rest = decoded(cache, *part(3, None, *rows), [4] * 5)
-    assert_exact(torch.cat([first, rest], 2), full_pass(*rows, SINKS))
+    output = decoded(cache, *part(3, None, *rows), [4] * 5)
+    assert_exact(torch.cat([first_output, output], 2), full_pass(*rows, SINKS))
 
 
 @torch.no_grad()
@@ -189,7 +189,7 @@ EMPTY, THREE = KeyValueCache(patterns.causal(N)), KeyValueCache(patterns.causal(
 THREE.append(K[:, :, :3], V[:, :, :3])
 WRONG = [
     (lambda: KeyValueCache(5), TypeError, "graph must be a TokenGraph of all tokens to come, got int"),
-    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "receivers and senders are the same"),
+    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "from tokens to the same tokens"),
     (lambda: KeyValueCache(patterns.causal(9), 0), ValueError, "layers must be at least 1, got 0"),
     (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens: append them first"),
     (EMPTY.senders, ValueError, "layer 0 has no new tokens: append them first"),
@@ -206,7 +206,7 @@ WRONG = [
 @torch.no_grad()
 def test_wrong_arguments() -> None:
     assert_refusals(WRONG)
-    THREE.check_graph(patterns.window(N, N))  # the same edges: the same graph
+    THREE.check_graph(patterns.window(N, N))  # Graphs with the same edges are equal.
     assert repr(THREE) == "KeyValueCache(causal(23): 3 senders of 3 in 1 layers, 0.0 MB)"
 
 
@@ -216,13 +216,13 @@ def test_wrong_states_and_heads() -> None:
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
     other = PatternMessageCache(merged, graph, "states")
     states = r"x must be the states \[B, T, width\] of the new tokens, got a Tensor .*\[23, 12\]"
-    forms = "heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
+    forms = "heads must be FactoredHeads or MergedHeads, got StandardHeads; use KeyValueCache"
     side = "needs heads with side='receiver'"
     assert_refusals(
         [
             (lambda: cache.update(heads, x[0]), ValueError, states),
             (lambda: cache.update(heads, x[..., :3]), ValueError, "x must be"),
-            # found after the rows were there
+            # This error occurs after the rows were appended.
             (lambda: cache.update(heads, x, backend="fast"), ValueError, "backend must be one of"),
             (lambda: PatternMessageCache(heads, graph), TypeError, forms),
             (lambda: PatternMessageCache(merged, graph, "keys"), ValueError, "one of 'messages', 'states'"),

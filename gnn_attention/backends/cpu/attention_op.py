@@ -1,9 +1,8 @@
-"""One operator for a whole plan: attention over rectangles and edges, merged by log-sum-exp.
+"""Attention over all pieces of a plan as one operator, merged by log-sum-exp.
 
-It is registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take it as it is. Its
-backward pass recomputes the weights from q, k and the log-sum-exp of all pieces: nothing of the size of the
-edges is saved. Gradients of lse are served, and so are sinks: the output is rounded once, with them. Second
-derivatives are refused by name.
+The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
+pass recomputes the weights from q, k and the lse of all pieces: nothing of the size of the edges is
+saved. lse is differentiable; second derivatives raise an error. Sinks are added before rounding.
 """
 
 from typing import Any
@@ -19,38 +18,43 @@ from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
-from gnn_attention.backends.plan.planner import packed_plan, plan_on
-from gnn_attention.graph import memoized
+from gnn_attention.backends.plan.planner import packed_plan
+from gnn_attention.graph import TokenGraph, memoized
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
-    """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
-    graph, device, q, k, v, sinks = call.graph, call.q.device, call.q, call.k, call.v, call.sink_logits
-    learns = any_needs_gradients((q, k, v, sinks))
-    if not learns and are_plain((q, k, v)):
-        # the operator would have nothing to add
-        out, lse = _forward(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
+def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
+    """Run a plain call on a graph without batch or heads, along its plan of this ``kind``."""
+    graph, device = call.graph, call.q.device
+    q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
+    if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
+        # The operator would add nothing but its dispatch.
+        plan = memoized(_plan_on_device, graph, kind, device)
+        out, lse = _forward(q, k, v, _expand_sinks(q, sinks), plan, call.scale)
     else:
         out, lse = attention(q, k, v, memoized(packed_plan, graph, kind, device), call.scale, sinks)
     if sinks is None:
         return out, lse
-    # A receiver whose in-edges all have logit -inf has the sink alone.
-    has_sink_alone = (lse == -torch.inf) & call.has_in_edges
-    return out, torch.where(has_sink_alone, sinks.to(lse.dtype).unsqueeze(-1), lse)
+    # If all in-edges of a receiver have logit -inf, only the sink is left in its softmax.
+    has_only_sink = (lse == -torch.inf) & call.has_in_edges
+    return out, torch.where(has_only_sink, sinks.to(lse.dtype).unsqueeze(-1), lse)
 
 
-def along_all_tokens(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
-    """A plain call along a graph that differs by sample or head, by a plan over all its tokens in one row.
+def _plan_on_device(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
+    return unpack_plan(*memoized(packed_plan, graph, kind, device))
 
-    ``has_in_edges``: which receivers have some, if the graph cannot be asked.
+
+def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
+    """Run a plain call on a graph that differs by sample or head, with a plan over its folded tokens.
+
+    ``has_in_edges`` replaces that of the call if the edges of the graph are not known yet.
     """
     graph, sinks = call.graph, call.sink_logits
-    # With sinks the output is rounded once.
-    wide = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
-    q, k, v = (fold(x.to(wide), graph) for x in (call.q, call.k, call.v))
+    # Sinks are added before the output is rounded.
+    dtype = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
+    q, k, v = (fold(x.to(dtype), graph) for x in (call.q, call.k, call.v))
     out, lse = attention(q, k, v, plan, call.scale)
     out, lse = unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1)
     if sinks is not None:
@@ -67,12 +71,12 @@ def attention(
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks."""
-    out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, scale)
+    """Compute ``(out, lse)``; a receiver in no piece has out 0 and lse -inf, with sinks too."""
+    out, lse = _ATTENTION(q, k, v, _expand_sinks(q, sink_logits), *plan, scale)
     return out, lse
 
 
-def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_or_none"]:
+def _expand_sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_or_none"]:
     return q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
 
 
@@ -81,102 +85,99 @@ def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: 
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, token-major in memory, and of the sinks.
+    """Compute the gradients of q, k and v, token-major in memory, and of the sinks.
 
     That of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
     """
     q, k, v, sinks, out, lse, tensors, numbers, scale = saved
-    # without in-edges exp(logit - lse) = 0, and 0 times a NaN of an unused gradient must not be
-    excluded = lse == -torch.inf
-    if q.device.type in devices.ASYNCHRONOUS or bool(excluded.any()):
-        # these receivers, whose out is 0, contribute nothing
-        grad_out = grad_out.masked_fill(excluded.unsqueeze(-1), 0.0)
-        grad_lse, lse = grad_lse.masked_fill(excluded, 0.0), lse.masked_fill(excluded, torch.inf)
+    # An isolated receiver has weights 0, but 0 times a NaN in its unused gradient would be NaN.
+    is_excluded = lse == -torch.inf
+    if q.device.type in devices.ASYNCHRONOUS or bool(is_excluded.any()):
+        grad_out = grad_out.masked_fill(is_excluded.unsqueeze(-1), 0.0)
+        grad_lse = grad_lse.masked_fill(is_excluded, 0.0)
+        lse = lse.masked_fill(is_excluded, torch.inf)
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
         delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
-        weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 without in-edges: lse is inf there
+        # The weight of an isolated receiver's sink is 0, because lse was set to inf above.
+        weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
     plan = unpack_plan(tensors, numbers)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> Pair:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    # the dtype of sums until all pieces are merged and sinks are added
-    unfinished = bool(sinks.shape[1]) or not plan.all_fresh
-    out = token_major(q, v.shape[3], wide if unfinished else q.dtype)
-    lse = token_major(q, 1, wide).squeeze(-1)
-    if not plan.complete:
+    sum_dtype = torch.promote_types(q.dtype, torch.float32)
+    # Results stay in the dtype of sums until all pieces are merged and sinks are added.
+    is_unfinished = bool(sinks.shape[1]) or plan.needs_merge
+    out = token_major(q, v.shape[3], sum_dtype if is_unfinished else q.dtype)
+    lse = token_major(q, 1, sum_dtype).squeeze(-1)
+    if not plan.is_complete:
         out.zero_()
         lse.fill_(-torch.inf)
-    ends = [q, k, v]
+    inputs = [q, k, v]
     if plan.rectangles:
-        # a CPU has no arithmetic for float16
-        if unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
-            ends = [q.to(wide), k.to(wide), v.to(wide)]
-        ends = _same_width(max(q.shape[3], v.shape[3]), *ends)
+        # A CPU has no float16 arithmetic.
+        if is_unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
+            inputs = [x.to(sum_dtype) for x in inputs]
+        inputs = _pad_channels(max(q.shape[3], v.shape[3]), inputs)
     for piece in plan.pieces:
         if isinstance(piece, EdgeRows):
             csr.forward(q, k, v, piece, scale, out, lse)
         else:
-            dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
+            dense_blocks.forward(inputs[0], inputs[1], inputs[2], piece, scale, out, lse)
     if sinks.shape[1]:
-        every = sinks.to(wide).unsqueeze(-1).expand(lse.shape)
-        (share, _), total = edge_softmax.shares(lse, every.masked_fill(lse == -torch.inf, -torch.inf))
+        sinks = sinks.to(sum_dtype).unsqueeze(-1).expand(lse.shape)
+        (share, _), total = edge_softmax.shares(lse, sinks.masked_fill(lse == -torch.inf, -torch.inf))
         out.mul_(share.unsqueeze(-1))
         lse.copy_(total)
     return out.to(q.dtype), lse
 
 
 def _backward(
-    grad_out: Tensor, grad_lse: Tensor, ends: Triple, out: Tensor, lse: Tensor, plan: Plan, scale: float
+    grad_out: Tensor, grad_lse: Tensor, inputs: Triple, out: Tensor, lse: Tensor, plan: Plan, scale: float
 ) -> Triple:
-    q, k, v = ends
-    wide = edge_softmax.accumulation_dtype(q.dtype)
-    grads = [token_major(x, x.shape[3], wide) for x in ends]
-    for total in grads if plan.rectangles or not plan.pieces else ():
-        total.zero_()
-    padded: list[Tensor] = []
+    q, k, v = inputs
+    sum_dtype = edge_softmax.accumulation_dtype(q.dtype)
+    grads = [token_major(x, x.shape[3], sum_dtype) for x in inputs]
+    # Edge rows overwrite the gradients if they are the only piece.
+    for grad in grads if plan.rectangles or not plan.pieces else ():
+        grad.zero_()
+    tensors: list[Tensor] = []
     if plan.rectangles:
-        # there is no arithmetic for float16, whose kernel rounds more and takes some times longer
-        padded = [x.float() if x.dtype == torch.float16 else x for x in (grad_out, q, k, v, out)]
-        # The kernel's delta is sum(out * grad_out). ``- grad_lse`` belongs there too: it is one more channel,
-        # in which out is -grad_lse, grad_out 1 and v 0.
-        extra = bool(grad_lse.any())
-        if extra:
-            minus = -grad_lse.to(padded[4].dtype).unsqueeze(-1)
-            padded[0] = torch.cat([padded[0], torch.ones_like(minus)], -1)
-            padded[4] = torch.cat([padded[4], minus], -1)
-        padded = _same_width(max(q.shape[3], v.shape[3] + extra), *padded)
+        # A CPU has no float16 arithmetic: its kernel rounds more and is several times slower.
+        tensors = [x.float() if x.dtype == torch.float16 else x for x in (grad_out, q, k, v, out)]
+        # The kernel's delta is sum(out * grad_out). A channel with out = -grad_lse, grad_out = 1
+        # and v = 0 adds the missing ``- grad_lse``.
+        has_grad_lse = bool(grad_lse.any())
+        if has_grad_lse:
+            channel = -grad_lse.to(tensors[4].dtype).unsqueeze(-1)
+            tensors[0] = torch.cat([tensors[0], torch.ones_like(channel)], -1)
+            tensors[4] = torch.cat([tensors[4], channel], -1)
+        tensors = _pad_channels(max(q.shape[3], v.shape[3] + has_grad_lse), tensors)
     for piece in plan.pieces:
         if isinstance(piece, EdgeRows):
-            delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
-            csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))
+            delta = (grad_out.to(sum_dtype) * out).sum(-1) - grad_lse
+            csr.backward(grad_out, delta, inputs, lse, piece, scale, grads, add=bool(plan.rectangles))
         else:
-            dense_blocks.backward(padded, lse, piece, scale, grads)
+            dense_blocks.backward(tensors, lse, piece, scale, grads)
     return grads[0].to(q.dtype), grads[1].to(q.dtype), grads[2].to(q.dtype)
 
 
-def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
-    """As dense kernels read them: channels adjacent, with 0 up to ``width``, the same for q, k and v."""
-    ends = []
-    for x in tensors:
-        x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
-        ends.append(x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous())
-    return ends
+def _pad_channels(width: int, tensors: list[Tensor]) -> list[Tensor]:
+    """Give tensors the layout of dense kernels: adjacent channels, padded by zeros to ``width``."""
+    tensors = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
+    return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in tensors]
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Pair:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Pair:
     lse = token_major(q, 1, edge_softmax.accumulation_dtype(q.dtype)).squeeze(-1)
     return token_major(q, v.shape[3], q.dtype), lse
 
 
-def _fake_backward(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (token_major(x, x.shape[3], x.dtype) for x in (q, k, v))
-    return dq, dk, dv, torch.empty_like(sinks, memory_format=torch.contiguous_format)
+def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (token_major(x, x.shape[3], x.dtype) for x in saved[:3])
+    return dq, dk, dv, torch.empty_like(saved[3], memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
@@ -186,8 +187,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-    found = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale)
-    return *found, [None] * len(tensors), None, None
+    input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale)
+    return *input_grads, [None] * len(tensors), None, None
 
 
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
@@ -197,5 +198,5 @@ BACKWARD = (
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save)
-OF_OURS = "the backends tiles, rows and mixed; use backend='message_passing'"
-_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, OF_OURS)
+BACKENDS = "the backends tiles, rows and mixed; use backend='message_passing'"
+_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, BACKENDS)

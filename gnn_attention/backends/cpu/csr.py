@@ -1,10 +1,9 @@
-"""Attention along a list of edges, forward and backward: plain tensors in and out, no autograd.
+"""Attention over a list of edges, forward and backward, on plain tensors without autograd.
 
-The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
-Only edges are ever read, so that a non-edge carries nothing. Memory beyond the results is that of
-one head (of all, where each has edges of its own): two numbers an edge and a few rows a token. So the softmax
-is in place and never normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver
-is applied to its row.
+The backward pass recomputes the weights from lse. Only edges are read, so that a non-edge has no
+influence. Memory is needed for one head at a time (for all if each has its own edges): two numbers
+for each edge and a few rows for each token. So the softmax is computed in place, and, unlike in
+``edge_softmax.py``, never normalised edge by edge: the factors of a receiver are applied to its row.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
-from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_sums, sampled_products
+from gnn_attention.backends.cpu.csr_primitives import Buffers, group_heads, sampled_products
 from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
 
@@ -26,119 +25,128 @@ PerReceiver = Float[Tensor, "batch heads dst"]
 def forward(
     q: Receivers, k: Senders, v: Senders, edges: EdgeRows, scale: float, out: Receivers, lse: PerReceiver
 ) -> None:
-    """Write ``out`` and ``lse`` of the softmax over ``edges``, merged with theirs unless ``edges.fresh``.
+    """Write ``out`` and ``lse`` of the softmax over ``edges``, in the dtype of lse.
 
-    A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
+    Unless ``edges.is_first``, the result is merged with what ``out`` and ``lse`` hold. A receiver
+    without in-edges gets 0 and -inf.
     """
-    asks = q.device.type not in devices.ASYNCHRONOUS
-    work, groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
-    if edges.fresh and not groups:
+    may_read = q.device.type not in devices.ASYNCHRONOUS
+    buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], lse.dtype)
+    if edges.is_first and not groups:
         out.zero_()
         lse.fill_(-torch.inf)
-    for shared, heads in groups:
-        key, value = work.stage("k", k[shared]), work.stage("v", v[shared])
-        # one head, or all of a folded list: what has its index has axes of samples and heads then
+    for kv_head, heads in groups:
+        key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
+        # ``head`` is ``...`` if heads are taken together: x[head] keeps all axes then.
         for head in heads:
-            sampled_products(work.first, work.stage("q", q[head]), key, scale)
-            logits = work.first.values()
+            sampled_products(buffers.matrix, buffers.stage("q", q[head]), key, scale)
+            logits = buffers.matrix.values()
             shift: Tensor | float = 0.0
-            # Each receiver's largest logit is subtracted, unless exp can reach it. No result may depend on
-            # other receivers, not even by a rounding: so all logits stay as they are if all are small.
-            if not asks or not within_reach(logits):
-                ptr, initial = work.edges.ptr, -torch.inf
+            # A receiver's largest logit is subtracted unless exp can reach it. Its own logits decide, so
+            # that no result depends on other receivers, not even by rounding; if all logits are small,
+            # nothing is subtracted.
+            if not may_read or not within_reach(logits):
+                ptr, initial = buffers.edges.ptr, -torch.inf
                 shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
                 shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
-                logits.sub_(work.by_edge(shift, work.second.values()))
+                logits.sub_(buffers.gather_by_dst(shift, buffers.second_matrix.values()))
             mass = logits.exp_()
-            total = row_sums(work.edges.ptr, mass, work.in_pieces)
-            here = total.log().add_(shift).view(lse[head].shape)
-            share = total.reciprocal().masked_fill_(total == 0, 0.0).view(here.shape)
-            sums = work.incoming(mass, value).view(out[head].shape)
-            if edges.fresh:
-                torch.mul(sums, share.unsqueeze(-1), out=out[head])
-                lse[head].copy_(here)
+            total = buffers.sum_rows(mass)
+            piece_lse = total.log().add_(shift).view(lse[head].shape)
+            factor = total.reciprocal().masked_fill_(total == 0, 0.0).view(piece_lse.shape)
+            sums = buffers.sum_incoming(mass, value).view(out[head].shape)
+            if edges.is_first:
+                torch.mul(sums, factor.unsqueeze(-1), out=out[head])
+                lse[head].copy_(piece_lse)
                 continue
-            (before, added), lse_of_both = shares(lse[head], here)
-            torch.addcmul(
-                out[head] * before.unsqueeze(-1), sums, (added * share).unsqueeze(-1), out=out[head]
-            )
-            lse[head].copy_(lse_of_both)
+            (share, piece_share), merged_lse = shares(lse[head], piece_lse)
+            piece_factor = (piece_share * factor).unsqueeze(-1)
+            torch.addcmul(out[head] * share.unsqueeze(-1), sums, piece_factor, out=out[head])
+            lse[head].copy_(merged_lse)
 
 
 @torch.no_grad()
 def backward(
     grad_out: Receivers,
     delta: PerReceiver,
-    ends: tuple[Receivers, Senders, Senders],
+    inputs: tuple[Receivers, Senders, Senders],
     lse: PerReceiver,
     edges: EdgeRows,
     scale: float,
-    results: Sequence[Tensor],
+    grads: Sequence[Tensor],
     add: bool = True,
 ) -> None:
-    """Add the gradients of the ``ends`` (q, k, v) over ``edges`` to ``results``; write them if not ``add``.
+    """Add the gradients of the ``inputs`` q, k and v to ``grads``, or write them if not ``add``.
 
-    ``p = exp(scale q . k - lse)`` and ``ds = p (grad_out . v - delta)`` with the out and lse of all pieces
-    together and ``delta = sum(out * grad_out) - grad_lse``. A receiver whose lse is infinite contributes
-    nothing.
+    ``p = exp(scale q . k - lse)``, ``ds = p (grad_out . v - delta)`` and
+    ``delta = sum(out * grad_out) - grad_lse``, with out and lse of all pieces. A receiver whose lse is
+    infinite contributes nothing.
     """
-    (q, k, v), (dq, dk, dv) = ends, results
-    work, groups = batches(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
-    for x in results if not add and not groups else ():
-        x.zero_()
-    for shared, heads in groups:
-        key, value = work.stage("k", k[shared]), work.stage("v", v[shared])
+    (q, k, v), (dq, dk, dv) = inputs, grads
+    buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
+    for grad in grads if not add and not groups else ():
+        grad.zero_()
+    for kv_head, heads in groups:
+        key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
         sums: list[Tensor] = []
-        for at in heads:
-            of_q, *of_ends = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale)
-            _deliver(of_q, scale, dq[at], add)
-            sums = [total.add_(x) for total, x in zip(sums, of_ends, strict=True)] if sums else of_ends
-        _deliver(sums[0], scale, dk[shared], add)
-        _deliver(sums[1], 1.0, dv[shared], add)
+        for head in heads:
+            receivers = grad_out[head], delta[head], q[head], lse[head]
+            head_dq, *head_sums = _backward_head(buffers, receivers, key, value, scale)
+            _write_or_add(head_dq, scale, dq[head], add)
+            sums = [x.add_(y) for x, y in zip(sums, head_sums, strict=True)] if sums else head_sums
+        _write_or_add(sums[0], scale, dk[kv_head], add)
+        _write_or_add(sums[1], 1.0, dv[kv_head], add)
 
 
 def _backward_head(
-    work: Head, grad: Tensor, delta: Tensor, q: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
+    buffers: Buffers, receivers: tuple[Tensor, Tensor, Tensor, Tensor], k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q and key (but for the scale) and of value, of one head or of all of a folded list."""
-    # of two buffers the second has weights by sender, then slopes; the first at last slopes by sender
-    mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
-    asks = lse.device.type not in devices.ASYNCHRONOUS
-    infinite = lse.isinf() & (work.edges.ptr.diff() > 0)
-    # receivers with in-edges that must contribute nothing: usually there are none
-    excluded = None if asks and not infinite.any() else infinite
-    query = _without(excluded, work.stage("q", q))
-    sampled_products(work.first, query, key, scale)
-    # the weights of a receiver are mass * factor
-    if asks and within_reach(mass):
+    """Compute the gradients of q and k, but for the scale, and of v, of one head or of folded heads.
+
+    ``receivers`` are grad_out, delta, q and lse.
+    """
+    grad, delta, q, lse = receivers
+    lse = lse.reshape(-1)
+    # The second buffer holds the weights by sender, then the gradients of logits, for which the first is
+    # reused at the end, by sender.
+    mass, grad_logits = buffers.matrix.values(), buffers.second_matrix.values()
+    may_read = lse.device.type not in devices.ASYNCHRONOUS
+    is_infinite = lse.isinf() & (buffers.edges.ptr.diff() > 0)
+    # Receivers with in-edges that contribute nothing are rare: work for them is skipped if possible.
+    excluded_mask = None if may_read and not is_infinite.any() else is_infinite
+    query = _zero_rows(buffers.stage("q", q), excluded_mask)
+    sampled_products(buffers.matrix, query, k, scale)
+    # The weights of a receiver are mass * factor.
+    if may_read and within_reach(mass):
         mass.exp_()
         factor = (-lse).exp_()
     else:
-        # as there its own numbers decide; small logits have an lse of at most REACH + log(degree)
-        degree = work.edges.ptr.diff().to(lse.dtype)
+        # As in the forward pass, small logits need no shift: their lse is at most REACH + log(degree).
+        degree = buffers.edges.ptr.diff().to(lse.dtype)
         shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
-        mass.sub_(work.by_edge(shift, slopes)).exp_()
+        mass.sub_(buffers.gather_by_dst(shift, grad_logits)).exp_()
         factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
-    gradient = torch.mul(grad, factor.view(grad.shape[:-1]).unsqueeze(-1), out=work.buffer("g", grad))
-    gradient = _without(excluded, gradient.flatten(0, -2))
-    if excluded is not None:
-        mass.masked_fill_(excluded.index_select(0, work.edges.dst), 0.0)
-    d_value = work.outgoing(mass, gradient, slopes)
-    work.by_edge(_without(excluded, delta.reshape(-1) * factor), slopes)
-    sampled_products(work.second, gradient, value, beta=-1.0)
-    slopes.mul_(mass)
-    if excluded is not None:
-        slopes.masked_fill_(excluded.index_select(0, work.edges.dst), 0.0)
-    d_query = _without(excluded, work.incoming(slopes, key))
-    return d_query, work.outgoing(slopes, query, mass), d_value
+    row_factor = factor.view(grad.shape[:-1]).unsqueeze(-1)
+    grad = torch.mul(grad, row_factor, out=buffers.allocate("g", grad))
+    grad = _zero_rows(grad.flatten(0, -2), excluded_mask)
+    if excluded_mask is not None:
+        mass.masked_fill_(excluded_mask.index_select(0, buffers.edges.dst), 0.0)
+    dv = buffers.sum_outgoing(mass, grad, grad_logits)
+    buffers.gather_by_dst(_zero_rows(delta.reshape(-1) * factor, excluded_mask), grad_logits)
+    sampled_products(buffers.second_matrix, grad, v, beta=-1.0)
+    grad_logits.mul_(mass)
+    if excluded_mask is not None:
+        grad_logits.masked_fill_(excluded_mask.index_select(0, buffers.edges.dst), 0.0)
+    dq = _zero_rows(buffers.sum_incoming(grad_logits, k), excluded_mask)
+    return dq, buffers.sum_outgoing(grad_logits, query, mass), dv
 
 
-def _without(excluded: Tensor | None, x: Tensor) -> Tensor:
-    return x if excluded is None else x.masked_fill(excluded if x.dim() == 1 else excluded.unsqueeze(1), 0.0)
+def _zero_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x.masked_fill(mask if x.dim() == 1 else mask.unsqueeze(1), 0.0)
 
 
-def _deliver(sums: Tensor, scale: float, result: Tensor, add: bool) -> None:
+def _write_or_add(sums: Tensor, scale: float, grad: Tensor, add: bool) -> None:
     if add:
-        result.add_(sums.view(result.shape), alpha=scale)
+        grad.add_(sums.view(grad.shape), alpha=scale)
     else:
-        torch.mul(sums.view(result.shape), scale, out=result)
+        torch.mul(sums.view(grad.shape), scale, out=grad)

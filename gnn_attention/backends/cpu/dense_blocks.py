@@ -1,11 +1,9 @@
 """Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
-That kernel is ATen's flash attention for CPUs, whose names are private (the tests pin what is used of it).
-The backward pass computes ``w = exp(logit - lse)`` again, from the log-sum-exp of all pieces together, so
-that the gradients of the pieces add up exactly.
-
-All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major
-in memory.
+The kernel is ATen's flash attention for CPUs, whose names are private (tests pin what is used of
+it). The backward pass recomputes ``w = exp(logit - lse)`` from the lse of all pieces, so that the
+gradients of the pieces add up exactly. All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) with
+adjacent channels and any other strides; token-major memory is fastest.
 """
 
 import itertools
@@ -18,42 +16,42 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-# bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
+# Bytes of the temporary tensors of a call, which fit into the cache, and which the allocator reuses.
 BYTES_AT_ONCE = 2**22
 FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-InGroups = Float[Tensor, "groups _ _ _"]
+GroupedTokens = Float[Tensor, "groups _ _ _"]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
+    """Write ``out`` and ``lse``, merged with what they hold unless ``piece.is_first``."""
     lse = lse.unsqueeze(-1)
-    # out, and copies of q, k and v where they are gathered
-    made = 1 + isinstance(piece.dst, Gathered), 2 * isinstance(piece.src, Gathered)
-    for sample, part in _parts(piece, q, k, made):
-        ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
-        additive = _additive(part.masks, q.dtype)
-        result, result_lse = FLASH(*ends, is_causal=part.causal, attn_mask=additive, scale=scale)
-        # where no logit is finite the kernel gives out 0, but lse 0 instead of -inf
+    # Each call makes out, and copies of q, k and v if gathered.
+    dst_copies = 1 + isinstance(piece.dst, Gathered)
+    src_copies = 2 * isinstance(piece.src, Gathered)
+    for sample, part in _split_calls(piece, q, k, dst_copies, src_copies):
+        query, key, value = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
+        mask = _additive_masks(part.masks, q.dtype)
+        options = {"is_causal": part.causal, "attn_mask": mask, "scale": scale}
+        new_out, new_lse = FLASH(query, key, value, **options)
+        # If no logit is finite, the kernel gives out 0, but lse 0 instead of -inf.
         if part.has_empty_rows:
             assert part.masks is not None
-            empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
-            result_lse = result_lse.masked_fill(empty, -torch.inf)
-        if bool((result_lse == 0).any()) and _may_overflow(ends[0], ends[1], scale):
-            # the sums of the weights
-            options = {"is_causal": part.causal, "attn_mask": additive, "scale": scale}
-            sums, _ = FLASH(ends[0], ends[1], torch.ones_like(ends[1]), **options)
-            result_lse = result_lse.masked_fill(sums[..., 0] == 0, -torch.inf)
-        if not part.fresh:
-            before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
-            result, result_lse = edge_softmax.merge(
-                *before, result[..., : out.shape[-1]].to(out.dtype), result_lse
-            )
-        put(out, sample, part.dst, result[..., : out.shape[-1]])
-        put(lse, sample, part.dst, result_lse.unsqueeze(-1))
+            is_empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
+            new_lse = new_lse.masked_fill(is_empty, -torch.inf)
+        if bool((new_lse == 0).any()) and _may_overflow(query, key, scale):
+            # For values of 1 the output is the sum of the weights, 0 if no logit is finite.
+            weight_sum, _ = FLASH(query, key, torch.ones_like(key), **options)
+            new_lse = new_lse.masked_fill(weight_sum[..., 0] == 0, -torch.inf)
+        new_out = new_out[..., : out.shape[-1]]
+        if not part.is_first:
+            old_out, old_lse = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
+            new_out, new_lse = edge_softmax.merge(old_out, old_lse, new_out.to(out.dtype), new_lse)
+        put(out, sample, part.dst, new_out)
+        put(lse, sample, part.dst, new_lse.unsqueeze(-1))
 
 
 def backward(
@@ -61,26 +59,27 @@ def backward(
 ) -> None:
     """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
 
-    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is
-    +inf takes no part.
+    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose
+    lse is +inf contributes nothing.
     """
     lse = lse.unsqueeze(-1)
-    # the gradients of q, k and v, and copies of grad_out, q, out, k and v where they are gathered
-    made = 1 + 3 * isinstance(piece.dst, Gathered), 2 + 2 * isinstance(piece.src, Gathered)
-    for sample, part in _parts(piece, tensors[1], tensors[2], made):
-        sides = part.dst, part.dst, part.src, part.src, part.dst
-        inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
-        lse_here = take(lse, sample, part.dst).squeeze(-1)
-        options = {"attn_mask": _additive(part.masks, tensors[1].dtype), "scale": scale}
-        found = FLASH_BACKWARD(*inputs, lse_here, 0.0, part.causal, **options)
-        dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
-        (put if part.fresh else add)(grads[0], sample, part.dst, dq)
+    # Each call makes gradients of q, k and v, and copies of grad_out, q, out, k and v if gathered.
+    dst_copies = 1 + 3 * isinstance(piece.dst, Gathered)
+    src_copies = 2 + 2 * isinstance(piece.src, Gathered)
+    for sample, part in _split_calls(piece, tensors[1], tensors[2], dst_copies, src_copies):
+        groups = part.dst, part.dst, part.src, part.src, part.dst
+        inputs = [take(x, sample, side) for x, side in zip(tensors, groups, strict=True)]
+        part_lse = take(lse, sample, part.dst).squeeze(-1)
+        options = {"attn_mask": _additive_masks(part.masks, tensors[1].dtype), "scale": scale}
+        padded_grads = FLASH_BACKWARD(*inputs, part_lse, 0.0, part.causal, **options)
+        dq, dk, dv = (new[..., : grad.shape[-1]] for new, grad in zip(padded_grads, grads, strict=True))
+        (put if part.is_first else add)(grads[0], sample, part.dst, dq)
         add(grads[1], sample, part.src, dk)
         add(grads[2], sample, part.src, dv)
 
 
-def _additive(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
-    """The masks of rectangles for the kernel: ``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
+def _additive_masks(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask ``[M, N]`` for the kernel, or ``[groups, 1, M, N]`` if the rectangles differ."""
     if masks is None:
         return None
     if len(masks.table) == 1:
@@ -89,40 +88,41 @@ def _additive(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 for True and -inf for False, as kernels want masks."""
+    """Return 0 for True and -inf for False, which kernels add to logits."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
-    """Whether some logit of finite q and k may be infinite."""
+    """Return whether a logit of finite q and k may be infinite."""
     largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
     return not largest < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max
 
 
-def _parts(
-    piece: Rectangles, q: Tensor, k: Tensor, made: tuple[int, int]
+def _split_calls(
+    piece: Rectangles, q: Tensor, k: Tensor, dst_copies: int, src_copies: int
 ) -> Iterator[tuple[int | slice, Rectangles]]:
-    """Calls of the kernel: some groups of one sample, or one of some samples, whichever takes fewer calls.
+    """Split a piece into calls, as few as possible: some groups of a sample, or one of some samples.
 
-    ``made``: how many rows of q's width a call makes for each head of a receiver, and of a sender.
+    A call makes ``dst_copies`` rows as wide as q for each head of a receiver, and so on for senders.
     """
     samples: Iterable[int | slice]
-    batch, number = q.shape[0], q.element_size()
-    of_dst, of_src = made[0] * piece.dst.size * q.shape[1], made[1] * piece.src.size * k.shape[1]
-    varied = piece.masks is not None and len(piece.masks.table) > 1
-    masks = piece.dst.size * piece.src.size if varied else 0
-    # copies of keys and values are two tensors, each of which stays within the limit
-    room = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
-    most = max(1, room // (number * (q.shape[3] * (of_dst + of_src) + masks)))
+    batch = q.shape[0]
+    rows = dst_copies * piece.dst.size * q.shape[1] + src_copies * piece.src.size * k.shape[1]
+    masks_differ = piece.masks is not None and len(piece.masks.table) > 1
+    mask_cells = piece.dst.size * piece.src.size if masks_differ else 0
+    # Copies of keys and of values are two tensors, each of which stays within the limit.
+    limit = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
+    max_count = max(1, limit // (q.element_size() * (q.shape[3] * rows + mask_cells)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
-        samples, most = [slice(first, first + most) for first in range(0, batch, most)], 1
+        samples = [slice(first, first + max_count) for first in range(0, batch, max_count)]
+        max_count = 1
     else:
         samples = range(batch)
-    return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
+    return itertools.product(samples, tuple(piece.split_groups(max_count)))
 
 
-def take(x: Tensor, sample: int | slice, groups: Groups) -> InGroups:
-    """The tokens of each group of one sample; with a slice those of the only group, of some samples."""
+def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:
+    """Return the tokens of each group of a sample; if ``sample`` is a slice, of the only group."""
     if isinstance(groups, Gathered):
         if isinstance(sample, slice):
             return x[sample].index_select(2, groups.index[0])
@@ -136,19 +136,19 @@ def take(x: Tensor, sample: int | slice, groups: Groups) -> InGroups:
     return x.as_strided(shape, (groups.stride * token, head, token, channel), first)
 
 
-def put(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None:
+def put(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:
+    """Write to the tokens of each group, which may not overlap."""
     if isinstance(groups, Strided):
         take(x, sample, groups).copy_(value)
     elif isinstance(sample, slice):
         x[sample].index_copy_(2, groups.index[0], value.to(x.dtype))
     else:
-        x[sample].transpose(0, 1).index_copy_(
-            0, groups.index.flatten(), value.transpose(1, 2).flatten(0, 1).to(x.dtype)
-        )
+        rows = value.transpose(1, 2).flatten(0, 1).to(x.dtype)
+        x[sample].transpose(0, 1).index_copy_(0, groups.index.flatten(), rows)
 
 
-def add(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None:
-    """Add to the groups' tokens, which may overlap."""
+def add(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:
+    """Add to the tokens of each group, which may overlap."""
     if isinstance(groups, Gathered):
         index, rows = groups.index.flatten(), value.to(x.dtype)
         if isinstance(sample, slice):
@@ -158,9 +158,9 @@ def add(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None
     elif groups.count == 1 or groups.stride >= groups.size:
         take(x, sample, groups).add_(value)
     elif groups.stride == 0:
-        take(x, sample, groups.part(0, 1)).add_(value.sum(0, keepdim=True))
+        take(x, sample, groups.select_groups(0, 1)).add_(value.sum(0, keepdim=True))
     else:
-        # a strip of ``stride`` tokens of each group at a time: these do not overlap
+        # Strips of ``stride`` tokens of each group do not overlap.
         for offset in range(0, groups.size, groups.stride):
             size = min(groups.stride, groups.size - offset)
             strip = Strided(groups.start + offset, groups.stride, groups.count, size)

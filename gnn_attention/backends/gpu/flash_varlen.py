@@ -1,15 +1,13 @@
-"""Packed sequences through torch's flash attention for CUDA, with lse and the gradient that comes in for lse.
+"""Packed sequences through torch's flash attention for CUDA, with lse and its gradient.
 
-It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
-with a derivative, for grouped heads, windows and any head width up to 256, in float16 and bfloat16. FA3 or
-FA4 takes its place where the user activates one of them
-(``torch.nn.attention.activate_flash_attention_impl``). In tests the formula stands for the two calls of the
-kernel.
+This is the kernel behind ``torch.nn.attention.varlen``, where lse has no gradient. Here it is an
+operator with a derivative, for grouped heads, windows and heads of up to 256 channels, in float16
+and bfloat16. FA3 or FA4 runs instead if ``torch.nn.attention.activate_flash_attention_impl``
+activates it. Tests replace the two calls of the kernel by the formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,113 +18,109 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
-WIDEST = 256  # channels of the kernel, which takes them eight at a time
-EIGHT = 8
+WIDEST = 256  # channels of a head
+CHANNEL_MULTIPLE = 8
 FLASH: Any = torch.ops.aten._flash_attention_forward
 FLASH_BACKWARD: Any = torch.ops.aten._flash_attention_backward
-Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def attention(
-    call: AttentionCall, bounds: tuple[Tensor, Tensor], longest: tuple[int, int], window: tuple[int, int]
+    call: AttentionCall, bounds: Pair, longest: tuple[int, int], window: tuple[int, int]
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of a plain call, in the dtype of q and float32; every sample is packed alike.
+    """Compute ``(out, lse)`` of a plain call, in the dtype of q and in float32.
 
-    ``bounds``: where the sequences of receivers and senders begin; ``longest``: of each. A token attends to
-    ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``; sequences
-    with more receivers than senders, or fewer, must be full.
+    ``bounds`` are the positions at which sequences of receivers and of senders begin, the same in all
+    samples; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before and
+    ``window[1]`` after itself, or to all of them for -1: causal is ``(-1, 0)``. Sequences with
+    different numbers of receivers and senders must be full.
     """
     out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), [*longest, *window], call.scale)
     return call.with_sinks(out, lse)
 
 
-def _run(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
-) -> tuple[Tensor, Tensor]:
-    width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
-    out, lse = _forward_kernel(
-        _pack_samples(q, width), _pack_samples(k, width), _pack_samples(v, width), ends, numbers, scale
-    )
+def _run(q: Tensor, k: Tensor, v: Tensor, bounds: Any, numbers: Any, scale: float) -> Pair:
+    width, all_bounds = max(q.shape[3], v.shape[3]), _repeat_bounds(bounds, q, k)
+    packed_q, packed_k, packed_v = (_pack_samples(x, width) for x in (q, k, v))
+    out, lse = _forward_kernel(packed_q, packed_k, packed_v, all_bounds, numbers, scale)
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
     return _unpack_samples(out, (*q.shape[:3], v.shape[3])), lse
 
 
-def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator of the backward pass; the last of ``numbers`` says whether there is a gradient for lse."""
-    q, k, v, out, lse, bounds, numbers, scale = given
+def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> Triple:
+    """Compute the gradients of q, k and v; the last number says whether lse has a gradient."""
+    q, k, v, out, lse, bounds, numbers, scale = saved
     if numbers[-1]:
-        # the kernel's delta is sum(out * grad_out): ``- grad_lse`` is one channel more, where v is 0
+        # The kernel's delta is sum(out * grad_out). A channel with out = -grad_lse, grad_out = 1
+        # and v = 0 adds the missing ``- grad_lse``.
         ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
         grad_out = torch.cat([grad_out, ones], -1)
         out = torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
     width = max(q.shape[3], out.shape[3])
-    ends, rows = _of_samples(bounds, q, k), lse.transpose(0, 1).flatten(1)
+    all_bounds, packed_lse = _repeat_bounds(bounds, q, k), lse.transpose(0, 1).flatten(1)
     tensors = [_pack_samples(x, width) for x in (grad_out, q, k, v, out)]
-    dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
+    dq, dk, dv = _backward_kernel(tensors, packed_lse, all_bounds, numbers, scale)
     return _unpack_samples(dq, q.shape), _unpack_samples(dk, k.shape), _unpack_samples(dv, v.shape)
 
 
-def _pack_samples(
-    x: Float[Tensor, "batch heads tokens dim"], width: int
-) -> Float[Tensor, "batch_tokens heads width"]:
-    """All samples one after the other, the channels padded to a multiple of eight; a view where possible."""
-    width = -(-width // EIGHT) * EIGHT
+def _pack_samples(x: Tensor, width: int) -> Float[Tensor, "batch_tokens heads width"]:
+    """Join the tokens of all samples, with channels padded to a multiple of eight."""
+    width = -(-width // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
     x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
     x = x if x.stride(3) == 1 else x.contiguous()
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _unpack_samples(x: Tensor, sizes: Given) -> Float[Tensor, "batch heads tokens dim"]:
+def _unpack_samples(x: Tensor, sizes: Any) -> Float[Tensor, "batch heads tokens dim"]:
     batch, heads, tokens, dim = sizes
     return x[..., :dim].contiguous().view(batch, tokens, heads, dim).transpose(1, 2)
 
 
-def _of_samples(bounds: Given, q: Tensor, k: Tensor) -> list[Tensor]:
-    """The bounds of all samples, one after the other, without waiting for the device."""
+def _repeat_bounds(bounds: Any, q: Tensor, k: Tensor) -> list[Tensor]:
+    """Repeat the bounds for all samples, one after the other, without waiting for the device."""
     if q.shape[0] == 1:
         return list(bounds)
-    found = []
+    all_bounds = []
     for ends, tokens in zip(bounds, (q.shape[2], k.shape[2]), strict=True):
         first = torch.arange(q.shape[0], dtype=ends.dtype, device=ends.device).unsqueeze(1) * tokens
-        found.append(torch.cat([(ends[:-1] + first).flatten(), ends[-1:] + (q.shape[0] - 1) * tokens]))
-    return found
+        last_end = ends[-1:] + (q.shape[0] - 1) * tokens
+        all_bounds.append(torch.cat([(ends[:-1] + first).flatten(), last_end]))
+    return all_bounds
 
 
-def _forward_kernel(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
-) -> tuple[Float[Tensor, "tokens heads dim"], Float[Tensor, "heads tokens"]]:
-    """torch's own kernel over packed tokens."""
+def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, bounds: Any, numbers: Any, scale: float) -> Pair:
+    """Call torch's kernel on packed tokens ``[tokens, heads, dim]``, with lse ``[heads, tokens]``."""
     sizes, window = _sizes_and_window(numbers)
     out, lse, *_ = FLASH(q, k, v, *bounds, *sizes, False, scale=scale, **window)
     return out, lse
 
 
-def _backward_kernel(
-    tensors: Given, lse: Tensor, bounds: Given, numbers: Given, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from grad_out, q, k, v and out."""
+def _backward_kernel(tensors: Any, lse: Tensor, bounds: Any, numbers: Any, scale: float) -> Triple:
+    """Call torch's backward kernel, with grad_out, q, k, v and out as ``tensors``."""
     sizes, window = _sizes_and_window(numbers)
-    # of a dropout of 0
-    state = torch.zeros(2, dtype=torch.uint64, device=lse.device), torch.empty(0, device=lse.device)
-    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
+    seed = torch.zeros(2, dtype=torch.uint64, device=lse.device)
+    offset = torch.empty(0, device=lse.device)
+    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, *sizes, seed, offset, scale=scale, **window)
     return dq, dk, dv
 
 
-def _sizes_and_window(numbers: Given) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """The longest sequences, dropout and whether it is causal; and the window, by torch's names."""
+def _sizes_and_window(numbers: Any) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """Return the greatest lengths, a dropout of 0 and whether it is causal; and a window by name."""
     *longest, left, right = numbers[:4]
-    # FA4 has a backward pass only for calls without the names
+    # FA4 has a backward pass only for calls without the names of a window.
     window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}
     return (*longest, 0.0, (left, right) == (-1, 0)), window
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = q.shape
-    return token_major(q, v.shape[3]), q.new_empty(heads, batch, tokens, dtype=torch.float32).transpose(0, 1)
+    lse = q.new_empty(heads, batch, tokens, dtype=torch.float32)
+    return token_major(q, v.shape[3]), lse.transpose(0, 1)
 
 
-def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    return tuple(token_major(x, x.shape[3]) for x in given[:3])
+def _fake_grads(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    return tuple(token_major(x, x.shape[3]) for x in saved[:3])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -139,8 +133,8 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     q, k, v, out, lse, *bounds = ctx.saved_tensors
     if grad_lse is not None and max(q.shape[3], v.shape[3] + 1) > WIDEST:
         raise NotImplementedError(
-            f"the gradient of lse needs a channel more than the {WIDEST} of torch's flash attention, "
-            f"v has {v.shape[3]}; use backend='flex' or 'rows'"
+            f"the gradient of lse needs a channel more than v, and torch's flash attention supports "
+            f"{WIDEST}, got v with {v.shape[3]}; use backend='flex' or 'rows'"
         )
     numbers = [*ctx.numbers, int(grad_lse is not None)]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
@@ -149,15 +143,11 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     return *grads, [None, None], None, None
 
 
-REST = "Tensor[] bounds, int[] numbers, float scale"
+OPTIONS = "Tensor[] bounds, int[] numbers, float scale"
 INPUTS = "Tensor q, Tensor k, Tensor v"
-SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
-_ATTENTION = operator("flash_sequences", SCHEMA, _run, _fake, _differentiate, _save)
-_GRADIENTS = gradient_operator(
-    "flash_sequences_backward",
-    f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"
-    " -> (Tensor, Tensor, Tensor)",
-    _run_backward,
-    _fake_backward,
-    "torch's flash attention; use backend='reference'",
-)
+FORWARD = f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor)"
+SAVED = f"{INPUTS}, Tensor out, Tensor lse, {OPTIONS}"
+BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}) -> (Tensor, Tensor, Tensor)"
+_ATTENTION = operator("flash_sequences", FORWARD, _run, _fake, _differentiate, _save)
+KERNEL = "torch's flash attention; use backend='reference'"
+_GRADIENTS = gradient_operator("flash_sequences_backward", BACKWARD, _run_backward, _fake_grads, KERNEL)

@@ -1,9 +1,9 @@
 """The operators of the GPU kernel: forward and backward.
 
-They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are;
-an eager call of plain tensors takes the same functions without the operator, whose dispatch is as much host
-time as all the rest. The backward pass computes the weights again from lse: nothing of the size of the edges
-is saved. lse has a gradient, too; second derivatives are unsupported. The first call loads Triton.
+They are registered with torch for compilers, ``torch.export`` and ``torch.vmap``. An eager call
+skips the dispatch of an operator, which takes as much host time as all else. The backward pass
+recomputes the weights from lse: nothing of the size of the edges is saved. lse is differentiable;
+second derivatives raise an error. The first call loads Triton.
 """
 
 from __future__ import annotations
@@ -13,57 +13,52 @@ from typing import Any
 import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
-from gnn_attention.backends.gpu.csr import Side, sides_of
+from gnn_attention.backends.gpu.csr import Side, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.plan import Packed
 from gnn_attention.edge_softmax import accumulation_dtype
 
 
-def attention(
-    problem: Problem, rows: Packed
-) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of a problem on the rows of a graph; an isolated row has out 0 and lse -inf.
-
-    out is in the dtype of q, lse in float32, or float64 for float64.
-    """
-    # A bias that is not there is a tensor without edges.
+def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
+    """Compute out in the dtype of q, and lse in float32 or better; 0 and -inf for isolated receivers."""
+    # A tensor without edges stands for a missing bias.
     bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
-    given = problem.q, problem.k, problem.v, bias, problem.seed
+    inputs = problem.q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-    places = [int(problem.bias is not None), *offsets]
-    rest = (*rows, places, [problem.scale, problem.softcap, problem.dropout])
-    if not are_plain(given):
-        out, lse = _ATTENTION(*given, *rest)
-    elif any_needs_gradients(given):
-        out, lse = _Eager.apply(*given, rest)  # type: ignore[no-untyped-call]
+    integers = [int(problem.bias is not None), *offsets]
+    options = (*sides, integers, [problem.scale, problem.softcap, problem.dropout])
+    if not are_plain(inputs):
+        out, lse = _ATTENTION(*inputs, *options)
+    elif any_needs_gradients(inputs):
+        out, lse = _Eager.apply(*inputs, options)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _run(*given, *rest)
+        out, lse = _run(*inputs, *options)
     return out, lse
 
 
-def _restore_problem(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
-    """The problem, and the rows of its graph, from the operator's arguments."""
-    *x, bias, seed, tensors, limits, (has_bias, *offsets), (scale, softcap, dropout) = given
-    q, k, v = map(_with_plain_channels, x)
+def _restore_problem(*arguments: Any) -> tuple[Problem, tuple[Side, Side]]:
+    """Build the problem and the sides of its graph from the arguments of an operator."""
+    q, k, v, bias, seed, tensors, limits, (has_bias, *offsets), (scale, softcap, dropout) = arguments
+    q, k, v = (_make_channels_adjacent(x) for x in (q, k, v))
     problem = Problem(q, k, v, scale, softcap, bias if has_bias else None, dropout, seed, *offsets)
-    return problem, sides_of(tensors, limits)
+    return problem, unpack_sides(tensors, limits)
 
 
-def _run(*given: Any) -> tuple[Tensor, Tensor]:
+def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
     from gnn_attention.backends.gpu.kernels import rows
 
-    return rows.forward(*_restore_problem(*given))
+    return rows.forward(*_restore_problem(*arguments))
 
 
-def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """The operator of the backward pass: the gradients of q, k, v and bias."""
+def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    """Compute the gradients of q, k, v and bias."""
     from gnn_attention.backends.gpu.kernels import rows
 
-    *x, out, lse, seed, tensors, limits, places, constants = given
-    problem, sides = _restore_problem(*x, seed, tensors, limits, places, constants)
-    grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
+    *inputs, out, lse, seed, tensors, limits, integers, constants = saved
+    problem, sides = _restore_problem(*inputs, seed, tensors, limits, integers, constants)
+    grad_out, out = _make_channels_adjacent(grad_out), _make_channels_adjacent(out)
     delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
     *grads, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
     return *grads, _or_empty(dbias, problem.q, lse.dtype)
@@ -73,61 +68,57 @@ def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(like.shape[0], 0, 0, dtype=dtype) if x is None else x
 
 
-def _with_plain_channels(x: Tensor) -> Tensor:
-    """A copy unless the channels of a token are consecutive."""
+def _make_channels_adjacent(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
     return token_major(q, v.shape[3]), lse
 
 
-def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    q, k, v, bias, *_ = given
+def _fake_grads(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    q, k, v, bias, *_ = saved
     return *(token_major(x, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *given, tensors, ctx.limits, ctx.places, ctx.constants = inputs
-    ctx.save_for_backward(*given, *output, *tensors)
+def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *inputs, tensors, ctx.limits, ctx.integers, ctx.constants = arguments
+    ctx.save_for_backward(*inputs, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
-    given = *grads, q, k, v, bias, out, lse, seed
-    found = _GRADIENTS(*given, tensors, ctx.limits, ctx.places, ctx.constants)
-    return *found, None, [None] * len(tensors), None, None, None
+    numbers = ctx.limits, ctx.integers, ctx.constants
+    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *numbers)
+    return *input_grads, None, [None] * len(tensors), None, None, None
 
 
 class _Eager(torch.autograd.Function):
-    """The operator's forward and backward pass for plain tensors; the graph's own need no saving."""
+    """Run both passes on plain tensors; the tensors of the graph need not be saved."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        *given, ctx.rest = inputs
-        out, lse = _run(*given, *ctx.rest)
-        ctx.save_for_backward(*given, out, lse)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *inputs, ctx.options = arguments
+        out, lse = _run(*inputs, *ctx.options)
+        ctx.save_for_backward(*inputs, out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
-        given = *grads, q, k, v, bias, out, lse, seed
-        again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
-        found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
-        return *found, None, None
+        arguments = *grads, q, k, v, bias, out, lse, seed
+        # The operator raises the error for second derivatives.
+        needs_operator = torch.is_grad_enabled() or not are_plain(arguments)
+        input_grads = (_GRADIENTS if needs_operator else _run_backward)(*arguments, *ctx.options)
+        return *input_grads, None, None
 
 
-REST = "Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"
+OPTIONS = "Tensor? seed, Tensor[] tensors, int[] limits, int[] integers, float[] constants"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor bias"
-SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
-_ATTENTION = operator("triton_attention", SCHEMA, _run, _fake, _differentiate, _save)
-_GRADIENTS = gradient_operator(
-    "triton_attention_backward",
-    f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _run_backward,
-    _fake_backward,
-    "the kernel of the backend rows; use backend='message_passing'",
-)
+FORWARD = f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor)"
+SAVED = f"{INPUTS}, Tensor out, Tensor lse, {OPTIONS}"
+BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}) -> (Tensor, Tensor, Tensor, Tensor)"
+_ATTENTION = operator("triton_attention", FORWARD, _run, _fake, _differentiate, _save)
+KERNEL = "the kernel of the backend rows; use backend='message_passing'"
+_GRADIENTS = gradient_operator("triton_attention_backward", BACKWARD, _run_backward, _fake_grads, KERNEL)

@@ -1,4 +1,4 @@
-"""What the operators of the GPU kernel, and the kernel, are given."""
+"""The arguments of the GPU kernel and its operators."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 class Problem(NamedTuple):
     """One call on one graph: ``logit = softcap(scale q . k) + bias``.
 
-    The last axis of q, k and v is contiguous; other strides are free. ``bias`` is ``[B, Hq, E]``, expanded
-    with stride 0 where it does not vary; its edges are sorted by receiver, then sender. ``scale`` is
-    positive; a ``softcap`` of 0 means that there is none. ``seed`` is an int64 tensor of one element where
-    ``dropout`` is not 0. The offsets and firsts make positions, samples and heads absolute.
+    The channels of q, k and v are adjacent; other strides are free. The edges of ``bias`` are
+    sorted by receiver, then sender; it may have stride 0. ``scale`` is positive; a ``softcap`` of 0
+    means none. ``seed`` is an int64 tensor of one element unless ``dropout`` is 0. The offsets and
+    first indices make tokens, samples and heads absolute.
     """
 
     q: Float[Tensor, "batch heads dst dim"]

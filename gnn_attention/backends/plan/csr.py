@@ -1,7 +1,7 @@
-"""A graph as a list of edges receiver by receiver, with its transpose, in int32 (for fewer than 2^31).
+"""Lists of edges in CSR form, with the transpose, in int32 (for fewer than 2^31 edges).
 
-A graph that differs by sample or head is one list, too: the tokens of all its samples and heads stand one
-after the other, and :func:`fold` brings those of a call into this order.
+A graph that differs by sample or head becomes a single list: the tokens of all its slices stand one
+after the other, and :func:`fold` brings the tokens of a call into this order.
 """
 
 import torch
@@ -13,76 +13,79 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
 
-def edges_of(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRows:
-    """The edges of a graph on a device, by receiver, then sender; cached.
+def edge_rows(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRows:
+    """Return the edges of a graph on a device, sorted by receiver, then sender; the result is cached.
 
-    Of a graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without an
-    axis by which the graph does not differ. ``group`` query heads share the senders of one key/value head.
+    If the graph differs by sample and head, its rows are ``(sample, head, token)``; an axis by which
+    it does not differ is left out. ``group`` query heads share the senders of one key/value head.
     """
     return EdgeRows(*memoized(list_edges, graph, device, group))
 
 
 def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
-    """The tensors of :func:`edges_of`, which are not cached."""
-    chosen, order = graph.edges.pointers(), None
-    if chosen is None and graph.heads is None and graph.batch is None:
-        (src, row), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
+    """Compute the tensors of :func:`edge_rows`, without the cache."""
+    selection = graph.edges.pointers()
+    if selection is None and graph.heads is None and graph.batch is None:
+        src, dst = graph.edges_on(device)
+        order = memoized(receiver_order, graph)[0]
         order = None if order is None else order.to(device)
-        return tuple(_edges_in_order(src, row, order, graph.num_src, graph.num_dst).tensors)
-    slices, shared = (graph.batch or 1) * (graph.heads or 1), 1 if graph.heads is None else group
-    num_src, num_dst = slices // shared * graph.num_src, slices * graph.num_dst
-    if chosen is not None:
-        # Nothing leaves the device on which the senders were chosen.
-        ptr, src = (x.to(device) for x in chosen)
+        return tuple(_gather_rows(src, dst, order, graph.num_src, graph.num_dst).tensors)
+    slices = (graph.batch or 1) * (graph.heads or 1)
+    query_slices = 1 if graph.heads is None else group
+    num_src = slices // query_slices * graph.num_src
+    num_dst = slices * graph.num_dst
+    if selection is not None:
+        # Selected senders never leave the device on which they were selected.
+        ptr, src = (x.to(device) for x in selection)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
-        parts = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
-        edges = [part.edge_index.to(device) for part in parts]
-        src = torch.cat([part[0] for part in edges])
-        row = torch.cat([part[1] + number * graph.num_dst for number, part in enumerate(edges)])
-    src = src + row.div(shared * graph.num_dst, rounding_mode="floor") * graph.num_src
-    order = None if chosen is not None else order_by_receiver(src, row, num_src)
-    return tuple(_edges_in_order(src, row, order, num_src, num_dst).tensors)
+        graphs = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+        edges = [slice_graph.edge_index.to(device) for slice_graph in graphs]
+        src = torch.cat([slice_src for slice_src, _ in edges])
+        row = torch.cat([slice_dst + i * graph.num_dst for i, (_, slice_dst) in enumerate(edges)])
+    src = src + row.div(query_slices * graph.num_dst, rounding_mode="floor") * graph.num_src
+    order = None if selection is not None else _sorting_order(src, row, num_src)
+    return tuple(_gather_rows(src, row, order, num_src, num_dst).tensors)
 
 
-def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
-    """Where each edge of :func:`edges_of` is in ``graph.edge_index``."""
-    return memoized(_order, graph, device)[0]
+def edge_order(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
+    """Return the index in ``graph.edge_index`` of each edge of :func:`edge_rows`."""
+    return memoized(_edge_order, graph, device)[0]
 
 
-def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+def _edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     order = memoized(receiver_order, graph)[0]
     return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
 
 
-def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
-    """The edges ``src -> dst`` by receiver, then sender."""
-    return _edges_in_order(src, dst, order_by_receiver(src, dst, num_src), num_src, num_dst)
+def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
+    """Sort the edges ``src -> dst`` by receiver, then sender."""
+    return _gather_rows(src, dst, _sorting_order(src, dst, num_src), num_src, num_dst)
 
 
-def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
-    """The order of edges by receiver, then sender; None if they stand in it."""
+def _sorting_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
+    """Return the order that sorts edges by receiver, then sender, or None if they are sorted."""
     key = dst.long() * num_src + src
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
 
-def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> EdgeRows:
+def _gather_rows(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> EdgeRows:
     src, dst = src.int(), dst.int()
     if order is not None:
         src, dst = src.index_select(0, order), dst.index_select(0, order)
     out_position = src.sort(stable=True).indices
-    ptr, out_ptr = pointers(dst, num_dst).int(), pointers(src, num_src).int()
+    ptr, out_ptr = _row_bounds(dst, num_dst), _row_bounds(src, num_src)
     return EdgeRows(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
 
 
-def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
-    """Where the entries of each of ``count`` rows begin, and where the last ends."""
-    ends = torch.bincount(index, minlength=count).cumsum(0)
-    return torch.cat([ends.new_zeros(1), ends])
+def _row_bounds(row: Tensor, num_rows: int) -> Int[Tensor, " rows_and_one"]:
+    """Return where the entries of each row begin, and where the last row ends."""
+    ends = torch.bincount(row, minlength=num_rows).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]).int()
 
 
 def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
-    """``x`` with the axes by which the graph differs, in this order, in the axis of the tokens."""
+    """Move the axes (sample, head) by which the graph differs into the axis of the tokens."""
     batch, heads, tokens, width = x.shape
     if graph.heads is None and graph.batch is None:
         return x
@@ -94,8 +97,9 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
 
 
 def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
-    """The reverse of :func:`fold`, for a result of the receivers of a call."""
-    graph, (batch, heads, tokens, _), width = call.graph, call.q.shape, x.shape[-1]
+    """Undo :func:`fold` for a result of the receivers of a call."""
+    graph, width = call.graph, x.shape[-1]
+    batch, heads, tokens, _ = call.q.shape
     if graph.heads is None and graph.batch is not None:
         return x.reshape(heads, batch, tokens, width).transpose(0, 1)
     return x if graph.heads is None else x.reshape(batch, heads, tokens, width)

@@ -1,8 +1,8 @@
 """From runs of tiles to rectangles: few pieces, each of many equal rectangles.
 
-Each row of tiles is a rectangle. Rectangles of one size whose receivers and senders move on in equal steps
-are strided views of the tokens; others of one size are gathered together; a large one on consecutive senders
-is a piece. Every receiver is in one rectangle at most.
+Each row of tiles is a rectangle. Rectangles of one size that advance in equal steps are strided
+views of the tokens; others are gathered. A large rectangle on consecutive senders is a piece of its
+own. Every receiver is in at most one rectangle.
 """
 
 from __future__ import annotations
@@ -14,166 +14,164 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
-from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import group_equal_rows, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import enumerate_groups
 from gnn_attention.graph.tiling import Tiles
 
-STEP = 16  # senders that the kernel takes at once: others of a width that is no multiple cost as much
-LARGE = 2**15  # pairs from which a rectangle is worth a call of the kernel, more than a copy of its senders
+# The kernel takes this many senders at once: any width costs as much as the next multiple.
+STEP = 16
+# From this many pairs on, a call for one rectangle is cheaper than a copy of its senders.
+LARGE = 2**15
 
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Rectangles one below the other: ``height`` receivers from ``top`` on, over the runs of a row of tiles.
+    """Rectangles one below the other: ``height`` receivers from ``top`` on, over a row of tiles.
 
-    ``width`` counts senders, ``left`` is the first of them, ``joined``: they are consecutive; ``begin`` and
-    ``end``: where the runs are in the list.
+    ``left`` is the first of ``width`` senders, which are consecutive if ``is_contiguous``. The runs of
+    tiles are ``begin .. end - 1``; one of them is partial if ``has_mask``.
     """
 
     top: Int[Tensor, " rectangles"]
     height: Int[Tensor, " rectangles"]
     left: Int[Tensor, " rectangles"]
     width: Int[Tensor, " rectangles"]
-    joined: Bool[Tensor, " rectangles"]
-    masked: Bool[Tensor, " rectangles"]
+    is_contiguous: Bool[Tensor, " rectangles"]
+    has_mask: Bool[Tensor, " rectangles"]
     begin: Int[Tensor, " rectangles"]
     end: Int[Tensor, " rectangles"]
 
-    def at(self, chosen: Tensor) -> _Stack:
-        return _Stack(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+    def select(self, index: Tensor) -> _Stack:
+        return _Stack(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
 
-def rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
+def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
+    """Build rectangles that hold exactly the edges in some runs of tiles."""
     partial = runs.at(~runs.full)
-    which, tiles = masks_of_tiles(graph, runs.block, partial.row, partial.first)
-    # which of these masks each run has, -1 for a full one
+    partial_mask, tile_masks = masks_of_tiles(graph, runs.block, partial.row, partial.first)
+    # The mask of each run is tile_masks[mask]; -1 stands for a full run.
     mask = torch.full_like(runs.row, -1)
-    mask[~runs.full] = which
-    left, width = runs.first * runs.block, _widths(graph, runs)
+    mask[~runs.full] = partial_mask
+    left, width = runs.first * runs.block, _count_senders(graph, runs)
     pieces = []
-    for part in by_piece(graph, runs):
-        down, right = part.top.diff(), part.left.diff()
-        dst: Groups = _steps(part.top, part.height)
-        src: Groups = _steps(part.left, part.width)
-        # both move on in equal steps, senders not backwards
-        strided = ((down == down[:1]) & (right == right[:1]) & (right >= 0)).all() & part.joined.all()
-        if not bool(strided):
-            rectangle, number = enumerate_groups(part.end - part.begin)
-            run = part.begin[rectangle] + number
-            item, place = enumerate_groups(width[run])
-            src = Gathered((left[run][item] + place).view(len(part.top), -1))
-            # receivers are gathered, too, unless they follow each other
+    for stack in split_into_pieces(graph, runs):
+        down, right = stack.top.diff(), stack.left.diff()
+        dst: Groups = _strided_groups(stack.top, stack.height)
+        src: Groups = _strided_groups(stack.left, stack.width)
+        # A strided view cannot go backwards over the senders.
+        is_regular = (down == down[:1]) & (right == right[:1]) & (right >= 0)
+        if not bool(is_regular.all() & stack.is_contiguous.all()):
+            rectangle, number = enumerate_groups(stack.end - stack.begin)
+            run = stack.begin[rectangle] + number
+            item, offset = enumerate_groups(width[run])
+            src = Gathered((left[run][item] + offset).view(len(stack.top), -1))
+            # Receivers are gathered, too, unless the rectangles follow each other.
             if bool((down != dst.size).any()):
-                dst = Gathered(part.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
+                dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
         piece = Rectangles(dst, src)
-        if bool(part.masked[0]):
-            piece = trim_senders(replace(piece, masks=_masks(part, width, mask, tiles)))
+        if bool(stack.has_mask[0]):
+            piece = trim_senders(replace(piece, masks=_build_masks(stack, width, mask, tile_masks)))
         pieces.append(piece)
     return pieces
 
 
-def by_piece(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
-    """The rectangles of each piece: those in equal steps, a large one, or all others of one size."""
+def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
+    """Split rectangles into those in equal steps, single large ones, and all others of one kind."""
     if not len(runs.row):
         return []
     stack = _stack_tiles(graph, runs)
-    kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
-    large = (stack.joined & (stack.height * stack.width >= LARGE)).tolist()
-    # runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one
-    size = len(stack.top)
-    same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # of the kind of the one above
-    same[1:size] = (kind[1:] == kind[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
+    columns = [stack.height, stack.width, stack.has_mask, stack.is_contiguous]
+    kind, _ = group_equal_rows(torch.stack(columns, 1).to(torch.int64))
+    is_large = (stack.is_contiguous & (stack.height * stack.width >= LARGE)).tolist()
+    # Rectangles of one kind on consecutive senders form a progression while their steps are equal.
+    size, goes_forward = len(stack.top), stack.left[1:] >= stack.left[:-1]
+    continues = torch.zeros(size + 1, dtype=torch.bool, device="cpu")
+    continues[1:size] = (kind[1:] == kind[:-1]) & stack.is_contiguous[1:] & goes_forward
     step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")
-    step[1:size, 0], step[1:size, 1] = stack.top.diff(), stack.left.diff()
-    starts = ~same
-    starts[1:] |= same[:-1] & (step[1:] != step[:-1]).any(1)  # the second of a progression sets the step
-    parts, rest = [], []
+    step[1:size] = torch.stack([stack.top.diff(), stack.left.diff()], 1)
+    starts = ~continues
+    # The second rectangle of a progression sets its step.
+    starts[1:] |= continues[:-1] & (step[1:] != step[:-1]).any(1)
+    pieces, singles = [], []
     for start, stop in pairwise(starts.nonzero().flatten().tolist()):
-        if stop - start > 1 or large[start]:
-            parts.append(stack.at(torch.arange(start, stop, device="cpu")))
+        if stop - start > 1 or is_large[start]:
+            pieces.append(stack.select(torch.arange(start, stop, device="cpu")))
         else:
-            rest.append(start)
-    waiting = torch.tensor(rest, dtype=torch.int64, device="cpu")
-    return parts + [stack.at(waiting[kind[waiting] == one]) for one in torch.unique(kind[waiting]).tolist()]
-
-
-def _widths(graph: TokenGraph, runs: Tiles) -> Int[Tensor, " runs"]:
-    """The senders of each run."""
-    return (runs.stop * runs.block).clamp(max=graph.num_src) - runs.first * runs.block
+            singles.append(start)
+    single = torch.tensor(singles, dtype=torch.int64, device="cpu")
+    kinds = torch.unique(kind[single]).tolist()
+    return pieces + [stack.select(single[kind[single] == k]) for k in kinds]
 
 
 def _stack_tiles(graph: TokenGraph, runs: Tiles) -> _Stack:
-    """One rectangle for each row of tiles."""
+    """Make one rectangle of each row of tiles."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count
-    row_of = torch.repeat_interleave(count)
-    masked = _any_by_row(~runs.full, row_of, len(rows))
+    row_of_run = torch.repeat_interleave(count)
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
-    joined = ~_any_by_row(gap, row_of, len(rows))
-    width = torch.zeros_like(rows).index_add_(0, row_of, _widths(graph, runs))
+    numbers = torch.stack([_count_senders(graph, runs), ~runs.full, gap])
+    width, partial_runs, gaps = numbers.new_zeros(3, len(rows)).index_add_(1, row_of_run, numbers)
     top = rows * runs.block
     height = (top + runs.block).clamp(max=graph.num_dst) - top
-    return _Stack(top, height, runs.first[begin] * runs.block, width, joined, masked, begin, end)
+    left = runs.first[begin] * runs.block
+    return _Stack(top, height, left, width, gaps == 0, partial_runs > 0, begin, end)
 
 
-def _any_by_row(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor, " rows"]:
-    return torch.zeros(rows, dtype=torch.int64, device="cpu").index_add_(0, row_of, flag.to(torch.int64)) > 0
+def _count_senders(graph: TokenGraph, runs: Tiles) -> Int[Tensor, " runs"]:
+    return (runs.stop * runs.block).clamp(max=graph.num_src) - runs.first * runs.block
 
 
-def _steps(first: Tensor, size: Tensor) -> Strided:
+def _strided_groups(first: Tensor, size: Tensor) -> Strided:
     stride = int(first[1] - first[0]) if len(first) > 1 else int(size[0])
     return Strided(int(first[0]), stride, len(first), int(size[0]))
 
 
 def trim_senders(piece: Rectangles) -> Rectangles:
-    """A masked piece without senders that have no edge, but for those that make a width of whole steps.
+    """Remove senders without edges from a masked piece, as far as its width stays a multiple of ``STEP``.
 
-    Of strided ones only those at the ends go. The others are masked: ``masks`` has no edge of theirs.
+    A strided piece loses senders only at its ends.
     """
     assert piece.masks is not None
     table = piece.masks.table
-    used = table.any(1).any(0)
+    has_edge = table.any(1).any(0)
     if isinstance(piece.src, Strided):
-        number = used.nonzero().flatten()
-        first, stop = (int(number[0]), int(number[-1]) + 1) if len(number) else (0, 1)
-        width = _whole_steps(stop - first, len(used))
-        first = min(first, len(used) - width)
-        src: Groups = piece.src.band(first, first + width)
+        index = has_edge.nonzero().flatten()
+        first, stop = (int(index[0]), int(index[-1]) + 1) if len(index) else (0, 1)
+        width = min(-(-(stop - first) // STEP) * STEP, len(has_edge))
+        first = min(first, len(has_edge) - width)
+        src: Groups = piece.src.select_tokens(first, first + width)
         table = table[:, :, first : first + width].contiguous()
     else:
-        width = _whole_steps(max(int(used.sum()), 1), len(used))
-        kept = used.to(torch.uint8).argsort(stable=True, descending=True)[:width].sort().values
-        src, table = Gathered(piece.src.index[:, kept].contiguous()), table[:, :, kept].contiguous()
+        width = min(-(-max(int(has_edge.sum()), 1) // STEP) * STEP, len(has_edge))
+        index = has_edge.to(torch.uint8).argsort(stable=True, descending=True)[:width].sort().values
+        src, table = Gathered(piece.src.index[:, index].contiguous()), table[:, :, index].contiguous()
     masks = Masks(table, piece.masks.which)
     return replace(piece, src=src, masks=masks, has_empty_rows=bool((~table.any(-1)).any()))
 
 
-def _whole_steps(width: int, most: int) -> int:
-    return min(-(-width // STEP) * STEP, most)
+def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor) -> Masks:
+    """Build the masks of rectangles, of which those with equal tile masks at equal columns share one.
 
-
-def _masks(stack: _Stack, width: Tensor, mask_of: Tensor, tiles: Tensor) -> Masks:
-    """The masks of the rectangles; those with the same masks of tiles at the same places share one.
-
-    ``width`` and ``mask_of`` are those of each run, ``tiles`` the masks.
+    ``width`` and ``mask`` have one entry for each run of tiles, and ``tile_masks[mask]`` is its mask.
     """
-    rectangle, number = enumerate_groups(stack.end - stack.begin)
+    count = stack.end - stack.begin
+    rectangle, number = enumerate_groups(count)
     run = stack.begin[rectangle] + number
-    before = width[run].cumsum(0) - width[run]
-    place = before - before[(stack.end - stack.begin).cumsum(0) - (stack.end - stack.begin)][rectangle]
-    some = mask_of[run] >= 0
-    rectangle, place, mask = rectangle[some], place[some], mask_of[run][some]
-    _, position = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
-    rows = torch.full((len(stack.top), 2 * int(position.max()) + 2), -1, dtype=torch.int64, device="cpu")
-    rows[rectangle, 2 * position], rows[rectangle, 2 * position + 1] = place, mask
-    which, example = classes(rows)
+    width_before = width[run].cumsum(0) - width[run]
+    column = width_before - width_before[count.cumsum(0) - count][rectangle]
+    is_partial = mask[run] >= 0
+    rectangle, column, tile_mask = rectangle[is_partial], column[is_partial], mask[run][is_partial]
+    _, number = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
+    keys = torch.full((len(stack.top), 2 * int(number.max()) + 2), -1, dtype=torch.int64, device="cpu")
+    keys[rectangle, 2 * number], keys[rectangle, 2 * number + 1] = column, tile_mask
+    which, example = group_equal_rows(keys)
     shape = len(example), int(stack.height[0]), int(stack.width[0])
     table = torch.ones(shape, dtype=torch.bool, device="cpu")
-    wanted = torch.isin(rectangle, example)
-    for r, left, m in torch.stack([which[rectangle], place, mask])[:, wanted].T.tolist():
-        inside = table[r, :, left : left + tiles.shape[2]]
-        inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
+    entries = torch.stack([which[rectangle], column, tile_mask])[:, torch.isin(rectangle, example)]
+    for row, left, index in entries.T.tolist():
+        target = table[row, :, left : left + tile_masks.shape[2]]
+        target.copy_(tile_masks[index, : target.shape[0], : target.shape[1]])
     return Masks(table, which)

@@ -1,8 +1,8 @@
-"""From a graph to a plan of pieces: what the backends ``tiles``, ``rows`` and ``mixed`` run.
+"""From a graph to a plan of pieces, which the backends ``tiles``, ``rows`` and ``mixed`` run.
 
-A full or causal graph is one rectangle; packed documents are one causal (or full) rectangle each, those of
-one length together; any other graph is cut along its tiles, as high as is cheapest, or into well filled tiles
-and the edges of all others.
+A full or causal graph is one rectangle, and so is each packed document; documents of equal length
+are one piece. Any other graph is cut along tiles: into rows of tiles, as high as is cheapest, or
+into well-filled tiles and a list of the edges of all other tiles.
 """
 
 from dataclasses import replace
@@ -11,42 +11,32 @@ import torch
 
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Work
-from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.dense_blocks import by_piece, rectangles
-from gnn_attention.backends.plan.plan import (
-    EdgeRows,
-    Gathered,
-    Packed,
-    Piece,
-    Plan,
-    Rectangles,
-    Strided,
-    pack_plan,
-    unpack_plan,
-)
-from gnn_attention.backends.plan.tile_masks import cells_at, left_over, split_tiles
+from gnn_attention.backends.plan.csr import edge_rows, sort_edges
+from gnn_attention.backends.plan.dense_blocks import build_rectangles, split_into_pieces
+from gnn_attention.backends.plan.plan import Gathered, Packed, Piece, Plan, Rectangles, Strided, pack_plan
+from gnn_attention.backends.plan.tile_masks import count_cells, list_edges_in, split_tiles
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.tiling import Tiles
 
-BLOCK = 64  # tokens on the side of a tile
-# rows of tiles taken together: what a cell costs then, measured
+BLOCK = 64  # tokens on a side of a tile
+# The relative cost of a cell, as measured, by the number of rows of tiles that a rectangle joins.
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
-LONG = 512  # tokens of full tiles in a row from which they are a rectangle, merged with the rest of the row
-LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
+LONG = 512  # tokens of full tiles in a row from which they are a rectangle of their own
+LEAST_FILL = 0.25  # of a tile, from which a dense kernel is as fast as a list of the edges
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
-    """All edges of a plain graph in rectangles."""
+    """Plan all edges of a graph without batch or heads as rectangles."""
     if not graph.num_dst or not graph.num_src:
-        return Plan((), complete=False)
+        return Plan((), is_complete=False)
     if graph.is_full() or graph.is_causal():
-        whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
-        return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
-    documents = memoized(_documents, graph)
+        dst, src = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
+        return _make_plan([Rectangles(dst, src, causal=not graph.is_full())], graph)
+    documents = memoized(_find_documents, graph)
     if documents is None or _seconds(documents_work(documents)) > _seconds(runs_work(graph)):
-        return _plan(_with_long_runs(graph, _cheapest(graph)[0]), graph)
+        return _make_plan(_split_off_long_runs(graph, _choose_height(graph)[0]), graph)
     pieces: list[Piece] = []
     bounds = documents.cu_seqlens.long()
     for size in torch.unique(bounds.diff()).tolist():
@@ -56,66 +46,66 @@ def tiles_plan(graph: TokenGraph) -> Plan:
         if len(start) == 1 or bool((steps == steps[0]).all()):
             groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
         pieces.append(Rectangles(groups, groups, causal=documents.window == (-1, 0) and size > 1))
-    return _plan(pieces, graph)
+    return _make_plan(pieces, graph)
 
 
 def whole_rows_plan(graph: TokenGraph) -> Plan:
-    """As :func:`tiles_plan`, with all in-edges of a receiver in one rectangle: all its logits at once."""
+    """Plan all edges as rectangles that have all in-edges of their receivers."""
     if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
         return tiles_plan(graph)
-    return _plan(list(rectangles(graph, _cheapest(graph)[0])), graph)
+    return _make_plan(list(build_rectangles(graph, _choose_height(graph)[0])), graph)
 
 
 def mixed_plan(graph: TokenGraph) -> Plan:
-    """The well filled tiles of a plain graph in rectangles, the edges of all others as a list."""
+    """Plan the well-filled tiles as rectangles, and the edges of all other tiles as edge rows."""
     if not graph.num_dst or not graph.num_src:
-        return Plan((), complete=False)
+        return Plan((), is_complete=False)
     dense, sparse = split_tiles(graph, BLOCK, LEAST_FILL)
-    pieces = _with_long_runs(graph, dense)
-    rest = left_over(graph, sparse)
-    if rest.shape[1]:
-        listed = sorted_edges(rest[0], rest[1], graph.num_src, graph.num_dst)
-        pieces.append(replace(listed, fresh=not pieces))
-    return _plan(pieces, graph)
+    pieces = _split_off_long_runs(graph, dense)
+    src, dst = list_edges_in(graph, sparse)
+    if len(src):
+        rows = sort_edges(src, dst, graph.num_src, graph.num_dst)
+        pieces.append(replace(rows, is_first=not pieces))
+    return _make_plan(pieces, graph)
 
 
 def rows_plan(graph: TokenGraph) -> Plan:
-    return Plan((edges_of(graph, torch.device("cpu")),), complete=True)
+    return Plan((edge_rows(graph, torch.device("cpu")),), is_complete=True)
 
 
 PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
 def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
-    """The plan of this kind, on a device."""
+    """Return the plan of this kind, packed, with its tensors on a device."""
     tensors, numbers = pack_plan(PLANS[kind](graph))
     return [x.to(device) for x in tensors], numbers
 
 
-def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
-    return unpack_plan(*memoized(packed_plan, graph, kind, device))
+def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
+    first_pieces = [piece for piece in pieces if piece.is_first]
+    rectangles = [piece for piece in first_pieces if isinstance(piece, Rectangles)]
+    # Edge rows have all receivers.
+    has_edge_rows = len(first_pieces) > len(rectangles)
+    count = sum(piece.dst.count * piece.dst.size for piece in rectangles)
+    return Plan(tuple(pieces), is_complete=has_edge_rows or count == graph.num_dst)
 
 
-def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
-    fresh = [piece for piece in pieces if piece.fresh]
-    covered = sum(piece.dst.count * piece.dst.size for piece in fresh if isinstance(piece, Rectangles))
-    has_list = any(isinstance(piece, EdgeRows) for piece in fresh)
-    return Plan(tuple(pieces), complete=covered == graph.num_dst or has_list)
+def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
+    """Build rectangles, with long full runs apart from partial tiles of the same row.
 
-
-def _with_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
-    """Rectangles, with long full runs in one of their own where a row also has partial tiles."""
-    # so no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens
-    of_masks = torch.isin(runs.row, runs.row[~runs.full])
-    long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & of_masks
-    same_rows = torch.isin(runs.row, runs.row[long])
-    pieces: list[Piece] = [*rectangles(graph, runs.at(~same_rows)), *rectangles(graph, runs.at(long))]
-    others = rectangles(graph, runs.at(same_rows & ~long))
-    return [*pieces, *(replace(piece, fresh=False) for piece in others)]
+    Otherwise masks would be as long as rows: half of all pairs for a nearly causal graph.
+    """
+    in_partial_row = torch.isin(runs.row, runs.row[~runs.full])
+    is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
+    in_long_row = torch.isin(runs.row, runs.row[is_long])
+    pieces = build_rectangles(graph, runs.at(~in_long_row)) + build_rectangles(graph, runs.at(is_long))
+    remaining_pieces = build_rectangles(graph, runs.at(in_long_row & ~is_long))
+    return [*pieces, *(replace(piece, is_first=False) for piece in remaining_pieces)]
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """The graph as packed documents with one window for all of them, or None.
+    """Return the graph as packed documents with one window for all of them, or None if it is not.
 
     >>> from gnn_attention import patterns
     >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
@@ -130,50 +120,49 @@ def packing(graph: TokenGraph) -> Varlen | None:
         return None
 
 
-def _documents(graph: TokenGraph) -> Varlen | None:
-    """Packed documents, causal or full inside; None for a list of edges, whose tiles are as good.
+def _find_documents(graph: TokenGraph) -> Varlen | None:
+    """Return packed documents that are causal or full inside, or None for any other graph or a list.
 
-    Other graphs are told apart cheaply: first by a few receivers, each of which attends to successive
-    senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document, or are its
-    length for all of its tokens.
+    Two cheap tests exclude most other graphs: a few receivers must each attend to themselves and to
+    consecutive senders; and in-degrees must count 1, 2, 3, ... through each document, or be its length.
     """
     if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
         return None
     number = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
     dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
-    zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
-    edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src).expand(
-        number, len(src)
-    )
-    starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
-    if not bool((starts == 1).all() & edge.gather(1, dst).all()):
+    src = torch.arange(graph.num_src, device="cpu")
+    zero = torch.zeros(1, dtype=torch.int64, device="cpu")
+    edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src)
+    edge = edge.expand(number, len(src))
+    num_intervals = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
+    if not bool((num_intervals == 1).all() & edge.gather(1, dst).all()):
         return None
     degree = graph.in_degree()
-    value, times = torch.unique_consecutive(degree, return_counts=True)
-    causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
-    full = bool((value > 0).all() & (times % value.clamp(min=1) == 0).all())
-    found = memoized(packing, graph) if causal or full else None
-    return found if found is not None and found.window in ((-1, 0), (-1, -1)) else None
+    value, count = torch.unique_consecutive(degree, return_counts=True)
+    may_be_causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
+    may_be_full = bool((value > 0).all() & (count % value.clamp(min=1) == 0).all())
+    documents = memoized(packing, graph) if may_be_causal or may_be_full else None
+    return documents if documents is not None and documents.window in ((-1, 0), (-1, -1)) else None
 
 
-def counted_work(graph: TokenGraph) -> Work:
-    """What :func:`tiles_plan` visits on a plain graph that is neither full nor causal."""
-    documents = memoized(_documents, graph)
+def count_work(graph: TokenGraph) -> Work:
+    """Count what :func:`tiles_plan` visits on a graph that is neither full nor causal."""
+    documents = memoized(_find_documents, graph)
     by_tiles = runs_work(graph)
     return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
 
 
 def runs_work(graph: TokenGraph) -> Work:
-    runs, times, cells = _cheapest(graph)
-    rows, calls = len(torch.unique(runs.row)), len(by_piece(graph, runs))
-    return Work(calls, rows, cells, cells * HEIGHTS[times])
+    runs, height, cells = _choose_height(graph)
+    calls, rectangles = len(split_into_pieces(graph, runs)), len(torch.unique(runs.row))
+    return Work(calls, rectangles, cells, cells * HEIGHTS[height])
 
 
 def documents_work(documents: Varlen) -> Work:
     length = documents.cu_seqlens.long().diff()
-    # the kernel takes receivers 32 at a time, and of a long causal document about half of the pairs
-    high = -(-length // 32) * 32
-    cells = (high * length).double()
+    # The kernel takes 32 receivers at a time, and about half of the pairs of a long causal document.
+    height = -(-length // 32) * 32
+    cells = (height * length).double()
     if documents.window == (-1, 0):
         cells *= torch.where(length >= 512, 0.6, 1.0)
     weight = torch.where(length >= 512, HEIGHTS[8], 1.0)
@@ -181,12 +170,13 @@ def documents_work(documents: Varlen) -> Work:
     return Work(calls, len(length), int(cells.sum()), float((cells * weight).sum()))
 
 
-def _cheapest(graph: TokenGraph) -> tuple[Tiles, int, int]:
-    """The runs of tiles at the cheapest height, that height in tiles, and the pairs that they visit."""
+def _choose_height(graph: TokenGraph) -> tuple[Tiles, int, int]:
+    """Return the runs of tiles at the cheapest height, this height in tiles, and their cells."""
     runs, _ = split_tiles(graph, BLOCK, 0.0)
-    cells = {times: cells_at(runs, times) for times in HEIGHTS}
-    times = min(HEIGHTS, key=lambda times: cells[times] * HEIGHTS[times])
-    return (runs if times == 1 else split_tiles(graph, BLOCK * times, 0.0)[0]), times, cells[times]
+    cells = {height: count_cells(runs, height) for height in HEIGHTS}
+    height = min(HEIGHTS, key=lambda height: cells[height] * HEIGHTS[height])
+    high_runs = runs if height == 1 else split_tiles(graph, BLOCK * height, 0.0)[0]
+    return high_runs, height, cells[height]
 
 
 def _seconds(work: Work) -> float:

@@ -1,9 +1,8 @@
-"""The tiles of a graph: well filled ones, for dense kernels, and the edges of all others, for sparse ones.
+"""The tiles of a graph, split by how many edges they hold, and the masks of partial tiles.
 
-Of partial tiles a plan has a table of distinct masks, and which of them each tile has.
-
-A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the
-sender or their difference alone, tiles are compared by the rule on one row or diagonal profile.
+A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
+masks. If a tile depends on the receiver, the sender or their difference alone, only a row, a column
+or a profile of its diagonals is evaluated and compared.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
@@ -18,131 +18,133 @@ from gnn_attention.graph.regions import counting, quadtree
 from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose
 from gnn_attention.graph.tiling import Tiles, tiles
 
-Masks = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
-
 
 def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
-    """The pairs of the given tiles, each owned by its number in the list."""
-    number, nothing = torch.arange(len(row), device="cpu"), torch.zeros_like(row)
+    """Return the boxes of pairs of some tiles; the owner of a box is the index of its tile."""
+    index, zero = torch.arange(len(row), device="cpu"), torch.zeros_like(row)
     dst, src = row * block, column * block
     height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
-    return Boxes(number, nothing, nothing, dst, src, height, width)
+    return Boxes(index, zero, zero, dst, src, height, width)
 
 
 def masks_of_tiles(
     graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
-    """``(which, table)``: the mask of tile t is ``table[which[t]]``, False beyond the border of the graph."""
+    """Return ``(which, table)``: the mask of tile t is ``table[which[t]]``, False outside the graph."""
     if graph.edges.listed() is not None:
-        tile, (src, dst) = edges_in_tiles(graph, block, row, column)
+        tile, (src, dst) = _find_edges(graph, block, row, column)
         masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
-        kinds, some = classes(packed_bits(masks.flatten(1)))
-        return kinds, masks[some]
-    which, seen = torch.zeros_like(row), 0
+        which, example = group_equal_rows(_pack_bits(masks.flatten(1)))
+        return which, masks[example]
+    which, num_masks = torch.zeros_like(row), 0
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
     for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), leaf=block):
-        for number, kind, masks in _piece_masks(graph, block, piece):
-            which[number] = kind + seen
+        for tile, mask, masks in _piece_masks(graph, block, piece):
+            which[tile] = mask + num_masks
             tables.append(masks)
-            seen += len(masks)
+            num_masks += len(masks)
+    # Two pieces may have the same mask.
     table = torch.cat(tables)
-    number, some = classes(packed_bits(table.flatten(1)))
-    return number[which], table[some]
+    distinct, example = group_equal_rows(_pack_bits(table.flatten(1)))
+    return distinct[which], table[example]
 
 
-def edges_in_tiles(
-    graph: TokenGraph, block: int, row: Tensor, column: Tensor
-) -> tuple[Int[Tensor, " edges"], Int[Tensor, "2 edges"]]:
-    """The listed edges inside the given tiles (sorted by row, then column): the tile and the ends of each."""
-    across = max(-(-graph.num_src // block), 1)
-    wanted = row * across + column
+def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges ``(src, dst)`` of a list in some sorted tiles, after the tile of each edge."""
+    columns = max(-(-graph.num_src // block), 1)
+    tile = row * columns + column
     src, dst = graph.edge_index
-    tile = dst // block * across + src // block
-    place = torch.searchsorted(wanted, tile).clamp(max=max(len(wanted) - 1, 0))
-    inside = wanted[place] == tile if len(wanted) else torch.zeros_like(tile, dtype=torch.bool)
-    return place[inside], torch.stack([src[inside], dst[inside]])
+    edge_tile = dst // block * columns + src // block
+    index = torch.searchsorted(tile, edge_tile).clamp(max=max(len(tile) - 1, 0))
+    is_inside = tile[index] == edge_tile if len(tile) else torch.zeros_like(edge_tile).bool()
+    return index[is_inside], torch.stack([src[is_inside], dst[is_inside]])
 
 
-def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " classes"]]:
-    """Which rows are equal: the class of each, and a row of every class."""
+def group_equal_rows(rows: Tensor) -> tuple[Int[Tensor, " rows"], Int[Tensor, " classes"]]:
+    """Return the class of each row, which equal rows share, and the index of one row of each class."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     factors = torch.randint(2**62, rows.shape[1:], generator=generator, device="cpu")
     # Equal rows have equal sums. This takes a tenth of the time of torch.unique along rows.
-    _, number = torch.unique(rows @ (2 * factors + 1), return_inverse=True)
-    some = _one_of_each(number)
-    if torch.equal(rows[some][number], rows):
-        return number, some
-    _, number = torch.unique(rows, dim=0, return_inverse=True)
-    return number, _one_of_each(number)
+    _, row_class = torch.unique(rows @ (2 * factors + 1), return_inverse=True)
+    example = _find_examples(row_class)
+    if torch.equal(rows[example][row_class], rows):
+        return row_class, example
+    _, row_class = torch.unique(rows, dim=0, return_inverse=True)
+    return row_class, _find_examples(row_class)
 
 
-def _one_of_each(number: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
-    some = torch.zeros(int(number.max()) + 1 if len(number) else 0, dtype=torch.int64, device="cpu")
-    return some.scatter_(0, number, torch.arange(len(number), device="cpu"))
+def _find_examples(row_class: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
+    count = int(row_class.max()) + 1 if len(row_class) else 0
+    rows = torch.arange(len(row_class), device="cpu")
+    return rows.new_zeros(count).scatter_(0, row_class, rows)
 
 
-def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
-    """Bits packed 64 to a word, byte by byte: there may be many."""
-    padded = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
-    place = torch.arange(8, dtype=torch.uint8, device="cpu")
-    in_bytes = padded.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << place
+def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
+    """Pack 64 bits into each integer, in bytes first, because there may be many bits."""
+    padded_bits = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
+    shift = torch.arange(8, dtype=torch.uint8, device="cpu")
+    in_bytes = padded_bits.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
     return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
-def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]:
-    boxes = piece.boxes
-    size = boxes.height * (block + 1) + boxes.width
-    for one in torch.unique(size).tolist():
-        part = Piece(piece.kind, boxes.at(size == one))
+def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the indices of some tiles of a piece, which mask each of them has, and the masks."""
+    size = piece.boxes.height * (block + 1) + piece.boxes.width
+    for box_size in torch.unique(size).tolist():
+        boxes = piece.boxes.at(size == box_size)
         if piece.kind == CELLS:
-            for boxes_of, edge in quadtree.cells(graph.edges, part.boxes):
-                which, some = classes(packed_bits(edge.flatten(1)))
-                yield boxes_of.owner, which, _pad_masks(edge[some], block)
+            for cell_boxes, edge in quadtree.cells(graph.edges, boxes):
+                which, example = group_equal_rows(_pack_bits(edge.flatten(1)))
+                yield cell_boxes.owner, which, _pad_masks(edge[example], block)
             continue
-        count, height, width = len(part.boxes), int(part.boxes.height[0]), int(part.boxes.width[0])
-        row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
-        edge = torch.ones(count, 1, dtype=torch.bool, device="cpu")
-        place = 0 * row + 0 * column
+        height, width = int(boxes.height[0]), int(boxes.width[0])
+        row = torch.arange(height, device="cpu").unsqueeze(1)
+        column = torch.arange(width, device="cpu")
+        edge = torch.ones(len(boxes), 1, dtype=torch.bool, device="cpu")
+        index = 0 * row + 0 * column
         if piece.kind != FULL:
-            edge = quadtree.profile(graph.edges, part)[0].view(count, -1)
-            places = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
-            place = places.get(piece.kind, column + 0 * row)
-        which, some = classes(packed_bits(edge))
-        yield part.boxes.owner, which, _pad_masks(edge[some][:, place], block)
+            edge = quadtree.profile(graph.edges, Piece(piece.kind, boxes))[0].view(len(boxes), -1)
+            indices = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
+            index = indices.get(piece.kind, column + 0 * row)
+        which, example = group_equal_rows(_pack_bits(edge))
+        yield boxes.owner, which, _pad_masks(edge[example][:, index], block)
 
 
 def _pad_masks(masks: Tensor, block: int) -> Tensor:
-    return torch.nn.functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
+    return functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
 
 
-def split_tiles(graph: TokenGraph, block: int, least: float) -> tuple[Tiles, Tiles]:
-    """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
+def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles, Tiles]:
+    """Split tiles by whether at least this share of their pairs are edges; the others are partial."""
     runs = tiles(graph, block)
-    if not least:
+    if not least_fill:
         return runs, runs.at(torch.zeros_like(runs.full))
     height = (graph.num_dst - runs.row * block).clamp(max=block)
     width = (graph.num_src - runs.first * block).clamp(max=block)
-    dense = runs.full | (runs.edges >= least * height * width)
-    return runs.at(dense), runs.at(~dense)
+    is_dense = runs.full | (runs.edges >= least_fill * height * width)
+    return runs.at(is_dense), runs.at(~is_dense)
 
 
-def cells_at(runs: Tiles, times: int) -> int:
-    """Pairs visited by rows of tiles ``times`` as high, over all columns that one of their rows needs."""
+def count_cells(runs: Tiles, height: int) -> int:
+    """Count the pairs visited if ``height`` rows of tiles become one, with the columns of all."""
     if not len(runs.row):
         return 0
-    row = runs.row // times
-    line = row * (int(runs.stop.max()) + 1)  # one after the other on a single axis
-    first, order = (runs.first + line).sort()
-    stop = (runs.stop + line)[order]
-    reached = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
-    return int((stop - torch.maximum(first, reached)).clamp(min=0).sum()) * times * runs.block**2
+    row = runs.row // height
+    # All rows stand one after the other on a single axis.
+    origin = row * (int(runs.stop.max()) + 1)
+    first, order = (runs.first + origin).sort()
+    stop = (runs.stop + origin)[order]
+    largest_stop = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
+    columns = (stop - torch.maximum(first, largest_stop)).clamp(min=0)
+    return int(columns.sum()) * height * runs.block**2
 
 
-def left_over(graph: TokenGraph, sparse: Tiles) -> Int[Tensor, "2 edges"]:
+def list_edges_in(graph: TokenGraph, runs: Tiles) -> Int[Tensor, "2 edges"]:
+    """List the edges in some partial tiles, by receiver, then sender."""
     if graph.edges.listed() is None:
-        boxes = tile_boxes(graph, sparse.block, sparse.row, sparse.first)
+        boxes = tile_boxes(graph, runs.block, runs.row, runs.first)
         return counting.edges_in(graph.edges, boxes, graph.num_src)
-    _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
+    _, (src, dst) = _find_edges(graph, runs.block, runs.row, runs.first)
     order = (dst * graph.num_src + src).argsort()
     return torch.stack([src[order], dst[order]])

@@ -1,4 +1,4 @@
-"""Graphs that differ by sample, by head or by both, chosen and by rule: one launch computes all of them."""
+"""Graphs that differ by sample, head or both, by index or rule: one launch computes all slices."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ AXES = {"the same": (), "by head": (HEADS,), "by sample": (BATCH, 1), "by both":
 
 
 def drawn_index(axes, entries=3):
-    """Senders in any order, some of them twice; -1 for none; a receiver that has none at all."""
+    """Draw senders in any order, some of them twice, -1 for none, and an isolated receiver."""
     rng = torch.Generator().manual_seed(0)
     index = torch.randint(-1, SRC, (*axes, DST, entries), generator=rng)
     index[..., 3, :] = -1
@@ -21,7 +21,7 @@ def drawn_index(axes, entries=3):
 
 
 def mask_of(index):
-    """The edges of an index, set one by one."""
+    """Set the edges of an index one by one."""
     mask = torch.zeros(*index.shape[:-1], SRC + 1, dtype=torch.bool)
     return mask.scatter_(-1, index.masked_fill(index < 0, SRC), True)[..., :SRC]
 
@@ -34,7 +34,7 @@ def drawn_inputs(device):
 
 
 def dense_output(mask, q, k, v):
-    """The formula, written out over all pairs."""
+    """Compute the formula over all pairs."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     logits = (q @ k.mT / 2).masked_fill(~mask, -torch.inf)
     weights = torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0)
@@ -43,14 +43,14 @@ def dense_output(mask, q, k, v):
 
 @pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
 def test_a_chosen_graph_is_that_of_its_mask(axes, device, monkeypatch):
-    """Output and gradients with grouped heads, by one launch of the forward pass."""
+    """Outputs and gradients agree with grouped heads, by one launch of the forward pass."""
     index, (q, k, v) = drawn_index(axes), drawn_inputs(device)
-    launched = record_launches(monkeypatch)
+    launches = record_launches(monkeypatch)
     graph = ga.TokenGraph.from_indices(index.to(device), SRC, coalesce=True)
     out = ga.attend(q, k, v, graph, backend="rows")
-    assert launched == [_row_passes.forward]
-    truth = dense_output(mask_of(index).to(device), q, k, v)
-    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
+    assert launches == [_row_passes.forward]
+    expected = dense_output(mask_of(index).to(device), q, k, v)
+    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, expected)]
     assert_exact(*results)
 
 
@@ -65,13 +65,13 @@ def every_third(b, h, dst, src):
 @pytest.mark.parametrize("name", with_slow(RULES, ["by both"]))
 def test_a_rule_that_differs(name, device, monkeypatch):
     sizes = RULES[name]
-    launched = record_launches(monkeypatch)
+    launches = record_launches(monkeypatch)
     graph = ga.TokenGraph.from_rule(every_third, DST, SRC, **sizes)
     q, k, v = drawn_inputs(device)
     out = ga.attend(q, k, v, graph, backend="rows")
-    assert launched == [_row_passes.forward]
+    assert launches == [_row_passes.forward]
     b, h, dst, src = torch.meshgrid(*map(torch.arange, (BATCH, HEADS, DST, SRC)), indexing="ij")
     b, h = b * ("batch" in sizes), h * ("heads" in sizes)
-    truth = dense_output(every_third(b, h, dst, src).to(device), q, k, v)
-    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
+    expected = dense_output(every_third(b, h, dst, src).to(device), q, k, v)
+    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, expected)]
     assert_exact(*results)

@@ -1,4 +1,4 @@
-"""Rows with several query heads of a group in one program: the same results, in chunks too."""
+"""Programs with several query heads of a group give the same results, in chunks too."""
 
 import pytest
 import torch
@@ -14,54 +14,54 @@ from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 FEW = kernel_cases.listed(6, 5, 0.3)
 
 
-def everything(heads, kv_heads, widths, batch=1):
-    """All options but a learned table, which has two heads."""
+def every_option(heads, kv_heads, widths, batch=1):
+    """Return a case with all options but a learned table, which has two heads."""
     mod = chain(softcap(2.0), alibi(alibi_slopes(heads)))
     options = {"score_mod": mod, "bias": (heads,), "closed": True, "sinks": True, "dropout": 0.3}
     return Case(graph=FEW, heads=(heads, kv_heads), widths=widths, batch=batch, **options)
 
 
-TAKEN = {
-    "a group of eight": (everything(8, 1, (20, 64)), 8),
-    "two groups of two": (everything(4, 2, (128, 24), batch=2), 2),
-    "three groups of three": (everything(9, 3, (20, 5)), 3),
-    "half a group": (everything(4, 1, (20, 20)), 2),
+PROGRAMS = {
+    "a group of eight": (every_option(8, 1, (20, 64)), 8),
+    "two groups of two": (every_option(4, 2, (128, 24), batch=2), 2),
+    "three groups of three": (every_option(9, 3, (20, 5)), 3),
+    "half a group": (every_option(4, 1, (20, 20)), 2),
     "a learned table": (CASES["everything"], 2),
 }
 
 
-@pytest.mark.parametrize("name", with_slow(TAKEN, ["two groups of two"]))
+@pytest.mark.parametrize("name", with_slow(PROGRAMS, ["two groups of two"]))
 def test_every_option(name, device, monkeypatch):
-    """Every pass takes so many heads of a group; two edges at a time, so that there are several steps."""
-    case, members = TAKEN[name]
+    """Every pass takes this number of heads of a group, in several steps of two edges."""
+    case, members = PROGRAMS[name]
     configs = {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()}
     monkeypatch.setattr(rows, "CONFIGS", configs)
-    monkeypatch.setattr(rows, "members_of", lambda *sizes: members)
+    monkeypatch.setattr(rows, "members_of_program", lambda *sizes: members)
     check_against_the_reference(case, device)
 
 
 @pytest.mark.parametrize("name", with_slow(["two groups of two", "half a group"], ["half a group"]))
 def test_long_rows_in_chunks(name, device, monkeypatch):
-    """On both sides, where the workspace has room for one sample and key/value head at a time."""
+    """Rows are long on both sides, and the workspace holds one sample and key/value head at a time."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(rows, "WORKSPACE", 64)
     test_every_option(name, device, monkeypatch)
 
 
 def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
-    """NaN in one query, and a key that makes an infinite logit for one head alone: bits as one by one."""
+    """A NaN in a query, and a key with an infinite logit for one head, give the bits of separate heads."""
     q, k, v = (x.detach() for x in Case(graph=FEW, heads=(2, 1), batch=1).inputs(torch.float64, device)[:3])
     q[0, 1, 3, 0] = torch.nan
     k[0, 0, 2, 0] = torch.inf
     q[0, :, :, 0].abs_().mul_(torch.tensor([[1.0], [-1.0]], device=device))
-    found = []
+    results = []
     for members in (1, 2):
-        monkeypatch.setattr(rows, "members_of", lambda *sizes, members=members: members)
-        given = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = ga.attend(*given, FEW, backend="rows")
-        found.append([out, torch.autograd.grad(out, given, torch.ones_like(out))[0]])
-    assert torch.isfinite(found[0][1]).any()
-    assert not torch.isfinite(found[0][0]).all()
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one.isnan(), other.isnan())
-        assert_exact([other.nan_to_num()], [one.nan_to_num()])
+        monkeypatch.setattr(rows, "members_of_program", lambda *sizes, members=members: members)
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ga.attend(*inputs, FEW, backend="rows")
+        results.append([out, torch.autograd.grad(out, inputs, torch.ones_like(out))[0]])
+    assert torch.isfinite(results[0][1]).any()
+    assert not torch.isfinite(results[0][0]).all()
+    for expected, output in zip(*results, strict=True):
+        assert torch.equal(expected.isnan(), output.isnan())
+        assert_exact([output.nan_to_num()], [expected.nan_to_num()])
