@@ -11,7 +11,7 @@ import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
-from gnn_attention._support.dynamo import eagerly
+from gnn_attention._support.dynamo import eager_mode
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, devices, dispatch, nonfinite
 from gnn_attention.backends.call import AttentionCall, join_slices
@@ -158,7 +158,7 @@ def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
     if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return ""
     # Some from all positions count: the last may be padding.
-    with eagerly():
+    with eager_mode():
         some = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
         return f"{backend} of {float(some.sum()).hex()}"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention._support.text import printable, token_label
+from gnn_attention._support.text import make_printable, token_label
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
@@ -127,13 +127,13 @@ def tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) -> tupl
 
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
     """The name of the graph, broken into lines where it is long, over a line of facts."""
-    lines = textwrap.wrap(printable(name), width, max_lines=3, placeholder=" ...")
-    text = "\n".join([*lines, printable(facts)] if facts else lines)
+    lines = textwrap.wrap(make_printable(name), width, max_lines=3, placeholder=" ...")
+    text = "\n".join([*lines, make_printable(facts)] if facts else lines)
     ax.set_title(text, fontsize=10, loc="left", color=BLACK, **AS_IT_IS)
 
 
 def headline(made: Figure, name: str) -> None:
-    made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
+    made.suptitle(make_printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
 
 
 def common_name(names: Sequence[str]) -> str:

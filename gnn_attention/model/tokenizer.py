@@ -152,7 +152,7 @@ class BytePair:
         return _library().Tokenizer.from_str(self.to_json())
 
     def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
-        tokens = checks.integers("ids", ids, wanted="tokens")
+        tokens = checks.integers("ids", ids, kind="tokens")
         for place, token in enumerate(tokens):
             # a negative token would otherwise count from the end without an error
             if not 0 <= token < len(self):

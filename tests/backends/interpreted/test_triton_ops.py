@@ -72,7 +72,7 @@ def test_a_planned_graph_can_be_captured(options, monkeypatch):
     launched = []
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: pytest.fail("waits for the device"))
-    monkeypatch.setattr(memo, "eagerly", contextlib.nullcontext)  # else what plans is outside of modes
+    monkeypatch.setattr(memo, "eager_mode", contextlib.nullcontext)  # else what plans is outside of modes
     graph = replace(GRAPH)
     with CaptureRules(), pytest.raises(CaptureError):
         trained(graph, options)
