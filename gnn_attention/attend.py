@@ -120,7 +120,7 @@ def attended_in_parts(call: AttentionCall, parts: Sequence[AttentionCall], backe
 
 def _choose(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, which is kept with the graph where like calls have the same one."""
-    kept = call.chosen if isinstance(backend, str) else None
+    kept = call.backend_names if isinstance(backend, str) else None
     # A backward pass computes a checkpointed call again; outside of one the id is -1. The call must have the
     # backend that it had, whatever memory is free by now: another one would save other tensors.
     if kept and torch._C._current_graph_task_id() != -1:
@@ -169,7 +169,7 @@ def _run(chosen: Backend, call: AttentionCall) -> Result:
         call = call.merge_parallel_edges()
     varies = call.graph.batch is not None or call.graph.heads is not None
     if varies and not chosen.capabilities.varying_graphs:
-        return join_slices([[_run(chosen, part) for part in row] for row in call.parts()])
+        return join_slices([[_run(chosen, part) for part in row] for row in call.slices()])
     result = chosen.run(call)
     if BACKENDS.get(chosen.name) is chosen:
         return result
@@ -239,7 +239,7 @@ class AttentionInfo:
         if call.bias is not None or graph.has_parallel_edges:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(wide)
-            score = score + dense.spread(bias[..., (receivers >= start) & (receivers < stop)], graph)
+            score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
         # exp of the score of a non-edge may be inf, and its gradient NaN.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 

@@ -138,7 +138,7 @@ class Indexer(nn.Module):
         total, count = keys.new_zeros(()), (graph.in_degree() > 0)[..., slice(*rows or (None,))].sum()
         pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
         if rows is None and graph.num_edges <= FEW * pairs:
-            for sample, (part,) in enumerate(info.call.parts()):
+            for sample, (part,) in enumerate(info.call.slices()):
                 own = slice(None) if graph.batch is None else slice(sample, sample + 1)
                 sampled = AttentionInfo(part, info.lse[own])
                 total = total + _along_edges(sampled, *(x[own] for x in (*received, keys)))

@@ -15,7 +15,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
@@ -30,7 +30,7 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
     graph, device, q, k, v, sinks = call.graph, call.q.device, call.q, call.k, call.v, call.sink_logits
     learns = any_needs_gradients((q, k, v, sinks))
-    if not learns and are_plain((q, k, v)):
+    if not learns and are_eager((q, k, v)):
         # the operator would have nothing to add
         out, lse = _forward(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:

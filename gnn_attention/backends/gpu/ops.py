@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
+from gnn_attention.backends.call import any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.gpu.csr import Side, sides_of
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.plan import Packed
@@ -34,7 +34,7 @@ def attention(
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
     places = [int(problem.bias is not None), *offsets]
     rest = (*rows, places, [problem.scale, problem.softcap, problem.dropout])
-    if not are_plain(given):
+    if not are_eager(given):
         out, lse = _ATTENTION(*given, *rest)
     elif any_needs_gradients(given):
         out, lse = _Eager.apply(*given, rest)  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
         given = *grads, q, k, v, bias, out, lse, seed
-        again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
+        again = torch.is_grad_enabled() or not are_eager(given)  # second derivatives are refused there
         found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
         return *found, None, None
 

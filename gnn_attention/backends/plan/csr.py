@@ -7,7 +7,7 @@ after the other, and :func:`fold` brings those of a call into this order.
 import torch
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.call import AttentionCall, one_of
+from gnn_attention.backends.call import AttentionCall, select_slice
 from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
@@ -36,7 +36,7 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
         ptr, src = (x.to(device) for x in chosen)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
-        parts = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+        parts = [select_slice(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
         edges = [part.edge_index.to(device) for part in parts]
         src = torch.cat([part[0] for part in edges])
         row = torch.cat([part[1] + number * graph.num_dst for number, part in enumerate(edges)])

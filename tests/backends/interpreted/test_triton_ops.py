@@ -78,7 +78,7 @@ def test_a_planned_graph_can_be_captured(options, monkeypatch):
         trained(graph, options)
     trained(graph, options)
     launched.clear()
-    monkeypatch.setattr(ops, "are_plain", lambda tensors: True)  # as without the mode
+    monkeypatch.setattr(ops, "are_eager", lambda tensors: True)  # as without the mode
     with CaptureRules():
         trained(graph, options)
     assert len(launched) >= 3
