@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, "attention")
     args = _parser().parse_args(words)
     try:
-        atomic_files.check_place("--json", args.json)
+        atomic_files.check_output_path("--json", args.json)
         record = records.read(args.record) if args.suite == "table" else SUITES[args.suite][0].run(args)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -18,7 +18,7 @@ def run(
     """
     args = parser.parse_args(arguments)
     try:
-        atomic_files.check_place("--json", getattr(args, "json", None))
+        atomic_files.check_output_path("--json", getattr(args, "json", None))
         (command or args.run)(args)
     except KeyboardInterrupt as interrupt:
         print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)

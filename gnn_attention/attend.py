@@ -11,7 +11,7 @@ import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
-from gnn_attention._support.dynamo import eagerly
+from gnn_attention._support.dynamo import eager_mode
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, devices, dispatch, nonfinite
 from gnn_attention.backends.call import AttentionCall, join_slices
@@ -119,7 +119,7 @@ def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: 
 
 def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
     """Choose the backend of a call, and remember it with the graph for calls of the same form."""
-    choices = call.chosen if isinstance(backend, str) else None
+    choices = call.backend_names if isinstance(backend, str) else None
     # A backward pass (outside of one the id is -1) computes a checkpointed call again. It needs the
     # first run's backend, whatever memory is free now: another backend would save other tensors.
     if choices and torch._C._current_graph_task_id() != -1:
@@ -158,7 +158,7 @@ def _recomputation_key(backend: str | Backend, call: AttentionCall) -> str:
     if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return ""
     # The sample spans all positions, since the last ones may be padding.
-    with eagerly():
+    with eager_mode():
         sample = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
         return f"{backend} of {float(sample.sum()).hex()}"
 
@@ -169,7 +169,7 @@ def _run_backend(backend: Backend, call: AttentionCall) -> Result:
         call = call.merge_parallel_edges()
     varies = call.graph.batch is not None or call.graph.heads is not None
     if varies and not backend.capabilities.varying_graphs:
-        return join_slices([[_run_backend(backend, part) for part in row] for row in call.parts()])
+        return join_slices([[_run_backend(backend, part) for part in row] for row in call.slices()])
     result = backend.run(call)
     if BACKENDS.get(backend.name) is backend:
         return result
@@ -241,7 +241,7 @@ class AttentionInfo:
         if call.bias is not None or graph.has_parallel_edges:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(dtype)
-            score = score + dense.spread(bias[..., (receivers >= start) & (receivers < stop)], graph)
+            score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
         # The exp of a non-edge's score may be inf, and its gradient NaN, so it is masked first.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 

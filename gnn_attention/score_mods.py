@@ -34,7 +34,7 @@ COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 # A compiler makes a constant of these, among the arguments of a partial.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
 # how fit_score_mod calls a user's function
-FITTED = (single_pairs.map_pairs, single_pairs.call_at_once)
+FITTED = (single_pairs.map_pairs, single_pairs.call_on_tensors)
 # score_mod -> {(device, whether tensors are fake): whether it needs single numbers, None if neither works}
 _probed = WeakIdKeyDictionary()
 
@@ -44,7 +44,7 @@ def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     # A compiler cannot take a signature, and names a function that does not fit.
     if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
-        checks.takes("score_mod", function, "score", "b", "h", "dst", "src")
+        checks.check_signature("score_mod", function, "score", "b", "h", "dst", "src")
     return score_mod
 
 
@@ -74,7 +74,7 @@ def fit_score_mod(score_mod: ScoreMod, first: tuple[int, int], like: Tensor) -> 
     # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
     if is_mapped or (is_mapped is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
-    return score_mod if is_mapped is False else partial(single_pairs.call_at_once, "score_mod", score_mod)
+    return score_mod if is_mapped is False else partial(single_pairs.call_on_tensors, "score_mod", score_mod)
 
 
 def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
@@ -122,7 +122,7 @@ def _needs_single_pairs(score_mod: Any, first: tuple[int, int], like: Tensor) ->
             scores = lambda mod: mod(score, *ends).expand(1, 1, 1, 1)  # noqa: E731
             return single_pairs.needs_single_pairs(scores, function, [score, *ends])
 
-    return single_pairs.call_apart(probe)
+    return single_pairs.call_in_thread(probe)
 
 
 def _is_known(score_mod: Any) -> bool:

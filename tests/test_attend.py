@@ -312,7 +312,7 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
     """Everything that is cached with it is freed too, at once."""
     disable = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     monkeypatch.setattr(disable, True, raising=False)
-    monkeypatch.setattr(flex, "_compile_kernel", lambda threads: flex._attention)
+    monkeypatch.setattr(flex, "_compile_attention", lambda threads: flex._attention)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     gc.collect()
     gc.disable()

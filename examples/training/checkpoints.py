@@ -24,7 +24,7 @@ class Checkpoint:
 
     def __init__(self, file: Path, every: int = 100) -> None:
         self.file, self.every = Path(file), checks.size("every", every, 1)
-        atomic_files.check_place("--checkpoint", str(file))
+        atomic_files.check_output_path("--checkpoint", str(file))
 
     def save(
         self,

@@ -177,7 +177,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train what is not finished, and show all as a table, JSON or a plot."""
     recipe = Recipe(**{name: getattr(args, name) for name in _shared(RECIPE)})
-    atomic_files.check_place("--plot", args.plot)
+    atomic_files.check_output_path("--plot", args.plot)
     try:
         outcomes = compare(args.graphs, recipe, args.seeds, args.out, progress=True)
     except KeyboardInterrupt:

@@ -220,7 +220,7 @@ def run(args: argparse.Namespace) -> None:
     """Train, write the file and print the report."""
     recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
     layout = Layout(**{field.name: getattr(args, field.name) for field in fields(Layout)})
-    atomic_files.check_place("--out", str(args.out))
+    atomic_files.check_output_path("--out", str(args.out))
     checkpoint = None if args.checkpoint is None else Checkpoint(args.checkpoint, args.every)
     options = {name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")}
     with started(args.device, args.timeout) as device:

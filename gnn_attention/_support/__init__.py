@@ -1,1 +1,1 @@
-"""What every package uses, and what knows nothing of attention."""
+"""Helpers that every package uses and that know nothing about attention."""

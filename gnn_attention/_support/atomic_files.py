@@ -1,4 +1,4 @@
-"""Files written whole or not at all, first next to their place, and the option ``--json`` of commands."""
+"""Atomic writing of files, and the option ``--json`` of commands."""
 
 import argparse
 import json
@@ -13,55 +13,55 @@ from typing import BinaryIO
 
 @contextmanager
 def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file open for writing that replaces ``path`` when the block ends well, and is removed otherwise.
+    """Open a temporary file that replaces ``path`` on exit and is removed after an exception.
 
-    A link stays a link to what is replaced, and a mode stays as it was. What is no regular file (a pipe,
-    ``/dev/stdout``) is written to directly. OSError where nothing can be written.
+    Symbolic links and the mode of an existing file are kept. A path that is not a regular file (a pipe,
+    ``/dev/stdout``) is written to directly. Raises OSError if the file cannot be written.
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
             yield file
         return
-    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
-            shutil.copymode(target, part)
-        part.replace(target)
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a whole file, text as UTF-8 with its line ends as they are, and return its path."""
+    """Write ``content`` (text as UTF-8, line ends unchanged) to ``path``, and return the path."""
     with replace_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 
-def check_place(option: str, path: str | None) -> None:
-    """ValueError where a file that an option names could not be written; "-" and None pass."""
+def check_output_path(option: str, path: str | None) -> None:
+    """Raise ValueError if the file of ``option`` cannot be created; "-" and None are accepted."""
     if path in (None, "-"):
         return
     folder = Path(str(path)).parent
     if not folder.is_dir():
-        raise ValueError(f"{option} {path}: expected a folder that exists, make {folder} first")
+        raise ValueError(f"{option} {path}: expected a folder that exists; create {folder} first")
     if Path(str(path)).is_dir():
-        raise ValueError(f"{option} {path} is a folder: give a file in it")
+        raise ValueError(f"{option} {path} is a folder; expected the path of a file")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    text = "write it as JSON (without FILE: to stdout)"
-    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=text)
+    help_text = "write the results as JSON to FILE (to stdout if FILE is omitted)"
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=help_text)
 
 
-def write_json(place: str | None, record: object, report: object) -> None:
-    """The report to stdout, and the record to the file of ``--json``, or for "-" to stdout instead."""
+def write_json(path: str | None, record: object, report: object) -> None:
+    """Write the record to ``path`` and print the report; for "-" print only the record."""
     text = record if isinstance(record, str) else json.dumps(record, indent=2)
-    if place not in (None, "-"):
-        write(place, text + "\n")
-    print(text if place == "-" else report)
+    if path not in (None, "-"):
+        write(path, text + "\n")
+    print(text if path == "-" else report)

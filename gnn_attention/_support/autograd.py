@@ -1,4 +1,4 @@
-"""Recomputation instead of saved intermediates, and which derivatives a call asks for."""
+"""Checkpointing, and tests for the kind of derivative that a call needs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,9 +12,9 @@ from gnn_attention._support.shapes import Tensor
 
 
 def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)``, of which only the arguments are saved for the backward pass.
+    """Return ``function(*arguments)`` and save only the arguments for the backward pass.
 
-    Under ``torch.func`` transforms, which do not support this, everything is saved.
+    ``torch.func`` transforms do not support checkpointing; under them all intermediates are saved.
     """
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return function(*arguments)
@@ -22,12 +22,12 @@ def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def needs_every_derivative(tensors: Iterable[Tensor]) -> bool:
-    """True under a forward-mode derivative, and in a gradient of a gradient of ``torch.func``."""
+    """True under a forward-mode derivative, and under nested ``torch.func`` gradients."""
     return has_forward_derivative(tensors) or _transforms().count(TransformType.Grad) > 1
 
 
 def has_forward_derivative(tensors: Iterable[Tensor]) -> bool:
-    """True where a forward-mode derivative passes through one of the tensors.
+    """True if one of the tensors carries a forward-mode derivative.
 
     >>> x = torch.ones(2)
     >>> with forward_ad.dual_level():

@@ -1,4 +1,4 @@
-"""Checks of arguments: an error is one sentence with the argument, what came and what is expected."""
+"""Argument checks; each error names the argument, what it must be and what came."""
 
 import inspect
 import math
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def quote(value: object, longest: int = 60) -> str:
-    """A value in a message: its repr on one line, cut at ``longest``; of a tensor dtype and shape.
+    """Describe a value on one line of at most ``longest`` characters; a tensor by dtype and shape.
 
     >>> quote("window"), quote(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
@@ -30,7 +30,7 @@ def describe_type(value: object) -> str:
 
 
 def size(name: str, value: object, minimum: int = 0) -> int:
-    """``value`` as an int of at least ``minimum``, else TypeError or ValueError."""
+    """Return ``value`` as an int of at least ``minimum``, or raise TypeError or ValueError."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:
@@ -47,7 +47,7 @@ def position(name: str, value: object) -> int:
 
 
 def index(name: str, value: object, count: int) -> int:
-    """``value`` as an int in ``0 .. count - 1``; TypeError or ValueError as :func:`size`, else IndexError."""
+    """Return ``value`` as an int in ``0 .. count - 1``, or raise as :func:`size`, or IndexError."""
     number = size(name, value)
     if number >= count:
         raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
@@ -55,42 +55,39 @@ def index(name: str, value: object, count: int) -> int:
 
 
 def check_order(name: str, values: object) -> None:
-    """TypeError for a set or dict where the order of the values counts."""
-    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
+    """Raise TypeError for a set or a dict, because the order of the values counts."""
+    # The nodes of a networkx graph are a mapping and a set, but have a fixed order.
     is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
     if is_dict or isinstance(values, (set, frozenset)):
-        reason = "the order counts, and this has none of its own"
-        raise TypeError(f"{name} must be a list in its order, got {describe_type(values)}: {reason}")
+        raise TypeError(f"{name} must be a list, since the order counts, got {describe_type(values)}")
 
 
 def sizes(
-    name: str, values: Any, minimum: int = 0, any_order: bool = False, wanted: str = "sizes"
+    name: str, values: Any, minimum: int = 0, any_order: bool = False, kind: str = "sizes"
 ) -> list[int]:
-    """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError.
+    """Return ``values`` as a list of ints of at least ``minimum``, or raise as :func:`size`.
 
-    A set is taken where ``any_order`` of the values means the same. ``wanted`` says what they are.
+    A set is accepted if ``any_order``. ``kind`` names the values in the error.
     """
     if not any_order:
         check_order(name, values)
     numbers = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-        got = quote(values)
-        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
+        value = quote(values)
+        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single one give [{value}]")
     return [size(f"each of {name}", value, minimum) for value in numbers]
 
 
-def integers(name: str, values: object, wanted: str, any_order: bool = False) -> list[int]:
-    """``values`` as a list of ints of any sign, as :func:`sizes` reads those of at least 0."""
-    return sizes(name, values, -(2**63), any_order, wanted)
+def integers(name: str, values: object, kind: str, any_order: bool = False) -> list[int]:
+    """Return ``values`` as a list of ints of any sign."""
+    return sizes(name, values, -(2**63), any_order, kind)
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """A label for each node, from a list in their order."""
+    """Return ``values`` as a list with one label for each of ``count`` nodes, in their order."""
     check_order(name, values)
     if not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} must be a list of {count} labels in their order, got {describe_type(values)}"
-        )
+        raise TypeError(f"{name} must be a list of {count} labels, got {describe_type(values)}")
     names = list(values)
     if len(names) != count:
         raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
@@ -110,8 +107,8 @@ def number(name: str, value: object, positive: bool = False) -> float:
 def probability(name: str, value: float, certain: bool = False) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
-        end = "]" if certain else ")"
-        raise ValueError(f"{name} must be a probability in [0, 1{end}, got {quote(value)}")
+        interval = "[0, 1]" if certain else "[0, 1)"
+        raise ValueError(f"{name} must be a probability in {interval}, got {quote(value)}")
     return float(value)
 
 
@@ -121,24 +118,26 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     return value
 
 
-def takes(name: str, function: Callable[..., Any], *words: str) -> None:
-    """TypeError unless ``function`` takes these positional arguments, where it has a signature."""
+def check_signature(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise TypeError if the signature of ``function`` does not take these positional arguments."""
+    expected = ", ".join(arguments)
     if not callable(function):
-        raise TypeError(f"{name} must be a function ({', '.join(words)}), got {describe_type(function)}")
+        raise TypeError(f"{name} must be a function ({expected}), got {describe_type(function)}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*words)
+        signature.bind(*arguments)
     except TypeError:
         parameters = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
-        got = f"a {type(function).__name__} of ({parameters})"
-        raise TypeError(f"{name} must take ({', '.join(words)}), got {got}") from None
+        raise TypeError(
+            f"{name} must take ({expected}), got a {type(function).__name__} of ({parameters})"
+        ) from None
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
-    words = list(allowed)
-    if value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {quote(value)}")
+    choices = list(allowed)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {quote(value)}")
     return str(value)

@@ -1,4 +1,4 @@
-"""Table look-ups whose gradient is the same for any number of threads."""
+"""Table look-ups whose gradient does not depend on the number of threads."""
 
 import torch
 
@@ -6,11 +6,11 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 
 
 def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``table[index]``, an index for each axis; IndexError where there is no such entry.
+    """Return ``table[index]``, with one index tensor for each axis; raise IndexError out of range.
 
-    On a CPU its gradient is summed in float64 and in one order: torch adds the rows of ``index_select`` one
-    after the other, but those of ``table[index]`` from several threads. Left to torch are CUDA, look-ups of
-    one entry inside a kernel, and the transforms of ``torch.func``.
+    On a CPU the gradient is summed in float64 and in a fixed order, because torch adds the gradients of
+    ``index_select`` row by row, but those of ``table[index]`` from several threads. On CUDA, for a single
+    entry inside a kernel, and under ``torch.func`` transforms, this is torch's own ``table[index]``.
 
     >>> table = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> entries(table, torch.tensor([1, 1, 0])).sum().backward()
@@ -18,8 +18,8 @@ def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Te
     tensor([1., 2.])
     """
     is_one_entry = all(axis.dim() == 0 for axis in index)
-    is_learned_on_cpu = table.requires_grad and table.device.type == "cpu"
-    if is_one_entry or not is_learned_on_cpu or torch._C._are_functorch_transforms_active():
+    needs_cpu_gradient = table.requires_grad and table.device.type == "cpu"
+    if is_one_entry or not needs_cpu_gradient or torch._C._are_functorch_transforms_active():
         return table[index]
     positions = torch.arange(table.numel(), device=table.device).view(table.shape)[index]
     wide = table.flatten().double().index_select(0, positions.flatten())

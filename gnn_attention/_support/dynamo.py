@@ -1,4 +1,4 @@
-"""Marks for torch.compile, without loading the compiler (which would double the time of an import)."""
+"""Markers for torch.compile that do not import the compiler, which would double the import time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(function: F) -> F:
-    """Mark a function whose result torch.compile may take as a constant of its arguments.
+    """Mark a function whose result torch.compile may treat as a constant for given arguments.
 
     ``torch.compiler.assume_constant_result`` sets the same attribute, but imports ``torch._dynamo``.
     """
@@ -21,25 +21,26 @@ def constant(function: F) -> F:
 
 
 def not_compiled(function: F) -> F:
-    """Mark a function that torch.compile calls with a graph break, as ``torch.compiler.disable`` does."""
+    """Mark a function that torch.compile must not trace, as ``torch.compiler.disable`` does."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 @contextmanager
 def _hide_from_dynamo() -> Iterator[None]:
-    functions, numbers = torch._C.DisableTorchFunction(), torch.inference_mode(False)
-    with functions, torch._C._DisableFuncTorch(), _disable_current_modes(), numbers:
+    no_torch_function = torch._C.DisableTorchFunction()
+    no_inference_mode = torch.inference_mode(False)
+    with no_torch_function, torch._C._DisableFuncTorch(), _disable_current_modes(), no_inference_mode:
         yield
 
 
-def eagerly() -> AbstractContextManager[None]:
-    """Inside, torch computes with numbers, unseen by what traces or transforms a program.
+def eager_mode() -> AbstractContextManager[None]:
+    """Context in which torch computes real values, outside of all modes, traces and transforms.
 
-    What is computed about a graph is no part of a program that uses it, and must serve training too.
+    Facts about a graph are not part of the program that uses it, and they must also serve training.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-    seen = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
-    # Exiting these context managers costs ten times as much as asking whether they are needed.
-    return _hide_from_dynamo() if seen else nullcontext()
+    is_observed = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
+    # Exiting these context managers costs ten times as much as checking whether they are needed.
+    return _hide_from_dynamo() if is_observed else nullcontext()

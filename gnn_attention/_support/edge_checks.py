@@ -1,6 +1,6 @@
-"""Whether the arguments of the arithmetic of an edge fit together: each check raises by name.
+"""Checks of the arguments of edge arithmetic; each error names the argument.
 
-They read types and shapes, which a compiler knows too, and the numbers of receivers on a CPU.
+The checks read types and shapes, which a compiler also knows, and the receivers of edges on a CPU.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,20 @@ from gnn_attention._support.shapes import Tensor
 
 
 def axes(**tensors: tuple[Tensor, str]) -> None:
-    """Floats whose axes have one size each: ``lse=(lse, "... dst")``; ``...`` are the same leading axes."""
+    """Check float tensors such as ``lse=(lse, "... dst")``: axes of one name have one size."""
     sizes: dict[str, object] = {}
-    for name, (x, form) in tensors.items():
-        floats(name, x, f"[{form}]")
-        words = form.removeprefix("... ").split()
-        lead = x.dim() - len(words)
-        if lead < 0 or (lead and not form.startswith("...")):
-            raise ValueError(f"{name} must be [{form}], got {list(x.shape)}")
-        for word, size in zip(("...", *words), (x.shape[:lead], *x.shape[lead:]), strict=True):
-            if sizes.setdefault(word, size) != size:
-                expected = f"[{form}] with {word} = {sizes[word]}, as in {next(iter(tensors))}"
-                raise ValueError(f"{name} must be {expected}, got {list(x.shape)}")
+    for name, (x, axis_names) in tensors.items():
+        floats(name, x, f"[{axis_names}]")
+        names = axis_names.removeprefix("... ").split()
+        lead = x.dim() - len(names)
+        if lead < 0 or (lead and not axis_names.startswith("...")):
+            raise ValueError(f"{name} must be [{axis_names}], got {list(x.shape)}")
+        for axis, size in zip(("...", *names), (x.shape[:lead], *x.shape[lead:]), strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise ValueError(
+                    f"{name} must be [{axis_names}] with {axis} = {sizes[axis]}, "
+                    f"as in {next(iter(tensors))}, got {list(x.shape)}"
+                )
 
 
 def groups(x: Tensor, num_heads: int) -> None:
@@ -48,18 +50,19 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
-    """Numbers ``[..., E]`` and their receivers ``dst [E]``, which are below ``num_dst``."""
+    """Check ``x [..., E]`` and the receivers ``dst [E]`` of its edges, which are below ``num_dst``."""
     floats(name, x, "[..., E], a number for each edge")
-    # Dynamo cannot ask a symbolic number for its attributes.
+    # Dynamo does not support hasattr for a symbolic integer.
     if not isinstance(num_dst, (int, torch.SymInt)) and not hasattr(num_dst, "__index__"):
         raise TypeError(f"num_dst must be an integer, got {describe_type(num_dst)}")
     if not isinstance(dst, Tensor) or dst.dtype != torch.int64:
         raise TypeError(f"dst must be int64, got {describe_type(dst)}; use dst.long()")
     if dst.dim() != 1 or x.shape[-1:] != dst.shape:
-        shapes = f"{list(dst.shape)}, {list(x.shape)}"
-        raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {shapes}")
-    has_numbers = type(dst) is Tensor and dst.device.type == "cpu" and not torch.compiler.is_compiling()
-    if has_numbers and dst.shape[0]:
+        raise ValueError(
+            f"dst must be [E], the receivers of {name} [..., E], got {list(dst.shape)} and {list(x.shape)}"
+        )
+    is_eager = type(dst) is Tensor and not torch.compiler.is_compiling()
+    if is_eager and dst.device.type == "cpu" and dst.shape[0]:
         low, high = (int(bound) for bound in torch.aminmax(dst))
         if low < 0 or high >= num_dst:
             raise IndexError(f"dst must be receivers in 0 .. {num_dst - 1}, got {low} .. {high}")
@@ -71,20 +74,20 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
 
 
 def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
-    """Which receivers have in-edges, broadcastable to ``lse``."""
     if not isinstance(has_in_edges, Tensor) or has_in_edges.dtype != torch.bool:
-        got = describe_type(has_in_edges)
-        raise TypeError(f"has_in_edges must be a bool tensor, graph.in_degree() > 0, got {got}")
+        raise TypeError(
+            f"has_in_edges must be bool, as graph.in_degree() > 0 is, got {describe_type(has_in_edges)}"
+        )
     _check_broadcasts("has_in_edges", has_in_edges, lse.shape)
 
 
-def floats(name: str, x: object, form: str) -> None:
+def floats(name: str, x: object, shape: str) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a float tensor {form}, got {got}")
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a float tensor {shape}, got {kind}")
 
 
 def _check_broadcasts(name: str, x: Tensor, shape: Sequence[int]) -> None:
     pairs = zip(reversed(x.shape), reversed(shape), strict=False)
-    if x.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in pairs):
+    if x.dim() > len(shape) or not all(size in (1, expected) for size, expected in pairs):
         raise ValueError(f"{name} must be broadcastable to {list(shape)}, got {list(x.shape)}")

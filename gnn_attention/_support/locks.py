@@ -1,4 +1,4 @@
-"""Process-wide state changed by one thread at a time: hooks and backends of a module, warning filters."""
+"""Locks for process-wide state: the hooks and backends of a module, and warning filters."""
 
 import functools
 import threading
@@ -11,56 +11,57 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-# module -> the nested blocks of one thread that change it: the thread, and whether they end by themselves
-_blocks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
+# For each module the locks that one thread holds, the outermost first: (thread, is brief).
+_locks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
 _released = threading.Condition()
 
 
 @contextmanager
-def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
-    """Inside, only this thread changes the modules; it waits for another one's ``brief`` change.
+def lock_modules(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
+    """Context in which only this thread changes the modules; it waits for ``brief`` locks of others.
 
-    NotImplementedError where another thread is in a block of its own length: it could wait for this one.
+    NotImplementedError if another thread holds a lock that is not brief, since it may wait for this one.
     """
-    mine = threading.get_ident()
+    thread = threading.get_ident()
     with _released:
-        while others := [
-            blocks[0] for blocks in map(_blocks.get, modules) if blocks and blocks[0][0] != mine
-        ]:
-            if not all(ends_by_itself for _, ends_by_itself in others):
-                advice = "wait until it has left, or give each thread a module of its own (copy.deepcopy)"
-                raise NotImplementedError(f"another thread intervenes in this module: {advice}")
+        while foreign := [locks[0] for locks in map(_locks.get, modules) if locks and locks[0][0] != thread]:
+            if not all(is_brief for _, is_brief in foreign):
+                raise NotImplementedError(
+                    "another thread intervenes in this module: wait until it has left, "
+                    "or give each thread a module of its own (copy.deepcopy)"
+                )
             _released.wait()
         for module in modules:
-            _blocks.setdefault(module, []).append((mine, brief))
+            _locks.setdefault(module, []).append((thread, brief))
     try:
         yield
     finally:
         with _released:
             for module in modules:
-                _blocks[module].pop()
+                _locks[module].pop()
             _released.notify_all()
 
 
-def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook for calls from the thread that makes it; None, which changes nothing, for all others."""
-    mine = threading.get_ident()
-    return lambda *args, **kwargs: hook(*args, **kwargs) if threading.get_ident() == mine else None
+def restrict_to_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that runs in the current thread only; in others it returns None and changes nothing."""
+    thread = threading.get_ident()
+    return lambda *args, **kwargs: hook(*args, **kwargs) if threading.get_ident() == thread else None
 
 
-_filtering = threading.RLock()
+_filter_lock = threading.RLock()
 
 
 @contextmanager
 def ignore_warnings(message: str = "") -> Iterator[None]:
-    with _filtering, warnings.catch_warnings():
+    with _filter_lock, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message)
         yield
 
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Issue torch's warning about its CSR format once, ignored; no such matrix is returned to a user."""
+    """Let torch issue its warning about sparse CSR tensors, once and ignored; users never get one."""
     with ignore_warnings("Sparse CSR tensor support"):
-        index, none = torch.tensor([0], dtype=torch.int32, device="cpu"), torch.zeros(0, device="cpu")
-        torch.sparse_csr_tensor(index, index[:0], none, (0, 0), check_invariants=False)
+        pointer = torch.tensor([0], dtype=torch.int32, device="cpu")
+        values = torch.zeros(0, device="cpu")
+        torch.sparse_csr_tensor(pointer, pointer[:0], values, (0, 0), check_invariants=False)

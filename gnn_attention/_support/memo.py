@@ -1,4 +1,4 @@
-"""Immutable values, what is computed once for each, and its word in a compiled program."""
+"""Immutable values, a memo for what is computed about them, and their ids in compiled programs."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from gnn_attention._support.dynamo import constant, eagerly, not_compiled
+from gnn_attention._support.dynamo import constant, eager_mode, not_compiled
 
 _ALIVE: WeakValueDictionary[str, Frozen] = WeakValueDictionary()
-_NUMBERS = itertools.count()
+_COUNTER = itertools.count()
 T = TypeVar("T")
 
 
 class Frozen:
-    """A dataclass that cannot change once it is made, with the errors of a frozen one, and a memo.
+    """Base of dataclasses with a memo that raise the errors of frozen ones if they are changed.
 
-    It is not frozen: of those Dynamo reads every field, and before torch 2.12 takes none for a constant.
+    They are not declared frozen: Dynamo would read every field, and before torch 2.12 takes none as constant.
     """
 
     _memo: Any
-    _word: str = ""  # no other value of this process has it; "" while the value is being made
+    _id: str = ""  # unique in this process; "" until __init__ is done
 
     @not_compiled
     def __post_init__(self) -> None:
-        # Not a dict, since FSDP2 walks through dicts, and a cached result may hold the value itself.
+        # FSDP2 walks through dicts, and a cached result may hold the value itself.
         self._memo = UserDict()
-        word = f"{type(self).__name__} {next(_NUMBERS)}"
-        self._word = word
-        _ALIVE[word] = self
+        self._id = f"{type(self).__name__} {next(_COUNTER)}"
+        _ALIVE[self._id] = self
 
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._word:
+        if self._id:
             raise FrozenInstanceError(f"cannot assign to {name!r}: a {type(self).__name__} never changes")
         object.__setattr__(self, name, value)
 
@@ -46,34 +45,34 @@ class Frozen:
         raise FrozenInstanceError(f"cannot delete {name!r}: a {type(self).__name__} never changes")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_word", "_memo")}
+        return {name: x for name, x in self.__dict__.items() if name not in ("_id", "_memo")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
 
 
-def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
-    """``make(value, *arguments)``, computed once for each value; ``make`` must be a function of a module."""
+def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
+    """Return ``function(value, *arguments)``, computed once; ``function`` must live in a module."""
     if torch.compiler.is_dynamo_compiling():
-        return _constant(make, value._word, *arguments)[0]
-    key = (make, *arguments)
-    # a UserDict answers by functions in Python: its dict is asked
-    cached: dict[Any, T] = value._memo.data
-    if key not in cached:
-        with eagerly():
-            made = make(value, *arguments)
+        return _constant(function, value._id, *arguments)[0]
+    key = (function, *arguments)
+    # A look-up in the underlying dict is faster than one through the methods of UserDict.
+    cache: dict[Any, T] = value._memo.data
+    if key not in cache:
+        with eager_mode():
+            result = function(value, *arguments)
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         for device in arguments if on_gpu else ():
             if isinstance(device, torch.device) and device.type == "cuda":
-                # other streams, which wait for nothing, may read it from now on
+                # From now on other streams may read the result, without waiting for this one.
                 torch.cuda.current_stream(device).synchronize()
-        cached[key] = made
-    return cached[key]
+        cache[key] = result
+    return cache[key]
 
 
-# compilers take a word for a constant, and compare words before they run a program again; in a tuple, for
-# before torch 2.11 all tensors that one such function returns to a program are taken for the same one
+# Compilers treat an id as a constant and compare it before they reuse a program. The result is in a tuple
+# because torch before 2.11 takes all tensors that such a function returns to a program for the same one.
 @constant
-def _constant(make: Callable[..., T], word: str, *arguments: Any) -> tuple[T]:
-    return (memoized(make, _ALIVE[word], *arguments),)
+def _constant(function: Callable[..., T], value_id: str, *arguments: Any) -> tuple[T]:
+    return (memoized(function, _ALIVE[value_id], *arguments),)

@@ -1,7 +1,7 @@
-"""How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere.
+"""Progress of a long command on stderr: a bar on a terminal, a line every 5 s elsewhere.
 
-``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]`` is the form of tqdm. A
-thread of its own shows it, so that a step of any length is followed.
+``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]`` is tqdm's format. A
+separate thread prints it, so that it is updated during steps of any length.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from tqdm import tqdm
 
 EVERY = 5.0  # seconds between lines
-REFRESH = 0.5  # seconds between pictures of the bar of a terminal
+REFRESH = 0.5  # seconds between updates of the bar on a terminal
 
 
 class Progress:
-    """A context that shows how many of ``total`` steps are done, None while their number is unknown.
+    """Context manager that shows how many of ``total`` steps (None: unknown) are done.
 
-    ``shown=False`` shows nothing.
+    With ``shown=False`` it shows nothing.
 
     >>> with Progress("verify", total=2, unit="checks") as progress:
     ...     progress.advance(note="attend, float32")
@@ -34,12 +34,12 @@ class Progress:
         self.expect(total)
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
-        """From here on ``total`` steps are counted, ``before`` of which are done."""
+        """Start to count ``total`` steps, of which ``before`` were done earlier."""
         self.total, self.done, self.before, self.note = total, before, before, note
         self.since = time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
-        """``steps`` more are done, 0 if only the ``note`` changes: what comes now."""
+        """Count ``steps`` more as done; ``note`` names the step that follows."""
         self.done += steps
         self.note = self.note if note is None else note
 
@@ -47,14 +47,14 @@ class Progress:
         self.done, self.total = done, total
 
     def begin(self, note: str) -> None:
-        """A step begins, which ends the one before."""
+        """Start the step that ``note`` names; the one before it counts as done."""
         self.advance(int(self.note != ""), note)
 
     def meter(self, columns: int | None = None) -> str:
-        """The line that is shown, of a bar so wide that it fills the columns."""
-        words = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
+        """Return the line to show; its bar fills the columns."""
+        texts = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
         elapsed = time.monotonic() - self.since
-        line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.before, **words)
+        line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.before, **texts)
         return str(line)
 
     def __enter__(self) -> Progress:
@@ -65,11 +65,11 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self.shown:
-            # A pipe that is full and not read blocks the thread for ever.
+            # A full pipe that nobody reads blocks the thread forever.
             self._thread.join(1.0)
 
     def _show(self) -> None:
-        # stderr may be None, closed or without a reader: then nothing is shown
+        # stderr may be None, closed, or a pipe without a reader; then nothing is shown.
         with suppress(AttributeError, OSError, ValueError):
             stderr = sys.stderr
             columns = shutil.get_terminal_size().columns - 1 if stderr.isatty() else 0

@@ -1,7 +1,7 @@
-"""Shape words for signatures: ``Float[Tensor, "batch heads dst dim"]`` names the axes of a tensor.
+"""Shape annotations: ``Float[Tensor, "batch heads dst dim"]`` names the axes of a tensor.
 
-The words are fixed: batch heads dst src edges tokens dim width. They cost nothing at run time; tests under
-jaxtyping's hook (``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) check every one.
+Axes are called batch heads dst src edges tokens dim width. Annotations cost nothing at run time;
+``pytest --jaxtyping-packages=gnn_attention,beartype.beartype`` checks all of them.
 """
 
 import sys

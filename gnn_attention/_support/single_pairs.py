@@ -1,8 +1,8 @@
-"""Functions of one pair, as FlexAttention writes its mask_mods and score_mods, on all pairs at once.
+"""Call functions of one pair, such as FlexAttention's mask_mods and score_mods, on many pairs.
 
-Such a function may take vectors from tables by its indices, and multiply or sum them up. Called with tensors
-of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead, but
-for functions whose operators all work number by number, which are faster without.
+Such a function may look up vectors in tables by its indices and multiply or sum them. With tensors of
+indices it would raise an error, or silently compute something else, so ``torch.vmap`` calls it. A
+function of elementwise operators alone is called directly, which is faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,49 +21,49 @@ from gnn_attention._support.shapes import Tensor
 
 T = TypeVar("T")
 BROADCASTING_PACKAGES = ("gnn_attention", "transformers")
-# More pairs are mapped in parts, because the rows of a table that they look up are copied.
+# More pairs than this are mapped in chunks, because vmap copies the table rows that they look up.
 MOST_PAIRS = 2**16
-# These operators work number by number, but have no tag that says it.
+# Elementwise operators that lack torch's tag "pointwise".
 POINTWISE = {"_to_copy", "alias", "detach", "expand", "floor_divide", "full_like", "masked_fill"}
 POINTWISE |= {"masked_fill_", "ones_like", "rsub", "zeros_like"}
 
 
 class _LookUps(TorchFunctionMode):
-    """Look up ``table[index]`` by an operator, because ``vmap`` cannot make a Python number of an index."""
+    """Look up ``table[index]`` by an operator: ``vmap`` cannot turn an index into a Python number."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-            numbers = [i for i in index if not (isinstance(i, slice) and i == slice(None))]
-            if all(isinstance(i, Tensor) or type(i) is int for i in numbers):
-                at = [None if isinstance(i, slice) else torch.as_tensor(i) for i in index]
-                return torch.ops.aten.index.Tensor(table, at)
+            entries = [i for i in index if not (isinstance(i, slice) and i == slice(None))]
+            if all(isinstance(i, Tensor) or type(i) is int for i in entries):
+                indices = [None if isinstance(i, slice) else torch.as_tensor(i) for i in index]
+                return torch.ops.aten.index.Tensor(table, indices)
         return func(*args, **(kwargs or {}))
 
 
 def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """``function`` of the numbers of each place of ``ends``, which broadcast."""
-    # FlexAttention's kernels call the function with single numbers themselves.
+    """Call ``function`` with each entry of ``ends``, which broadcast, by ``torch.vmap``."""
+    # FlexAttention's kernels themselves call the function with scalars.
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
 
-    # vmap asks for the name of its function, which an object may not have in a compiled program
-    def of_one_pair(*numbers: Tensor) -> Tensor:
-        return function(*numbers)
+    # vmap reads the name of its function, which a callable object may lack in a compiled program.
+    def call_pair(*indices: Tensor) -> Tensor:
+        return function(*indices)
 
-    wide = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
-    # a compiled program would repeat the function for each part, and fuses the rows instead
-    in_parts = not torch.compiler.is_compiling() and wide[0].numel() > MOST_PAIRS
+    pairs = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
+    # A compiled program would repeat the function for each chunk, and it fuses the look-ups anyway.
+    chunk_size = None if torch.compiler.is_compiling() or pairs[0].numel() <= MOST_PAIRS else MOST_PAIRS
     with _LookUps():
-        mapped = torch.vmap(of_one_pair, randomness="different", chunk_size=MOST_PAIRS if in_parts else None)
-        result: Tensor = mapped(*(end.reshape(-1) for end in wide))
+        call_pairs = torch.vmap(call_pair, randomness="different", chunk_size=chunk_size)
+        result: Tensor = call_pairs(*(end.reshape(-1) for end in pairs))
     if result.dim() != 1:
         raise ValueError(f"a function of one pair must return one number, got shape {list(result.shape[1:])}")
-    return result.view(wide[0].shape)
+    return result.view(pairs[0].shape)
 
 
-def call_at_once(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """``function`` of all pairs at once; TypeError naming it where it is not made of tensor operators."""
+def call_on_tensors(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
+    """Call ``function`` with tensors of all pairs, or raise TypeError if it does not take them."""
     try:
         return function(*ends)
     except torch.OutOfMemoryError:
@@ -76,15 +76,15 @@ def call_at_once(name: str, function: Callable[..., Tensor], *ends: Tensor) -> T
 
 
 def broadcasts(function: Any) -> bool:
-    """True for functions of packages whose functions broadcast, which need no probe."""
+    """True for functions of packages whose functions are known to broadcast."""
     while isinstance(function, partial):
         function = function.func
     owner = function if isinstance(function, FunctionType) else type(function)
     return (owner.__module__ or "").split(".")[0] in BROADCASTING_PACKAGES
 
 
-def call_apart(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread of its own, which no mode, transform or compiler of the caller sees."""
+def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a new thread, outside of the modes, transforms and compiler of the caller."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *arguments).result()
 
@@ -92,14 +92,14 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
 def needs_single_pairs(
     call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], ends: Sequence[Tensor]
 ) -> bool | None:
-    """False if all operators of a call work number by number, else True if ``vmap`` can map it, else None.
+    """False if all operators are elementwise, else True if ``vmap`` can map the call, else None.
 
-    ``call`` checks and returns the result of a function for the pairs ``ends``, all of four axes.
+    ``call(function)`` returns the checked result for the pairs ``ends``, which all have four axes.
     """
-    # A user's function may raise anything when it is given tensors of indices, and under vmap.
-    with suppress(Exception), _Operators(ends) as operators:
+    # A user's function may raise anything when called with tensors of indices, and under vmap.
+    with suppress(Exception), _OperatorProbe(ends) as probe:
         call(function)
-        if operators.keep_pairs_apart:
+        if probe.is_elementwise:
             return False
     with suppress(Exception):
         call(partial(map_pairs, function))
@@ -107,28 +107,28 @@ def needs_single_pairs(
     return None
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether each operator works number by number, or looks a number up in a table."""
+class _OperatorProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record whether all operators on the pairs are elementwise, or look up one number in a table."""
 
     def __init__(self, ends: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keep_pairs_apart = True
-        # They are known by identity. Keeping them prevents that a new tensor gets the identity of an old one.
-        self._of_pairs = {id(end): end for end in ends}
+        self.is_elementwise = True
+        # Tensors are recognised by id. They are kept alive, so that no new tensor reuses an id.
+        self._pair_tensors = {id(end): end for end in ends}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
         result = func(*args, **(kwargs or {}))
-        if any(id(x) in self._of_pairs for x in tensors):
+        if any(id(x) in self._pair_tensors for x in tensors):
             name = func.overloadpacket.__name__
             if name == "index":
-                # An index of each axis gives a number; one of bool would be a mask.
+                # One integer index for each axis gives one number; a bool index is a mask.
                 table, indices = tensors[0], tensors[1:]
-                are_places = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
-                self.keep_pairs_apart &= len(indices) == table.dim() and are_places
+                are_integers = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
+                self.is_elementwise &= len(indices) == table.dim() and are_integers
                 tensors = [x for x in indices if x is not table]
             else:
-                self.keep_pairs_apart &= name in POINTWISE or torch.Tag.pointwise in func.tags
-            self.keep_pairs_apart &= all(id(x) in self._of_pairs or x.numel() == 1 for x in tensors)
-            self._of_pairs |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+                self.is_elementwise &= name in POINTWISE or torch.Tag.pointwise in func.tags
+            self.is_elementwise &= all(id(x) in self._pair_tensors or x.numel() == 1 for x in tensors)
+            self._pair_tensors |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return result

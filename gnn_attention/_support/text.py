@@ -1,34 +1,34 @@
-"""Foreign texts for pages and pictures."""
+"""Make text from other sources safe to show on pages and in pictures."""
 
 import re
 
-_JOINERS = {"\u200c", "\u200d"}  # which join letters in Persian, Indic scripts and emoji
+_JOINERS = {"\u200c", "\u200d"}  # they join letters in Persian, Indic scripts and emoji
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
 
 
-def printable(text: str, line_end: str = " ") -> str:
-    """The text with a space for what has no shape, U+FFFD for half a character, ``line_end`` for line ends.
+def make_printable(text: str, line_end: str = " ") -> str:
+    """Replace unprintable characters (by spaces), lone surrogates (U+FFFD), line ends (``line_end``).
 
-    >>> printable("a\\x1b[31m\\tb")
+    >>> make_printable("a\\x1b[31m\\tb")
     'a [31m b'
     """
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    line = _LINE_END.sub(line_end, whole)
-    return "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in line)
+    valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    line = _LINE_END.sub(line_end, valid)
+    return "".join(char if char.isprintable() or char in _JOINERS else " " for char in line)
 
 
 def token_label(text: str, longest: int = 32) -> str:
-    """A token in a picture: ``⏎`` for a line end, ``␣`` for each of blanks alone, cut where it is long.
+    """Label a token: ``⏎`` for line ends, ``␣`` for blanks without other text, cut if too long.
 
     >>> [token_label(text, 8) for text in ("\\n", "  ", "):\\r\\n", " international")]
     ['⏎', '␣␣', '):⏎', ' intern…']
     """
-    label = printable(text, "⏎")
+    label = make_printable(text, "⏎")
     label = label if label.strip() else label.replace(" ", "␣")
     return label if len(label) <= longest else f"{label[: longest - 1]}…"
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """A text of another library as a part of one line, cut where it is long."""
-    line = " ".join(printable(text).split())
+    """Return a text of another library on one line, cut if it is too long."""
+    line = " ".join(make_printable(text).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."

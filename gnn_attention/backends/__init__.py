@@ -1,4 +1,4 @@
-"""The table of backends: name -> how to run it and what it supports. None falls back to another."""
+"""The table of backends by name. No backend falls back to another."""
 
 from gnn_attention.backends import dense, flex, message_passing, reference, rows, tiles, varlen
 from gnn_attention.backends import traced as traced

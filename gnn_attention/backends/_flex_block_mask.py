@@ -1,8 +1,8 @@
-"""A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a table of edges in bits.
+"""A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
-Every graph has the same ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers. It has,
-in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and the words, one bit for each
-pair of a tile. Tiles with the same edges share their words, as all empty and all full ones do.
+All graphs share one ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers: five
+numbers (before :data:`HEADER`), the offset of the bits of each tile, and one bit for each pair of a tile.
+Tiles with the same edges share their bits, as all empty tiles do.
 """
 
 import itertools
@@ -10,19 +10,17 @@ import itertools
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.call import one_of
+from gnn_attention.backends.call import select_slice
 from gnn_attention.backends.plan.tile_masks import masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
-WORD = 32  # pairs in an integer of the table
-TILES_AT_ONCE = 2**14  # whose masks are made together: 256 MiB of tiles for CUDA
-# tokens on the side of a tile: measured on a CPU; as kernels for CUDA are tuned
-BLOCKS = {"cpu": 64, "cuda": 128}
-# The kernels are compiled for a length of the table: few lengths, so that there are few kernels.
+BITS = 32  # pairs in one integer of the table
+TILES_AT_ONCE = 2**14  # tiles whose masks are computed together; for CUDA they take 256 MiB
+BLOCKS = {"cpu": 64, "cuda": 128}  # tokens on the side of a tile; the fastest on each device
+# A kernel is compiled for each length of the table, so only few lengths are allowed.
 CAPACITIES = tuple(4**power for power in range(8, 16))
-
 
 Plan = tuple[Tensor, tuple[Tensor, ...]]
 
@@ -32,89 +30,94 @@ def block_of(device: torch.device) -> int:
 
 
 def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """FlexAttention's ``mask_mod`` of every graph: the bit of the pair. ``block`` is a power of 2."""
-    # no division: of signed integers one costs more than all the rest of a pair
-    side, words = block.bit_length() - 1, block // WORD
-    slice_ = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
-    tile = slice_ + (dst >> side) * table[STRIDE_ROW] + (src >> side)
-    word = table[table[HEADER + tile] + (dst & (block - 1)) * words + ((src & (block - 1)) >> 5)]
-    return ((word >> (src & (WORD - 1))) & 1) != 0
+    """FlexAttention's ``mask_mod`` of every graph: the bit of the pair; ``block`` is a power of 2."""
+    # Shifts replace divisions, since dividing signed integers costs more than all the rest.
+    shift = block.bit_length() - 1
+    first_tile = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
+    tile = first_tile + (dst >> shift) * table[STRIDE_ROW] + (src >> shift)
+    offset = (dst & (block - 1)) * (block // BITS) + ((src & (block - 1)) >> 5)
+    bits = table[table[HEADER + tile] + offset]
+    return ((bits >> (src & (BITS - 1))) & 1) != 0
 
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
-    """The graph on a device: ``table [capacity]``, and four or eight lists as in a ``BlockMask``.
+    """Return the table ``[capacity]`` of a graph, and four or eight lists as in a ``BlockMask``.
 
-    Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
-    ``[..., rows, columns]``: the partial ones, the full ones, and on CUDA, for the backward pass, the same
-    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row.
+    Lists come in pairs: the number of tiles in each row ``[batch or 1, heads or 1, rows]`` and their columns
+    ``[..., rows, columns]``, for partial tiles, then for full tiles, and on CUDA the same by columns for the
+    backward pass. All are int32. They are as wide as the table of tiles; on CUDA as the longest row.
     """
     block = block_of(device)
-    full, some = _kinds(tiles(graph, block))
-    lists = _lists(full, some, device.type == "cpu")
-    return _table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists)
+    full, partial = _split_tiles(tiles(graph, block))
+    lists = _list_tiles(full, partial, device.type == "cpu")
+    return _make_table(graph, block, full, partial).to(device), tuple(x.to(device) for x in lists)
 
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """Of :func:`plan` at most, without making it."""
-    parts, lists = tiles(graph, block_of(device)), 3 if device.type == "cpu" else 5
-    each = (graph.batch or 1) * (graph.heads or 1)
-    cut = min(parts.num_full, each * (parts.rows + parts.columns))  # at most so many are cut by the border
-    return 4 * (_length(parts, parts.num_partial + cut) + lists * _slots(parts))
+    """Return an upper bound of the bytes of :func:`plan`, without computing the plan."""
+    tiling = tiles(graph, block_of(device))
+    num_lists = 3 if device.type == "cpu" else 5
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
+    # Full tiles that the border of the mask cuts become partial.
+    num_cut = min(tiling.num_full, num_slices * (tiling.rows + tiling.columns))
+    return 4 * (_table_length(tiling, tiling.num_partial + num_cut) + num_lists * _count_tiles(tiling))
 
 
-def _kinds(parts: Tiles) -> tuple[Tensor, Tensor]:
-    """Which tiles ``[batch, heads, rows, columns]`` are full, and which partial, as at the border."""
-    # a compiler makes a kernel of its own for an axis of size 1: there are two rows and columns at least
-    kinds = parts.table()
+def _split_tiles(tiling: Tiles) -> tuple[Tensor, Tensor]:
+    """Return masks ``[batch, heads, rows, columns]`` of full and of partial tiles."""
+    # There are at least two rows and columns: an axis of size 1 would be compiled separately.
+    kinds = tiling.table()
     kinds = torch.nn.functional.pad(kinds, (0, max(0, 2 - kinds.shape[3]), 0, max(0, 2 - kinds.shape[2])))
     full = kinds == FULL_TILE
-    full[:, :, parts.graph.num_dst // parts.block :] = False
-    full[..., parts.graph.num_src // parts.block :] = False
+    # Tiles that cross the border are partial.
+    full[:, :, tiling.graph.num_dst // tiling.block :] = False
+    full[..., tiling.graph.num_src // tiling.block :] = False
     return full, (kinds != 0) & ~full
 
 
-def _lists(full: Tensor, some: Tensor, on_cpu: bool) -> list[Tensor]:
-    """The partial and the full ones of each row; on CUDA, for a backward pass, those of each column too."""
-    found: list[Tensor] = []
-    for kinds in [(some, full)] if on_cpu else [(some, full), (some.mT, full.mT)]:
-        (some_number, some_places), (full_number, full_places) = map(tile_list, kinds)
-        width = some_places.shape[-1]
+def _list_tiles(full: Tensor, partial: Tensor, on_cpu: bool) -> list[Tensor]:
+    lists: list[Tensor] = []
+    for kinds in [(partial, full)] if on_cpu else [(partial, full), (partial.mT, full.mT)]:
+        (num_partial, partial_columns), (num_full, full_columns) = map(tile_list, kinds)
+        width = partial_columns.shape[-1]
         if not on_cpu:
-            # older kernels step through both kinds as one; one column would be a kernel of its own
-            width = max(2, int(some_number.max()), int(full_number.max()))
-        found += [some_number, some_places[..., :width].contiguous()]
-        found += [full_number, full_places[..., :width].contiguous()]
-    return found
+            # Older kernels need lists of one width; a width of 1 would be compiled separately.
+            width = max(2, int(num_partial.max()), int(num_full.max()))
+        lists += [num_partial, partial_columns[..., :width].contiguous()]
+        lists += [num_full, full_columns[..., :width].contiguous()]
+    return lists
 
 
-def _slots(parts: Tiles) -> int:
-    return (parts.graph.batch or 1) * (parts.graph.heads or 1) * max(parts.rows, 2) * max(parts.columns, 2)
+def _count_tiles(tiling: Tiles) -> int:
+    num_slices = (tiling.graph.batch or 1) * (tiling.graph.heads or 1)
+    return num_slices * max(tiling.rows, 2) * max(tiling.columns, 2)
 
 
-def _length(parts: Tiles, partial: int) -> int:
-    """The capacity of the table with so many partial tiles."""
-    needed = HEADER + _slots(parts) + (partial + 2) * parts.block * parts.block // WORD
-    return next((capacity for capacity in CAPACITIES if capacity >= needed), needed)
+def _table_length(tiling: Tiles, num_partial: int) -> int:
+    length = HEADER + _count_tiles(tiling) + (num_partial + 2) * tiling.block * tiling.block // BITS
+    return next((capacity for capacity in CAPACITIES if capacity >= length), length)
 
 
-def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Tensor, " capacity"]:
-    each = block * block // WORD
-    empty_tile = HEADER + some.numel()
-    full_tile, first = empty_tile + each, empty_tile + 2 * each
-    begins = torch.full(some.shape, empty_tile, dtype=torch.int64, device="cpu").masked_fill(full, full_tile)
-    words, count, lane = [], 0, torch.arange(WORD, dtype=torch.int32, device="cpu")
+def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) -> Int[Tensor, " capacity"]:
+    tile_size = block * block // BITS
+    empty_tile = HEADER + partial.numel()
+    full_tile, first = empty_tile + tile_size, empty_tile + 2 * tile_size
+    offsets = torch.full(partial.shape, empty_tile, device="cpu").masked_fill(full, full_tile)
+    integers: list[Tensor] = []
+    count = 0
+    shifts = torch.arange(BITS, dtype=torch.int32, device="cpu")
     for b, h in itertools.product(range(graph.batch or 1), range(graph.heads or 1)):
-        for row, column in zip(*(x.split(TILES_AT_ONCE) for x in some[b, h].nonzero().T), strict=True):
-            which, masks = masks_of_tiles(one_of(graph, b, h), block, row, column)
-            begins[b, h, row, column] = first + each * (which + count)
-            words.append((masks.view(-1, WORD).to(torch.int32) << lane).sum(-1, dtype=torch.int32))
+        for row, column in zip(*(x.split(TILES_AT_ONCE) for x in partial[b, h].nonzero().T), strict=True):
+            index, masks = masks_of_tiles(select_slice(graph, b, h), block, row, column)
+            offsets[b, h, row, column] = first + tile_size * (index + count)
+            integers.append((masks.view(-1, BITS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32))
             count += len(masks)
-    table = torch.zeros(_length(tiles(graph, block), count), dtype=torch.int32, device="cpu")
-    # strides of the axes of the tiles, 0 where the graph does not differ, and the first positions
-    _, heads, rows, columns = some.shape
+    table = torch.zeros(_table_length(tiles(graph, block), count), dtype=torch.int32, device="cpu")
+    # The stride of an axis is 0 if the graph does not differ along it.
+    _, heads, rows, columns = partial.shape
     strides = heads * rows * columns if graph.batch else 0, rows * columns if graph.heads else 0, columns
     table[:HEADER] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
-    table[HEADER:empty_tile] = begins.flatten()
+    table[HEADER:empty_tile] = offsets.flatten()
     table[full_tile:first] = -1
-    table[first : first + each * count] = torch.cat(words)
+    table[first : first + tile_size * count] = torch.cat(integers)
     return table

@@ -1,7 +1,4 @@
-"""A backend as a value: how to run a call, and which calls it supports.
-
-From its capabilities, which are data, come the reason of a refusal and the support matrix.
-"""
+"""A backend as a value, whose capabilities state which calls it supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +11,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
 
 UnsupportedReason = Callable[[AttentionCall], str | None]
-Support = bool | str  # everywhere, nowhere, or on this type of device alone
+Support = bool | str  # everywhere, nowhere, or only on the named type of device
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
 NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
 REMEDIES = {
@@ -28,36 +25,35 @@ REMEDIES = {
 
 
 class RefusalError(NotImplementedError):
-    """A backend that was given by name does not support the call; ``reason`` says why."""
+    """Raised if a backend given by name does not support the call; ``reason`` says why."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     @property
     def reason(self) -> str:
-        """Why, without the name of the backend and the graph."""
+        """Why the call is refused, without the names of the backend and the graph."""
         return str(self.args[1])
 
 
 class CompilationError(NotImplementedError):
-    """The kernel of a backend cannot be compiled for the call; ``auto`` takes the next backend on CUDA."""
+    """Raised if the kernel cannot be compiled for the call; ``auto`` then tries another one."""
 
 
-def _never(call: AttentionCall) -> None:
-    """Every call is supported."""
+def _support_every_call(call: AttentionCall) -> None:
+    """Return None: every call is supported."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Which calls a backend computes; an option is True, False, or the only type of device that supports it.
+    """Calls that a backend supports; an option is True, False, or the only type of device with it.
 
-    ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
-    sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
-    shapes, dtypes and options is supported too, so that the answer is cached with the graph.
-    ``visits_non_edges``: the kernel assumes finite tokens, so ``attend`` looks at them where the backend is
-    chosen by its name or by "auto". ``parallel_edges`` are "kept", each an edge; or "merged", where an edge
-    that stands m times is one whose score has ``log m`` added, by a score_mod; or "refused". ``instead``
-    names what to use for other calls.
+    ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend takes a graph
+    that differs by sample or head; otherwise it gets one slice at a time. ``cached``: the answer holds for
+    all calls of the same shapes, dtypes and options, and is cached with the graph. ``visits_non_edges``: the
+    kernel assumes finite tokens, which ``attend`` checks, except for a ``Backend`` value. ``parallel_edges``:
+    "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)
+    or "refused". ``instead`` names what to use for unsupported calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -76,32 +72,35 @@ class Capabilities:
     instead: str = "backend='dense'"
 
     def limits(self) -> str:
-        """The unsupported options, devices and dtypes in words.
+        """Describe the unsupported options, devices and dtypes.
 
         >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
         ('every option', 'on cuda; no bias; lse on cuda only')
         """
         support = {NAMES.get(option, option): getattr(self, option) for option in OPTIONS}
-        found = [f"on {_devices(self)}"] if self.devices else []
-        found += [f"in {_dtypes(self)}"] if self.dtypes else []
-        missing = [name for name, where in support.items() if where is False]
-        found += [f"no {', '.join(missing)}"] if missing else []
-        found += [f"{name} on {where} only" for name, where in support.items() if isinstance(where, str)]
-        return "; ".join(found) or "every option"
+        limits = [f"on {_join_devices(self)}"] if self.devices else []
+        limits += [f"in {_join_dtypes(self)}"] if self.dtypes else []
+        missing = [name for name, device in support.items() if device is False]
+        limits += [f"no {', '.join(missing)}"] if missing else []
+        limits += [f"{name} on {where} only" for name, where in support.items() if isinstance(where, str)]
+        return "; ".join(limits) or "every option"
 
 
 def unsupported_reason(
-    supported: Capabilities, special: UnsupportedReason, call: AttentionCall
+    capabilities: Capabilities, more_reasons: UnsupportedReason, call: AttentionCall
 ) -> str | None:
-    """Why the call is unsupported, with what to do, else ``special(call)``, which may be None."""
-    # whether a second derivative is taken shows only in a backward pass, which refuses it
-    q, instead = call.q, supported.instead
-    if supported.devices and q.device.type not in supported.devices:
-        return f"it runs on {_devices(supported)}, q is on {q.device}; move q, k and v, or use {instead}"
-    if supported.dtypes and q.dtype not in supported.dtypes:
+    """Return why the call is unsupported and what to do, or else ``more_reasons(call)``."""
+    # Second derivatives cannot be foreseen here; the backward pass refuses them.
+    q = call.q
+    instead = capabilities.instead
+    if capabilities.devices and q.device.type not in capabilities.devices:
+        devices = _join_devices(capabilities)
+        return f"it runs on {devices}, q is on {q.device}; move q, k and v, or use {instead}"
+    if capabilities.dtypes and q.dtype not in capabilities.dtypes:
         dtype = str(q.dtype).removeprefix("torch.")
-        return f"it computes in {_dtypes(supported)}, q is {dtype}; convert q, k and v, or use {instead}"
-    used = {
+        dtypes = _join_dtypes(capabilities)
+        return f"it computes in {dtypes}, q is {dtype}; convert q, k and v, or use {instead}"
+    is_used = {
         "score_mod": call.score_mod is not None,
         "bias": call.bias is not None,
         "dropout": bool(call.dropout),
@@ -109,69 +108,67 @@ def unsupported_reason(
         "lse": call.with_lse,
         "backward": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
     }
-    for option in (name for name, wanted in used.items() if wanted):
-        support = getattr(supported, option)
+    for option in (name for name, used in is_used.items() if used):
+        support = getattr(capabilities, option)
         if support is False or (support is not True and q.device.type not in (support, "meta")):
-            where = f" on {q.device.type}" if support else ""
-            return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
-    if call.graph.has_parallel_edges and supported.parallel_edges != "kept":
-        options = [name for name in ("bias", "dropout") if used[name]]
-        # The logarithm of the multiplicity is added by a score_mod.
-        mergeable = supported.parallel_edges == "merged" and supported.score_mod in (True, q.device.type)
-        if not mergeable or options or torch.compiler.is_compiling():
-            why = f" with {options[0]}" if options else ""
-            return f"it takes no parallel edges{why}; use backend='rows', or graph.coalesce()"
+            device = f" on {q.device.type}" if support else ""
+            return f"it has no {NAMES.get(option, option)}{device}; {REMEDIES[option]}, or use {instead}"
+    if call.graph.has_parallel_edges and capabilities.parallel_edges != "kept":
+        options = [name for name in ("bias", "dropout") if is_used[name]]
+        # Merging needs a score_mod, which adds the logarithm of the multiplicity.
+        has_score_mod = capabilities.score_mod in (True, q.device.type)
+        can_merge = capabilities.parallel_edges == "merged" and has_score_mod
+        if not can_merge or options or torch.compiler.is_compiling():
+            option = f" with {options[0]}" if options else ""
+            return f"it takes no parallel edges{option}; use backend='rows', or graph.coalesce()"
         call = call.merge_parallel_edges()
-    return special(call)
+    return more_reasons(call)
 
 
-def _devices(supported: Capabilities) -> str:
-    # a tensor on "meta" has a shape alone
-    return " and ".join(device for device in supported.devices if device != "meta")
+def _join_devices(capabilities: Capabilities) -> str:
+    # No user computes on "meta", where tensors have only a shape.
+    return " and ".join(device for device in capabilities.devices if device != "meta")
 
 
-def _dtypes(supported: Capabilities) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in supported.dtypes)
+def _join_dtypes(capabilities: Capabilities) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in capabilities.dtypes)
 
 
 @dataclass(frozen=True)
 class Backend:
     """A way to compute attention: ``run(call) -> (out, lse or None)``.
 
-    ``capabilities`` say which devices, dtypes and options are supported, ``unsupported_reason(call) -> reason
-    or None`` what they cannot say, such as memory; in the finished object it answers for both. ``compiled``:
-    a first call takes seconds, so that ``verify`` on a CPU leaves it out unless it is named. ``recomputes``:
-    gradients come from weights recomputed from lse, and ``verify`` compares them with the errors of SDPA's
-    fused kernel, too. A backend of one's own can be passed to ``attend(..., backend=...)`` and to
-    ``verify.run(backends=[...])``.
+    ``capabilities`` state the supported devices, dtypes and options. ``unsupported_reason(call) -> reason or
+    None`` adds other limits, such as memory; as an attribute it answers for both. ``compiled``: the first
+    call takes seconds, so ``verify`` runs it on a CPU only if it is named. ``recomputes``: the backward pass
+    recomputes the weights from lse, so ``verify`` also allows the errors of SDPA's fused kernel. Your own
+    backend can be passed to ``attend(..., backend=...)`` and ``verify.run(backends=[...])``.
     """
 
     name: str
     run: Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
     supports: str = ""
-    unsupported_reason: UnsupportedReason = _never
+    unsupported_reason: UnsupportedReason = _support_every_call
     bytes_needed: Callable[[AttentionCall], int] | None = None
     compiled: bool = False
     recomputes: bool = False
     capabilities: Capabilities = field(default_factory=Capabilities)
 
     def __post_init__(self) -> None:
-        """TypeError for a name that is no string, a function that cannot be called, or other capabilities."""
+        """Check the types of the fields, and join ``unsupported_reason`` with the capabilities."""
         reason, needed = self.unsupported_reason, self.bytes_needed
-        forms = {
+        requirements = {
             "name": ("a string", isinstance(self.name, str)),
             "run": ("a function (call) -> (out, lse or None)", callable(self.run)),
             "unsupported_reason": ("a function (call) -> str or None", callable(reason)),
             "bytes_needed": ("a function (call) -> int, or None", needed is None or callable(needed)),
             "capabilities": ("Capabilities", isinstance(self.capabilities, Capabilities)),
         }
-        for name, (form, fits) in forms.items():
-            if not fits:
-                raise TypeError(
-                    f"{name} of a Backend must be {form}, got {describe_type(getattr(self, name))}"
-                )
-        special = (
-            reason.args[1] if isinstance(reason, partial) and reason.func is unsupported_reason else reason
-        )
-        answer = partial(unsupported_reason, self.capabilities, special)
-        object.__setattr__(self, "unsupported_reason", answer)
+        for name, (requirement, is_met) in requirements.items():
+            if not is_met:
+                value = describe_type(getattr(self, name))
+                raise TypeError(f"{name} of a Backend must be {requirement}, got {value}")
+        # dataclasses.replace passes on a function that was joined before.
+        if isinstance(reason, partial) and reason.func is unsupported_reason:
+            reason = reason.args[1]
+        object.__setattr__(self, "unsupported_reason", partial(unsupported_reason, self.capabilities, reason))

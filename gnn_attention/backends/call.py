@@ -1,4 +1,4 @@
-"""One call of attention as a value: what every backend is given, and what it returns."""
+"""One call of attention as a value, which every backend takes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
-# bytes of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
-GATHERED_BYTES = 2**22
-# edges whose queries are gathered together in a compiled program, where each part is code of its own
-COMPILED_EDGES = 2**16
+GATHERED_BYTES = 2**22  # of queries gathered together; the allocator reuses a tensor of this size
+COMPILED_EDGES = 2**16  # gathered together in a compiled program, which repeats the code for each chunk
 
 
 @dataclass(eq=False)
 class AttentionCall:
-    """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
+    """Arguments of :func:`gnn_attention.attend`, from which a backend computes ``out`` and ``lse``.
 
+    A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``, or None for lse if not ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
-    of an edge is ``score_mod(scale * q . k) + bias``. Without ``with_lse`` a backend may return None for lse.
-    ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the
-    call is a part of another; ``seed`` is that of dropout (``backends.dropout``). ``finite``: the caller
-    promises that q, k and v are.
+    of an edge is ``score_mod(scale * q . k) + bias``. In a slice of a call, ``first_sample`` and
+    ``first_head`` are the indices of its first sample and head, for score_mod and dropout. ``seed`` is that
+    of dropout (``backends.dropout``). ``finite``: the caller promises that q, k and v are finite.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -49,8 +47,8 @@ class AttentionCall:
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
     finite: bool = False
-    # what a call of these shapes, dtypes, devices and options is given to, by ``backend``, where checked
-    chosen: dict[str, str] | None = field(default=None, init=False)
+    # The backends that ``attend`` chose for earlier calls of these shapes, dtypes and options.
+    backend_names: dict[str, str] | None = field(default=None, init=False)
 
     @classmethod
     def from_arguments(
@@ -67,18 +65,18 @@ class AttentionCall:
         with_lse: bool = False,
         finite: bool = False,
     ) -> AttentionCall:
-        """The call with these arguments of ``attend``; TypeError or ValueError for one that does not fit."""
+        """Check the arguments of ``attend`` and return the call; raise TypeError or ValueError."""
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
         if type(finite) is not bool:
             raise TypeError(f"finite must be True or False, got {checks.describe_type(finite)}")
-        plain = score_mod is None, bias is None, sink_logits is None, dropout == 0.0
-        key = _key(q, k, v, with_lse, *plain) if type(graph) is TokenGraph else None
-        chosen = None if key is None else graph._memo.data.get(key)
-        if chosen is None:
+        options = with_lse, score_mod is None, bias is None, sink_logits is None, dropout == 0.0
+        key = _cache_key(q, k, v, options) if type(graph) is TokenGraph else None
+        backend_names = None if key is None else graph._memo.data.get(key)
+        if backend_names is None:
             _check_tensors(q, k, v)
             _check_graph(graph, q, k)
-            chosen = None if key is None else graph._memo.data.setdefault(key, {})
+            backend_names = None if key is None else graph._memo.data.setdefault(key, {})
         if k.shape[0] != q.shape[0]:
             k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
         if score_mod is not None:
@@ -90,75 +88,86 @@ class AttentionCall:
         if sink_logits is not None:
             _check_floats("sink_logits", sink_logits, "[Hq]", q)
             if tuple(sink_logits.shape) != (q.shape[1],):
-                got = list(sink_logits.shape)
-                raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {got}")
+                raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
-        number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
+        scale = scale if type(scale) is float and abs(scale) < math.inf else _check_scale(scale)
         call = cls(
-            # kernels that scale after masking would make +inf or NaN of -inf: the sign goes to q
-            q=q if number > 0 else q * (-1.0 if number else 0.0),
+            # q takes the sign, since kernels that scale after masking would turn -inf into +inf or NaN.
+            q=q if scale > 0 else q * (-1.0 if scale else 0.0),
             k=k,
             v=v,
             graph=graph,
-            scale=abs(number) or 1.0,
+            scale=abs(scale) or 1.0,
             score_mod=score_mod,
-            bias=None if bias is None else _checked_bias(bias, graph, q),
+            bias=None if bias is None else _check_bias(bias, graph, q),
             sink_logits=sink_logits,
             dropout=dropout,
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
             finite=finite,
         )
-        call.chosen = chosen
+        call.backend_names = backend_names
         return call
 
     def apply_score_mod(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """``score [B, Hq, ...]`` after the score_mod, at local dst and src; errors for what is no score."""
+        """Apply the score_mod to ``score [B, Hq, ...]`` at local dst and src, and check the result."""
         if self.score_mod is None:
             return score
         b, h = backends_dropout.sample_and_head(score, self.first_sample, self.first_head)
-        changed = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
-        return _checked_scores(changed, score)
+        result = self.score_mod(score, b, h, dst + self.graph.dst_offset, src + self.graph.src_offset)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            kind = f"{result.dtype} tensor" if isinstance(result, Tensor) else type(result).__name__
+            raise TypeError(f"score_mod must return a float tensor, the new scores, got a {kind}")
+        sizes = zip(result.shape[::-1], score.shape[::-1], strict=False)
+        if result.dim() > score.dim() or any(size not in (1, expected) for size, expected in sizes):
+            raise ValueError(
+                f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, "
+                f"got {list(result.shape)}"
+            )
+        return result.to(score.dtype).expand(score.shape)
 
     def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """``weights [B, Hq, ...]`` after dropout, at local dst and src."""
-        ends = dst + self.graph.dst_offset, src + self.graph.src_offset
-        first = self.first_sample, self.first_head
-        return backends_dropout.drop_weights(weights, self.seed, self.dropout, *ends, *first)
+        """Apply dropout to ``weights [B, Hq, ...]`` at local dst and src."""
+        dst = dst + self.graph.dst_offset
+        src = src + self.graph.src_offset
+        return backends_dropout.drop_weights(
+            weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head
+        )
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """The result with ``sink_logits`` in every softmax, if there are any."""
+        """Add ``sink_logits``, if there are any, to every softmax of a result."""
         if self.sink_logits is None:
             return out, lse
         return edge_softmax.add_sinks(out, lse, self.sink_logits, self.has_in_edges)
 
     @property
     def has_in_edges(self) -> Bool[Tensor, "..."]:
-        """Which receivers have in-edges, broadcastable to lse."""
-        found: Tensor = memoized(_has_in_edges, self.graph, self.q.device)[0]
-        return found
+        """True at receivers that have in-edges; broadcastable to lse."""
+        mask: Tensor = memoized(_has_in_edges, self.graph, self.q.device)[0]
+        return mask
 
     def scores(self, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
-        """``score_mod(scale * q . k)`` of any pairs ``(src, dst)``, edges or not; in float32 or better."""
-        wide, at_once = edge_softmax.accumulation_dtype(self.q.dtype), COMPILED_EDGES
+        """Compute ``score_mod(scale * q . k)`` of pairs ``(src, dst)``, in float32 or better."""
+        dtype = edge_softmax.accumulation_dtype(self.q.dtype)
+        chunk_size = COMPILED_EDGES
         if not torch.compiler.is_compiling():
-            # The gradient of each part is a tensor like q or k: with gradients at least one edge a token.
-            least = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
-            of_edge = self.q[:, :, :1].numel() * wide.itemsize
-            at_once = max(least, GATHERED_BYTES // max(1, of_edge))
+            # Each chunk adds a gradient of the size of q or k, so chunks are not below that size.
+            fewest = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
+            bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
+            chunk_size = max(fewest, GATHERED_BYTES // max(1, bytes_per_edge))
 
-        def gather(src: Tensor, dst: Tensor) -> Tensor:
-            k = edge_softmax.per_query_head(self.k.to(wide), self.q.shape[1])
-            # The gradients of index_select are summed in one order.
-            q = self.q.to(wide).index_select(2, dst)
+        def score_chunk(src: Tensor, dst: Tensor) -> Tensor:
+            k = edge_softmax.per_query_head(self.k.to(dtype), self.q.shape[1])
+            # The gradients of index_select are summed in a fixed order.
+            q = self.q.to(dtype).index_select(2, dst)
             return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
 
-        # For gradients the gathered ends are computed again, not saved.
-        parts = torch.split(pairs, at_once, dim=1)
-        return torch.cat([recompute(gather, *part) for part in parts], dim=-1)
+        # The backward pass gathers the ends again, so that they need not be saved.
+        chunks = torch.split(pairs, chunk_size, dim=1)
+        return torch.cat([recompute(score_chunk, src, dst) for src, dst in chunks], dim=-1)
 
     def merge_parallel_edges(self) -> AttentionCall:
-        """The call without parallel edges: an edge that stands m times has ``log m`` added to its score."""
+        """Replace m parallel edges by one edge with ``log m`` added to its score."""
         graph, log_count = memoized(derived.merge_parallel_edges, self.graph)
         score_mod = log_count if self.score_mod is None else score_mods.chain(self.score_mod, log_count)
         return replace(self, graph=graph, score_mod=score_mod)
@@ -167,15 +176,15 @@ class AttentionCall:
     def is_plain(self) -> bool:
         return self.score_mod is None and self.bias is None and not self.dropout
 
-    def parts(self) -> list[list[AttentionCall]]:
-        """A call on a plain graph for each sample and head by which the graph differs, for :func:`joined`."""
-        graph, (batch, heads) = self.graph, self.q.shape[:2]
-        samples = [None] if graph.batch is None else range(batch)
-        numbers = [None] if graph.heads is None else range(heads)
-        return [[self.part(b, h) for h in numbers] for b in samples]
+    def slices(self) -> list[list[AttentionCall]]:
+        """Split the call by samples and heads if the graph differs by them, for :func:`join_slices`."""
+        batch, heads = self.q.shape[:2]
+        samples = [None] if self.graph.batch is None else range(batch)
+        head_indices = [None] if self.graph.heads is None else range(heads)
+        return [[self.select(b, h) for h in head_indices] for b in samples]
 
-    def part(self, b: int | None, h: int | None) -> AttentionCall:
-        """One sample, one head or both, on its own graph, with the key/value head that serves it."""
+    def select(self, b: int | None, h: int | None) -> AttentionCall:
+        """Return the call of sample b and head h (None: all of them), on that slice of the graph."""
         group = self.q.shape[1] // self.k.shape[1]
         samples = slice(None) if b is None else slice(b, b + 1)
         heads = slice(None) if h is None else slice(h, h + 1)
@@ -186,14 +195,13 @@ class AttentionCall:
             q=self.q[samples, heads],
             k=self.k[samples, kv_heads],
             v=self.v[samples, kv_heads],
-            graph=one_of(self.graph, b or 0, h or 0),
+            graph=select_slice(self.graph, b or 0, h or 0),
             bias=bias,
             sink_logits=None if self.sink_logits is None else self.sink_logits[heads],
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
 
-    # The names of these methods before 0.3, for this release.
     @classmethod
     @deprecated("AttentionCall.checked is now called AttentionCall.from_arguments")
     def checked(cls, *arguments: Any, **options: Any) -> AttentionCall:
@@ -210,9 +218,13 @@ class AttentionCall:
         """The old name of :meth:`apply_dropout`."""
         return self.apply_dropout(weights, dst, src)
 
+    @deprecated("call.parts is now called call.slices")
+    def parts(self) -> list[list[AttentionCall]]:
+        """The old name of :meth:`slices`."""
+        return self.slices()
+
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    """Put on the device once: a copy in every call would wait for it."""
     pointers = graph.edges.pointers()
     if pointers is None:
         return ((graph.in_degree() > 0).to(device),)
@@ -222,31 +234,31 @@ def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     return (has_in_edges,)
 
 
-def are_plain(tensors: Iterable[Tensor | None]) -> bool:
-    """True where an operator would have nothing to add: eager tensors, outside of modes and transforms."""
-    if torch.compiler.is_compiling():
+def are_eager(tensors: Iterable[Tensor | None]) -> bool:
+    """True for tensors with values outside of compilers, modes, transforms and dual levels."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     for x in tensors:
         if x is not None and (type(x) is not Tensor or x.is_meta):
             return False
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-    return not modes and not transformed and torch._C._get_tracing_state() is None
+    is_dual = torch.autograd.forward_ad._current_level >= 0
+    return not modes and not is_dual and torch._C._get_tracing_state() is None
 
 
 def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
-    """True where a derivative may be asked for."""
+    """True if a gradient of one of the tensors may be computed."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
+    """Return an empty ``[B, H, T, width]`` with the memory layout ``[B, T, H, width]`` of projections."""
     batch, heads, tokens, _ = like.shape
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
 def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
-    """The result of a call from those of its parts; lse None where a part has none."""
+    """Join the results of :meth:`AttentionCall.slices`; lse is None if a slice has none."""
     out = torch.cat([torch.cat([out for out, _ in row], 1) for row in rows], 0)
     if any(lse is None for row in rows for _, lse in row):
         return out, None
@@ -254,28 +266,28 @@ def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple
     return out, torch.cat([torch.cat(row, 1) for row in lses], 0)
 
 
-def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
-    """``graph.select(batch, head)``, cached with the graph, and so is what is computed about it."""
+def select_slice(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
+    """Return ``graph.select(batch, head)``, which is cached with the graph."""
     if graph.batch is None and graph.heads is None:
         return graph
-    memoized(_select_parts, graph)
-    part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
-    return part
+    memoized(_select_slices, graph)
+    graph_slice: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
+    return graph_slice
 
 
-def _select_parts(graph: TokenGraph) -> bool:
-    # a compiled program, which cannot have a graph as a constant, reads them there
-    parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
-    graph._parts[:] = parts
+def _select_slices(graph: TokenGraph) -> bool:
+    # A graph cannot be a constant of a compiled program, so the program reads the slices from here.
+    slices = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
+    graph._parts[:] = slices
     return True
 
 
-def _key(q: Any, k: Any, v: Any, *options: bool) -> tuple[Any, ...] | None:
-    """By what their checks are cached with the graph; None for what must be checked each time."""
+def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool, ...]) -> tuple[Any, ...] | None:
+    """Return a key for checks that are cached with the graph, or None for a call without a cache."""
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape
-    return _key, options, *sizes, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    return _cache_key, options, *sizes, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -292,11 +304,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[3] == 0:
         raise ValueError(f"q must have at least one channel (D), got shape {list(q.shape)}")
     if k.shape[0] not in (1, q.shape[0]) or q.shape[3] != k.shape[3]:
-        got = f"{list(q.shape)} and {list(k.shape)}"
-        raise ValueError(f"q and k must agree in B and D, or k have B = 1, got {got}")
+        raise ValueError(
+            f"q and k must agree in B and D, or k have B = 1, got {list(q.shape)} and {list(k.shape)}"
+        )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        got = f"{q.shape[1]} and {k.shape[1]}"
-        raise ValueError(f"the heads of q must be a multiple of the heads of k, got {got}")
+        raise ValueError(
+            f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
+        )
 
 
 def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
@@ -305,52 +319,38 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
     if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
         raise ValueError(
             f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
-            "for some receivers of a longer graph take graph.rows(start, stop)"
+            "for a range of receivers of a longer graph take graph.rows(start, stop)"
         )
-    for word, size, got in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
-        if size is not None and size != got:
-            raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
+    for axis, expected, size in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
+        if expected is not None and expected != size:
+            raise ValueError(f"{graph!r} differs by {axis} ({expected}), but q has {axis} {size}")
 
 
-def _checked_scale(scale: float) -> float:
+def _check_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
-            f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose "
-            "its gradient: multiply q by it and give scale=1.0"
+            f"scale must be a number or None, got {type(scale).__name__}; a learned scale would "
+            "lose its gradient: multiply q by it and give scale=1.0"
         )
     if not abs(scale) < math.inf:
         raise ValueError(f"scale must be finite, got {scale}")
     return float(scale)
 
 
-def _checked_scores(changed: object, score: Tensor) -> Tensor:
-    """What a score_mod returned, in shape and dtype of the ``score`` it was given."""
-    if not isinstance(changed, Tensor) or not changed.is_floating_point():
-        got = f"{changed.dtype} tensor" if isinstance(changed, Tensor) else type(changed).__name__
-        raise TypeError(f"score_mod must return a float tensor, the new scores, got a {got}")
-    sizes = zip(changed.shape[::-1], score.shape[::-1], strict=False)
-    if changed.dim() > score.dim() or any(got not in (1, want) for got, want in sizes):
-        raise ValueError(
-            f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, "
-            f"got {list(changed.shape)}"
-        )
-    return changed.to(score.dtype).expand(score.shape)
-
-
-def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
+def _check_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     _check_floats("bias", bias, "broadcastable to [B, Hq, E]", q)
-    # refused by name where there is no single list of edges
+    # This raises an error if the graph has no single edge list.
     graph.edges_on(torch.device("cpu"))
-    count = graph.num_edges
-    wanted = (q.shape[0], q.shape[1], count)
+    expected = [q.shape[0], q.shape[1], graph.num_edges]
     shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)
-    if len(shape) != 3 or any(got not in (1, want) for got, want in zip(shape, wanted, strict=True)):
-        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {list(wanted)}, got {list(bias.shape)}")
-    return bias.view(shape).expand(-1, -1, count)
+    if len(shape) != 3 or any(size not in (1, full) for size, full in zip(shape, expected, strict=True)):
+        raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {expected}, got {list(bias.shape)}")
+    return bias.view(shape).expand(-1, -1, graph.num_edges)
 
 
 def _check_floats(name: str, x: Tensor, axes: str, q: Tensor) -> None:
     edge_checks.floats(name, x, axes)
     if x.device != q.device:
-        wanted = f"the device of q, {q.device}"
-        raise ValueError(f"{name} must be on {wanted}, got {x.device}; use {name}.to(q.device)")
+        raise ValueError(
+            f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)"
+        )

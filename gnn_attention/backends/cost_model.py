@@ -1,8 +1,8 @@
-"""What attention costs on this machine: a few constants, by which ``backend="auto"`` estimates times.
+"""Cost of attention on this machine: the constants by which ``backend="auto"`` estimates times.
 
-The time of a pass is a sum over what a backend visits: calls of a kernel, rectangles, cells (pairs inside
-them), edges, nodes. The constants below were measured on two cores of a current server CPU;
-``python -m benchmarks calibrate`` measures those of another machine and saves them in a file.
+The time of a pass is a sum over the kernel calls, rectangles, cells (pairs inside rectangles), edges and
+nodes that a backend visits. The defaults were measured on two cores of a current server CPU;
+``python -m benchmarks calibrate`` measures the constants of another machine and saves them in a file.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gnn_attention._support import atomic_files, checks
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
-VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
+VARIABLE = "GNN_ATTENTION_COSTS"  # environment variable with the path of the file of constants
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one head of one sample visits in one pass over a graph."""
+    """Counts of what one head of one sample visits in one pass over a graph."""
 
     calls: int = 0
     rectangles: int = 0
     cells: int = 0
-    weighted_cells: float = 0.0  # one of a high rectangle, which costs less, counts for less than one
+    weighted_cells: float = 0.0  # cells of high rectangles cost less, and count for less than one
     edges: int = 0
     nodes: int = 0
     masked_pairs: int = 0
@@ -40,16 +40,16 @@ class Work:
         return self.cells + self.masked_pairs + self.plain_pairs
 
     def __add__(self, other: Work) -> Work:
-        return Work(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Work)))
+        return Work(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Work)))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds of a forward pass for a head of 64 channels in float32; a training step takes 3.5 times it.
+    """Nanoseconds of a forward pass for a head of 64 channels in float32; training takes 3.5 times that.
 
-    ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair
-    inside a rectangle. ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of
-    scaled_dot_product_attention with a mask, and without one (of a causal graph half of the pairs count).
+    ``call``: one kernel call of any size. ``rectangle``: one of its rectangles. ``cell``: one pair inside a
+    rectangle. ``edge`` and ``node``: one of a listed graph. ``masked_pair`` and ``plain_pair``: one pair of
+    scaled_dot_product_attention with and without a mask (a causal graph counts half of its pairs).
     """
 
     call: float = 60_000.0
@@ -61,16 +61,16 @@ class Costs:
     plain_pair: float = 1.75
 
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
-        """The estimate for a forward pass with this many heads (times samples), of ``dim`` channels."""
-        wide = dim / 64.0
+        """Estimate the time of a forward pass with ``heads`` heads (times samples) of ``dim`` channels."""
+        width = dim / 64.0
         pairs = work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
-        dense = (work.weighted_cells * self.cell + pairs) * wide + work.rectangles * self.rectangle
-        sparse = (work.edges * self.edge + work.nodes * self.node) * (0.5 + 0.5 * wide)
+        dense = (work.weighted_cells * self.cell + pairs) * width + work.rectangles * self.rectangle
+        sparse = (work.edges * self.edge + work.nodes * self.node) * (0.5 + 0.5 * width)
         return (work.calls * self.call + heads * (dense + sparse)) * 1e-9
 
 
 def path_of_costs() -> Path:
-    """The file of this machine's constants: ``$GNN_ATTENTION_COSTS``, else in the user's cache folder."""
+    """Path of the constants: ``$GNN_ATTENTION_COSTS``, else a file in the user's cache folder."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     cache_home = os.environ.get("XDG_CACHE_HOME")
@@ -79,38 +79,35 @@ def path_of_costs() -> Path:
 
 @cache
 def costs() -> Costs:
-    """The constants of this machine if measured, else the defaults; ValueError for a damaged file."""
+    """Return the constants of this machine, else the defaults; ValueError for a damaged file."""
     try:
         return read(path_of_costs())
-    except (OSError, RuntimeError):  # no such file, or no home folder
+    except (OSError, RuntimeError):  # There is no such file, or no home folder.
         return Costs()
 
 
 def read(path: Path) -> Costs:
-    """The constants in a file; ValueError that names it if they are missing, OSError if it cannot be read.
-
-    A constant that the file lacks, as those of earlier versions do, takes its default.
-    """
-    default = asdict(Costs())
+    """Read constants from a file; raise ValueError if it is damaged, OSError if it is unreadable."""
+    defaults = asdict(Costs())
     try:
-        found: Any = json.loads(path.read_text("utf-8"))
-        found = found.get("costs") if isinstance(found, dict) else found
-        if not isinstance(found, dict):
-            raise ValueError(f"costs must be an object, got {checks.quote(found)}")
-        found = {**default, **found}
-        measured = {
-            name: checks.number(f"the constant {name!r}", found[name], positive=True) for name in default
-        }
+        content: Any = json.loads(path.read_text("utf-8"))
+        constants = content.get("costs") if isinstance(content, dict) else content
+        if not isinstance(constants, dict):
+            raise ValueError(f"costs must be an object, got {checks.quote(constants)}")
+        # Files of earlier versions lack some of the constants.
+        constants = {name: constants.get(name, default) for name, default in defaults.items()}
+        for name, constant in constants.items():
+            constants[name] = checks.number(f"the constant {name!r}", constant, positive=True)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
             "measure them again with `python -m benchmarks calibrate`, or remove the file"
         ) from error
-    return Costs(**measured)
+    return Costs(**constants)
 
 
 def save(measured: Costs, path: Path | None = None) -> Path:
-    """Write the constants for the next processes, whole or not at all."""
+    """Write the constants to a file, where later processes find them, and return its path."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, json.dumps({"costs": asdict(measured)}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Which devices compute while the host goes on, and when nothing may depend on their numbers."""
+"""Devices that compute asynchronously, and programs that must not depend on computed values."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-ASYNCHRONOUS = ("cuda",)  # the host would wait for their numbers
+ASYNCHRONOUS = ("cuda",)  # reading a value makes the host wait
 
 
 def is_program(x: Tensor) -> bool:
-    """True while what is called is compiled, or recorded as a CUDA graph."""
+    """True while the calling program is compiled, or captured as a CUDA graph."""
     if torch.compiler.is_compiling() or x.device.type not in ASYNCHRONOUS:
         return torch.compiler.is_compiling()
     cuda: Any = torch.cuda

@@ -1,12 +1,11 @@
-"""Which backend ``backend="auto"`` takes, and why.
+"""Choice of the backend for ``backend="auto"``, with its reasons.
 
-A small graph goes to one dense call at once. On a CPU what each backend would visit (pairs, cells of tiles,
-edges, nodes) is counted once for other lists, and estimated once for other rules, without building anything
-(:mod:`gnn_attention.backends.plan.work`), and weighed with the constants of
-:mod:`gnn_attention.backends.cost_model`: the least estimated time of those that support the call. ``flex``,
-which compiles before it runs, is taken there only by name.
+A small graph goes to one dense call. For others on a CPU, :mod:`gnn_attention.backends.plan.work` counts what
+each backend would visit (pairs, cells of tiles, edges, nodes), exactly for lists and by estimates for rules,
+and :mod:`gnn_attention.backends.cost_model` turns the counts into times. The fastest backend that supports
+the call is chosen, but ``flex``, which compiles before it runs, is used on a CPU only by name.
 
-On CUDA the backends stand in one list, and the first that supports the call is taken (:data:`ON_CUDA`).
+On CUDA the backends form one list, :data:`ON_CUDA`; the first that supports the call is chosen.
 """
 
 import warnings
@@ -22,32 +21,26 @@ from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, devices, failures, rows
 from gnn_attention.backends.backend import CompilationError
-from gnn_attention.backends.call import AttentionCall, one_of
+from gnn_attention.backends.call import AttentionCall, select_slice
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
-# edges x heads x channels up to which a plan of the edges takes longer than it saves
-FEW_NUMBERS = 2**20
-# pairs that a dense kernel visits while a mask is made from a list
-PAIRS_OF_A_MASK = 2**15
-# pairs up to which the operators of the message-passing formula take longer than one dense call and its mask
-PAIRS_OF_MESSAGES = 2**12
+FEW_NUMBERS = 2**20  # edges x heads x channels up to which a plan takes longer than it saves
+PAIRS_OF_A_MASK = 2**15  # pairs that a dense kernel visits while a mask is built from a list
+PAIRS_OF_MESSAGES = 2**12  # pairs up to which a dense call with its mask beats message passing
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
     "rows": {WRITTEN_OUT: 2.0},
 }
-FEW_PAIRS = "so few pairs are quickest in one dense call"
-BY_SIZE = (
-    "by the number of its edges alone: a list is read anew in every call, and a TokenGraph is planned once"
-)
+BY_SIZE = "by the number of its edges alone: a list is read in every call, a TokenGraph is planned once"
 FIRST_CALL = (
-    "by the number of its edges alone, since it may be used once; from the third call along it, or after "
-    "graph.prepare()"
+    "by the number of its edges alone, since it may be used only once; "
+    "from the third call on, or after graph.prepare()"
 )
 UNSUPPORTED = "the others do not support it"
 VISITED = {
@@ -55,26 +48,27 @@ VISITED = {
     "tiles": "its edges lie in few, well filled tiles",
     "rows": "its edges are few and far between",
     "mixed": "some of its tiles are well filled, the other edges are few",
-    "message_passing": "its messages are so few that a plan of its edges would take longer",
+    "message_passing": "it has so few messages that planning its edges would take longer",
 }
 
 TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
-# The share of the pairs of its tiles that must be edges for FlexAttention to take less time than rows.
+# FlexAttention is faster than rows if at least this share of the pairs in its tiles are edges.
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
 FILLED = 1 / 8
-# of the call or of memory: they say nothing about a kernel
+# These errors are due to the call or to memory, and say nothing about a kernel.
 ERRORS_OF_CALL = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
 Result = tuple[Tensor, Tensor | None]
+Refusals = list[tuple[str, str]]  # backends, each with its reason
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend "auto" takes for a graph, and why; print it.
+    """The backend that "auto" chooses for a graph, and why; printing it shows a table.
 
-    ``rules``: each backend with what the forward pass would cost; for CUDA the backends in their order, each
-    with why it is taken or passed over. ``estimated``: the edges and tiles behind the costs are those of a
-    sample, not counted. ``obstacle``: why the rule of the graph cannot be evaluated on ranges of
-    tokens, so that its pairs are visited one by one.
+    ``rules``: each backend with the cost of its forward pass; for CUDA the backends in order, each
+    with the reason why it is taken or passed over. ``estimated``: the numbers of edges and tiles
+    come from a sample. ``obstacle``: why the rule of the graph cannot be evaluated on ranges of
+    tokens, but only pair by pair.
     """
 
     graph: str
@@ -104,12 +98,13 @@ def explain(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Explanation:
-    """Which backend ``backend="auto"`` takes for ``heads`` heads of width ``dim``, and why.
+    """Explain which backend ``backend="auto"`` chooses for ``heads`` heads of width ``dim``.
 
-    ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for a GPU, which
-    need not be at hand (``dtype`` bfloat16 unless given): the answer lists the backends in the order in which
-    they are asked. The costs are those of one sample, of ``graph.batch`` samples for a graph that differs by
-    them. ValueError for another device, TypeError for no graph or dtype.
+    ``device``: None or "cpu" for this machine's CPU (default ``dtype``: float32), "cuda" for any
+    GPU, present or not (default ``dtype``: bfloat16), where backends are listed in the order in
+    which they are tried. Costs are those of one sample, or of ``graph.batch`` samples if the graph
+    differs by sample. Raises ValueError for another device, TypeError if ``graph`` or ``dtype`` has
+    the wrong type.
 
     >>> from gnn_attention import patterns
     >>> [explain(patterns.window(n, 64), heads=8, dim=64).choice for n in (128, 512)]
@@ -125,18 +120,17 @@ def explain(
     if kind == "cuda":
         with FakeTensorMode():
             call = _empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16)
-            planned = _explain_on_cuda(call, ON_CUDA)
+            later = _explain_on_cuda(call, ON_CUDA)
             if not is_first_call(call):
-                return planned
-            first = _explain_on_cuda(call, _rules_of_first_call(call))
-            return replace(first, reason=f"{FIRST_CALL}, {planned.choice}: {planned.reason}")
+                return later
+            first = _explain_on_cuda(call, _candidates_by_size(call))
+            return replace(first, reason=f"{FIRST_CALL}, {later.choice}: {later.reason}")
     if kind != "cpu":
         raise ValueError(f"device must be 'cpu' or 'cuda', got {quote(device)}")
     call = _empty_call(graph, heads, dim, "meta", dtype)
-    choice, slices = choose(call), (graph.batch or 1) * heads
-    final_choice = _first_that_applies(_rules(call), call).name
+    final_choice = _choose_first(_rank_candidates(call), call).name
     if has_few_pairs(graph):
-        reason = FEW_PAIRS if final_choice == "dense" else UNSUPPORTED
+        reason = "one dense call is fastest for few pairs" if final_choice == "dense" else UNSUPPORTED
     elif final_choice == "dense" and dense.bytes_needed(call) == 0:
         reason = "one SDPA call without a mask"
     else:
@@ -145,46 +139,47 @@ def explain(
         reason = f"{FIRST_CALL}, {final_choice}: {reason}"
     table = []
     for name, backend in BACKENDS.items():
-        seconds = _seconds(graph, name, slices, dim)
-        extra = f"{(backend.bytes_needed(call) if backend.bytes_needed else 0) / 2**20:.1f} MB more memory"
+        seconds = _estimate_seconds(graph, name, (graph.batch or 1) * heads, dim)
+        needed = backend.bytes_needed(call) if backend.bytes_needed else 0
+        extra = f"{needed / 2**20:.1f} MB more memory"
         table.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
-    by_sample = is_estimated(one_of(graph, 0, 0))
-    obstacle = graph.edges.obstacle
-    return Explanation(repr(graph), choice.name, reason, tuple(table), by_sample, obstacle)
+    estimated = is_estimated(select_slice(graph, 0, 0))
+    return Explanation(repr(graph), choose(call).name, reason, tuple(table), estimated, graph.edges.obstacle)
 
 
 def explain_by_size(graph: TokenGraph, heads: int, dim: int) -> Explanation:
-    """Which backend a call takes along a list that is made for it, as a layer's is from an ``edge_index``."""
+    """Explain the backend for edges that are used once, such as an ``edge_index`` of a layer."""
     choice = choose_by_size(_empty_call(graph, heads, dim, "meta", None))
     return Explanation(repr(graph), choice.name, BY_SIZE)
 
 
 def choose(call: AttentionCall) -> Backend:
-    """The backend for a call; NotImplementedError if none supports it."""
-    return choose_by_size(call) if is_first_call(call) else _first_that_applies(_rules(call), call)
+    """Choose the backend for a call; raise NotImplementedError if none supports it."""
+    return choose_by_size(call) if is_first_call(call) else _choose_first(_rank_candidates(call), call)
 
 
 def run_or_replace(
     run: Callable[[Backend, AttentionCall], Result], backend: Backend, call: AttentionCall
 ) -> Result:
-    """``run(backend, call)``; where its kernel cannot be compiled or launched, what ``auto`` takes instead.
+    """Return ``run(backend, call)``, with another backend if the kernel fails to compile or launch.
 
-    One warning names the backend, the device and the error. Calls of the same kind do not try it again.
+    One warning names the backend, the device and the error. Later calls of the same kind do not try
+    it again.
     """
     if devices.is_program(call.q):
         return run(backend, call)
     failed_before = failures.reason(backend.name, call)
     try:
         return run(backend, call)
-    except Exception as error:  # every compiler and driver has its own
+    except Exception as error:  # Every compiler and driver has its own types of errors.
         if isinstance(error, ERRORS_OF_CALL) and not isinstance(error, CompilationError):
             raise
         failures.record(backend.name, call, error)
         replacement = choose(call)
         if failed_before is not None and replacement is backend:
             raise
-    if call.chosen is not None:
-        call.chosen.pop("auto", None)
+    if call.backend_names is not None:
+        call.backend_names.pop("auto", None)
     if failed_before is None:
         warnings.warn(
             f"backend {backend.name!r} failed on {call.q.device} in {call.q.dtype} "
@@ -196,71 +191,71 @@ def run_or_replace(
     return run_or_replace(run, replacement, call)
 
 
-class Rule(NamedTuple):
-    """A backend that ``auto`` may take: what it is good at, and why it is passed over (None: it is not)."""
+class Candidate(NamedTuple):
+    """A backend that ``auto`` may choose, its strength, and a function that says why not to."""
 
     backend: str
     strength: str
-    passed_over: Callable[[AttentionCall], str | None] | None = None
+    why_not: Callable[[AttentionCall], str | None] | None = None
 
 
-def _several_receivers(call: AttentionCall) -> str | None:
+def _why_not_decoding(call: AttentionCall) -> str | None:
     if rows.is_decoding_step(call) and not call.graph.is_full():
         return None
     return "it is no step of decoding: one receiver, without gradients, over some of the senders"
 
 
-def _chosen_rows(call: AttentionCall) -> str | None:
-    # to look at a graph that was chosen on a device is to wait for the device
+def _why_no_structure(call: AttentionCall) -> str | None:
+    # Reading senders that were chosen on a device would make the host wait for the device.
     if call.graph.edges.has_structure:
         return None
     return "its senders were chosen row by row: its structure is not looked at"
 
 
-def _written_pairs(call: AttentionCall) -> str | None:
+def _why_not_sdpa(call: AttentionCall) -> str | None:
     if has_few_pairs(call.graph):
         return None
-    reason = _chosen_rows(call)
+    reason = _why_no_structure(call)
     needed = dense.bytes_needed(call) if reason is None else 0
     return f"it would write {needed / 2**30:.2g} GiB for all pairs" if needed else reason
 
 
-def _empty_tiles(call: AttentionCall) -> str | None:
-    reason = _chosen_rows(call)
+def _why_not_tiles(call: AttentionCall) -> str | None:
+    reason = _why_no_structure(call)
     if reason is not None:
         return reason
-    filled = memoized(fill, one_of(call.graph, 0, 0), TILE)
-    if filled >= FILLED:
+    graph = select_slice(call.graph, 0, 0)
+    share = memoized(fill, graph, TILE)
+    if share >= FILLED:
         return None
-    about = "about " if is_estimated(one_of(call.graph, 0, 0)) else ""
-    return f"{about}{filled:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
+    about = "about " if is_estimated(graph) else ""
+    return f"{about}{share:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
 
 
-def _much_memory(call: AttentionCall) -> str | None:
-    needed = dense.bytes_needed(call)
-    if needed <= dense.COMFORTABLE:
+def _why_not_dense(call: AttentionCall) -> str | None:
+    gib = dense.bytes_needed(call) / 2**30
+    limit = dense.COMFORTABLE / 2**30
+    if gib <= limit:
         return None
-    limit = f"more than {dense.COMFORTABLE / 2**30:.0f}"
-    return f"it would need {needed / 2**30:.1f} GiB of mask and logits, {limit}"
+    return f"it would need {gib:.1f} GiB of mask and logits, more than {limit:.0f}"
 
 
 ON_CUDA = (
-    Rule("rows", "one receiver is a step of decoding", _several_receivers),
-    Rule("dense", "few pairs, or one SDPA call without a mask", _written_pairs),
-    Rule("varlen", "packed documents, or one window for all", _chosen_rows),
-    Rule("flex", f"its tiles of {TILE} are well filled", _empty_tiles),
-    Rule("rows", "edge by edge"),
-    Rule("dense", "the logits of all pairs fit into memory", _much_memory),
-    Rule("reference", "edge by edge, in chunks"),
+    Candidate("rows", "one receiver is a step of decoding", _why_not_decoding),
+    Candidate("dense", "few pairs, or one SDPA call without a mask", _why_not_sdpa),
+    Candidate("varlen", "packed documents, or one window for all", _why_no_structure),
+    Candidate("flex", f"its tiles of {TILE} are well filled", _why_not_tiles),
+    Candidate("rows", "edge by edge"),
+    Candidate("dense", "the logits of all pairs fit into memory", _why_not_dense),
+    Candidate("reference", "edge by edge, in chunks"),
 )
 ON_CPU = {
-    name: Rule(name, VISITED.get(name, ""), _much_memory if name == "dense" else None)
+    name: Candidate(name, VISITED.get(name, ""), _why_not_dense if name == "dense" else None)
     for name in ("dense", "tiles", "rows", "mixed", "message_passing", "reference")
 }
 
 
-def _rules(call: AttentionCall) -> tuple[Rule, ...]:
-    """The rules to ask, the best first."""
+def _rank_candidates(call: AttentionCall) -> tuple[Candidate, ...]:
     if call.q.device.type == "cuda":
         return ON_CUDA
     if has_few_pairs(call.graph):
@@ -268,8 +263,9 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     kind = WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
     kind = kind if call.is_plain else WRITTEN_OUT
     names = memoized(_rank_backends, call.graph, call.q.shape[1], call.q.shape[3], kind)
-    best, listed = (_work(call.graph, name) or Work() for name in (names[0], "rows"))
-    if _has_few_messages(call, listed.edges, best.pairs or FEW_NUMBERS):
+    num_pairs = (_count_work(call.graph, names[0]) or Work()).pairs
+    num_edges = (_count_work(call.graph, "rows") or Work()).edges
+    if _has_few_messages(call, num_edges, num_pairs or FEW_NUMBERS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -278,119 +274,113 @@ def has_few_pairs(graph: TokenGraph) -> bool:
     return graph.num_dst * graph.num_src <= SMALL
 
 
-def _has_few_messages(call: AttentionCall, edges: int, pairs: int, extra: int = 0) -> bool:
-    """Whether the numbers of all messages are few, and fewer than the pairs that another kernel visits.
-
-    ``edges`` and ``pairs`` are those of one head of one sample, ``extra`` those of the time that it takes
-    besides.
-    """
+def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, more_pairs: int = 0) -> bool:
+    """True if all messages have few numbers, fewer than the pairs that another kernel visits."""
     batch, heads, _, dim = call.q.shape
-    numbers = batch * heads * edges * max(dim, call.v.shape[3])
-    return numbers <= min(FEW_NUMBERS, batch * heads * pairs + extra)
+    numbers = batch * heads * num_edges * max(dim, call.v.shape[3])
+    return numbers <= min(FEW_NUMBERS, batch * heads * num_pairs + more_pairs)
 
 
 def choose_by_size(call: AttentionCall) -> Backend:
-    """The backend for a call along a list that is used once, by its size alone."""
-    return _first_that_applies(_rules_of_first_call(call), call)
+    """Choose the backend for a call along a list that is used once, by its size alone."""
+    return _choose_first(_candidates_by_size(call), call)
 
 
 def is_first_call(call: AttentionCall) -> bool:
-    """Whether ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
+    """True if ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
 
-    A list of edges that is seen for the first time may be used once, and to count its tiles would take longer
-    than the call. A compiled program runs many times.
+    A list of edges that is new may be used only once, and counting its tiles would take longer than
+    the call. A compiled program runs many times.
     """
     if torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph):
         return False
-    # senders that were chosen row by row are never counted tile by tile
+    # Tiles are never counted for senders that were chosen row by row.
     return call.graph.edges.has_structure
 
 
-def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
+def _candidates_by_size(call: AttentionCall) -> tuple[Candidate, ...]:
     if call.q.device.type == "cuda":
-        return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
-    (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
-    if num_dst * num_src <= PAIRS_OF_MESSAGES:
+        return tuple(candidate for candidate in ON_CUDA if candidate.backend not in ("varlen", "flex"))
+    batch, heads, num_dst, dim = call.q.shape
+    num_pairs = num_dst * call.graph.num_src
+    if num_pairs <= PAIRS_OF_MESSAGES:
         names: tuple[str, ...] = ("dense", "rows", "reference")
-    elif _has_few_messages(call, call.graph.num_edges, num_dst * num_src, PAIRS_OF_A_MASK):
+    elif _has_few_messages(call, call.graph.num_edges, num_pairs, PAIRS_OF_A_MASK):
         names = ("message_passing", "rows", "reference")
     else:
-        by_pairs = Work(masked_pairs=num_dst * num_src)
-        by_edges = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
-        dense, rows = (cost_model.costs().seconds(work, batch * heads, dim) for work in (by_pairs, by_edges))
-        names = ("dense", "rows", "reference") if dense < rows else ("rows", "reference")
+        costs = cost_model.costs()
+        dense_seconds = costs.seconds(Work(masked_pairs=num_pairs), batch * heads, dim)
+        edge_work = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
+        is_dense = dense_seconds < costs.seconds(edge_work, batch * heads, dim)
+        names = ("dense", "rows", "reference") if is_dense else ("rows", "reference")
     return tuple(ON_CPU[name] for name in names)
 
 
-def _first_that_applies(rules: Iterable[Rule], call: AttentionCall) -> Backend:
-    return BACKENDS[_ask(rules, call)[0].backend]
+def _choose_first(candidates: Iterable[Candidate], call: AttentionCall) -> Backend:
+    return BACKENDS[_try_candidates(candidates, call)[0].backend]
 
 
-def _ask(rules: Iterable[Rule], call: AttentionCall) -> tuple[Rule, list[tuple[str, str]]]:
-    """The first rule that applies, and each one before it with why its backend is passed over."""
-    refusals: list[tuple[str, str]] = []
-    for rule in rules:
-        reason = _refusal(rule, call)
+def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tuple[Candidate, Refusals]:
+    """Return the first candidate that supports the call, and the refusals of those before it."""
+    refusals: Refusals = []
+    for candidate in candidates:
+        backend = BACKENDS[candidate.backend]
+        if call.graph.has_parallel_edges and backend.capabilities.parallel_edges != "kept":
+            refusals.append((backend.name, "it keeps no parallel edges"))
+            continue
+        reason = None if candidate.why_not is None else candidate.why_not(call)
+        reason = reason or backend.unsupported_reason(call)
+        # If its kernel failed, rows still runs by operators of torch.
+        if reason is None and backend.name != "rows":
+            reason = failures.reason(backend.name, call)
         if reason is None:
-            return rule, refusals
-        refusals.append((rule.backend, reason))
-    listed = "; ".join(f"{name}: {reason}" for name, reason in refusals)
-    raise NotImplementedError(f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {listed}")
-
-
-def _refusal(rule: Rule, call: AttentionCall) -> str | None:
-    """Why a rule does not apply to the call; None where its backend is taken."""
-    if call.graph.has_parallel_edges and BACKENDS[rule.backend].capabilities.parallel_edges != "kept":
-        return "it keeps no parallel edges"
-    reason = None if rule.passed_over is None else rule.passed_over(call)
-    reason = reason or BACKENDS[rule.backend].unsupported_reason(call)
-    # rows go on by operators of torch where their kernel failed
-    if reason is None and rule.backend != "rows":
-        reason = failures.reason(rule.backend, call)
-    return reason
+            return candidate, refusals
+        refusals.append((backend.name, reason))
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals)
+    raise NotImplementedError(f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {reasons}")
 
 
 def _empty_call(
     graph: TokenGraph, heads: int, dim: int, device: str, dtype: torch.dtype | None
 ) -> AttentionCall:
-    """A plain call along the graph whose tensors hold no numbers."""
+    """Return a plain call on the graph, whose tensors have no values."""
     q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device=device, dtype=dtype)
     k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device=device, dtype=dtype)
     return AttentionCall.from_arguments(q, k, k, graph)
 
 
-def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
-    """Which of the rules applies on CUDA, with the reason of every backend that is passed over."""
-    rule, refusals = _ask(rules, call)
-    strength = rule.strength
-    if rule.backend == "rows" and not rows.is_decoding_step(call):
-        by = row_attention.unsupported_reason(call)
-        strength += "; in the Triton kernel" if by is None else f"; by torch operators, {by}"
-    answers = (*refusals, (rule.backend, "taken"))
-    return Explanation(repr(call.graph), rule.backend, strength, rules=answers)
+def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Explanation:
+    candidate, refusals = _try_candidates(candidates, call)
+    strength = candidate.strength
+    if candidate.backend == "rows" and not rows.is_decoding_step(call):
+        reason = row_attention.unsupported_reason(call)
+        strength += "; in the Triton kernel" if reason is None else f"; by torch operators, {reason}"
+    answers = (*refusals, (candidate.backend, "taken"))
+    return Explanation(repr(call.graph), candidate.backend, strength, rules=answers)
 
 
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
-    # the fastest first, by estimate; of equals the simpler one
+    """Rank the backends by estimated time; of equal ones the simpler comes first."""
     if not graph.edges.has_structure:
-        # what is chosen anew in every step is not counted tile by tile
-        works = Work(masked_pairs=graph.num_dst * graph.num_src), rows_work(graph)
-        dense, rows = (cost_model.costs().seconds(work, heads, dim) for work in works)
-        first = ("dense", "rows") if dense < rows else ("rows", "dense")
-        return (*first, "tiles", "reference")
+        # Senders that are chosen anew in every step are not worth counting tile by tile.
+        costs = cost_model.costs()
+        dense_seconds = costs.seconds(Work(masked_pairs=graph.num_dst * graph.num_src), heads, dim)
+        is_dense = dense_seconds < costs.seconds(rows_work(graph), heads, dim)
+        fastest = ("dense", "rows") if is_dense else ("rows", "dense")
+        return (*fastest, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
     factors = {name: SLOWER.get(name, {}).get(kind, 1.0) for name in names}
-    times = {name: (_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
+    times = {name: (_estimate_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
     return (*sorted(names, key=lambda name: times[name]), "reference")
 
 
-def _work(graph: TokenGraph, name: str) -> Work | None:
+def _count_work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return dense_work(graph)
-    # of a graph that differs by head or sample, its first stands for all
-    return memoized(WORK[name], one_of(graph, 0, 0)) if name in WORK else None
+    # If the graph differs by sample or head, the first slice stands for all.
+    return memoized(WORK[name], select_slice(graph, 0, 0)) if name in WORK else None
 
 
-def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
-    work = _work(graph, name)
+def _estimate_seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
+    work = _count_work(graph, name)
     return None if work is None else cost_model.costs().seconds(work, heads, dim)

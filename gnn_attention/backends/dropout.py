@@ -1,11 +1,11 @@
-"""Dropout keyed by the edge: seed, sample, head, receiver and sender alone decide what is dropped.
+"""Dropout by a hash of the edge: of the seed, sample, head, receiver and sender.
 
-So the same edges are dropped by every backend, in the transposed pass, and on whichever rank has the
-receiver. The numbers are those of SplitMix64, one generator a sample and head, entered at the pair's number:
+So all backends drop the same edges, in the backward pass and on other ranks too. The random numbers are those
+of SplitMix64, with one generator for each sample and head, at the index of the pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
 
-(mod 2^64), and a weight stays iff the 24 high bits of ``bits`` are at least ``p * 2^24``, rounded.
+(mod 2^64). A weight is kept iff the 24 high bits of ``bits`` are at least ``round(p * 2^24)``.
 
 Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4.
 """
@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-AT_ONCE = 2**18  # weights whose numbers are drawn together, in 4 MiB
+DRAWN_TOGETHER = 2**18  # weights; their random numbers take 4 MiB
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -34,7 +34,7 @@ def mask(
     src: Int[Tensor, "..."],
     probability: float,
 ) -> Bool[Tensor, "..."]:
-    """Which weights stay, for absolute positions that broadcast; sample, head, dst and src below 2^31."""
+    """True for weights that are kept; the indices broadcast, are absolute and are below 2^31."""
     stream = _mix_bits(seed + ((sample.long() << 32) + head.long() + 1) * _as_signed(GOLDEN))
     bits = _mix_bits(stream + ((dst.long() << 32) + src.long() + 1) * _as_signed(GOLDEN))
     return _shift_right(bits, 40) >= threshold(probability)
@@ -43,7 +43,7 @@ def mask(
 def sample_and_head(
     x: Float[Tensor, "batch heads ..."], first_sample: int, first_head: int
 ) -> tuple[Int[Tensor, "batch one ..."], Int[Tensor, "one heads ..."]]:
-    """The numbers of the samples and heads of ``x``, with as many axes as it has."""
+    """Return the indices of the samples and heads of ``x``, with as many axes as ``x``."""
     lead = (1,) * (x.dim() - 2)
     sample = torch.arange(first_sample, first_sample + x.shape[0], device=x.device).view(-1, 1, *lead)
     head = torch.arange(first_head, first_head + x.shape[1], device=x.device).view(1, -1, *lead)
@@ -59,7 +59,7 @@ def drop_weights(
     first_sample: int = 0,
     first_head: int = 0,
 ) -> Float[Tensor, "batch heads ..."]:
-    """``weights / (1 - p)`` where they stay, else 0; absolute dst and src broadcast to axes after the heads.
+    """Return ``weights / (1 - p)`` where kept, else 0; dst and src are absolute and broadcast.
 
     >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
     >>> drop_weights(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
@@ -70,24 +70,24 @@ def drop_weights(
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
     sample, head = sample_and_head(weights, first_sample, first_head)
-    one_by_one = weights.numel() > AT_ONCE and weights.shape[1] > 1 and not torch.compiler.is_compiling()
-    # a number takes 16 bytes while it is drawn: those of one head at a time, where they are many
-    heads = [each.unsqueeze(1) for each in head.unbind(1)] if one_by_one else [head]
-    drawn = [mask(seed, sample, each, dst, src, probability) for each in heads]
-    stays = torch.cat(drawn, dim=1) if one_by_one else drawn[0]
-    return weights.masked_fill(~stays, 0.0).mul_(weights.new_ones(()).div_(1.0 - probability))
+    # Drawing a random number takes 16 bytes, so large tensors draw them for one head at a time.
+    is_large = weights.numel() > DRAWN_TOGETHER and not torch.compiler.is_compiling()
+    chunks = torch.split(head, 1, dim=1) if is_large else [head]
+    masks = [mask(seed, sample, heads, dst, src, probability) for heads in chunks]
+    keep = torch.cat(masks, dim=1) if len(masks) > 1 else masks[0]
+    return weights.masked_fill(~keep, 0.0).mul_(weights.new_ones(()).div_(1.0 - probability))
 
 
 def _mix_bits(z: Tensor) -> Tensor:
-    """SplitMix64's finalizer, whose bits all depend on all bits of z; in place."""
+    """Apply SplitMix64's finalizer in place, which makes all bits depend on all bits of z."""
     z.bitwise_xor_(_shift_right(z, 30)).mul_(_as_signed(FIRST))
     z.bitwise_xor_(_shift_right(z, 27)).mul_(_as_signed(SECOND))
     return z.bitwise_xor_(_shift_right(z, 31))
 
 
-def _shift_right(z: Tensor, by: int) -> Tensor:
-    """A shift to the right that fills up with zeros: torch's own repeats the sign."""
-    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Shift to the right and fill with zeros; torch's own shift repeats the sign bit."""
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _as_signed(number: int) -> int:

@@ -1,8 +1,6 @@
-"""Kernels that could not be compiled or launched in this process, which ``auto`` does not try again."""
+"""Record of kernels that failed to compile or launch in this process; ``auto`` avoids them."""
 
 from typing import Any
-
-import torch
 
 from gnn_attention._support.dynamo import constant
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
@@ -26,10 +24,9 @@ def _reason(kind: tuple[Any, ...]) -> str | None:
 
 
 def _kind(name: str, call: AttentionCall) -> tuple[Any, ...]:
-    """Device, dtype, widths and options: the same for a call and for its parts by sample and head."""
+    """Device, dtype, widths and options, which a call and its slices by sample and head share."""
     options = call.bias is not None, call.dropout > 0, call.sink_logits is not None, call.with_lse
     widths = call.q.shape[3], call.v.shape[3]
     gradients = any_needs_gradients((call.q, call.k, call.v))
-    mod = type(call.score_mod).__name__
-    device: torch.device = call.q.device
-    return name, device, call.q.dtype, mod, *widths, *options, gradients
+    score_mod = type(call.score_mod).__name__
+    return name, call.q.device, call.q.dtype, score_mod, *widths, *options, gradients

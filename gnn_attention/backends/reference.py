@@ -1,11 +1,11 @@
-"""Attention edge by edge: gather the two ends of every edge, score, softmax over in-edges, weigh, sum.
+"""Attention edge by edge in float64 (float32 if the device has no better), within 2 GB: the oracle.
 
-Inputs are upcast to float64 (float32 where the device has no better) before they are gathered. Edges are
-taken receiver by receiver in chunks, and each chunk is recomputed for its gradient, so that a causal graph of
-2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
+Edges are processed in chunks of receivers, and the backward pass recomputes each chunk, so that a causal
+graph of 2048 tokens with 8 heads of 64 stays within 2 GB. A call that needs more is refused.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,44 +19,43 @@ from gnn_attention.backends.message_passing import attend_along
 from gnn_attention.graph import TokenGraph, memoized
 
 MEMORY_LIMIT = 2 * 2**30
-# Of gathered tensors at a time, half of it at least; the backward pass holds a few times that. Chunks are
-# large so that their buffers, about a quarter each, are mapped and unmapped whole: smaller ones than 32 MiB
-# leave glibc's heap in pieces, and the process 10 times larger than what is in use.
+# Bytes of the gathered tensors of a chunk; the backward pass holds a few times as many. With buffers below
+# 32 MiB, glibc's heap fragments, and the process grows to 10 times the memory in use.
 CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
-    # by receiver, then sender: the same sums however edges are listed
+    # Edges are sorted by receiver, then sender, so that their order in the list does not matter.
     order = torch.argsort(dst * call.graph.num_src + src)
-    rows, room = [(0, call.graph.num_dst, call.graph.num_edges)], _most_edges(call)
-    if call.graph.num_edges > room:
-        # a program that is compiled for any number of samples may only compare it
-        most = 1
-        while 2 * most <= room:
-            most *= 2
-        rows = memoized(_chunks_of_rows, call.graph, most)
-    parts: list[Any] = []
-    listed = torch.split(order, [count for *_, count in rows])
-    for (start, stop, _), chosen in zip(rows, listed, strict=True):
-        given = call, start, stop, src[chosen], dst[chosen], chosen
-        parts.append(recompute(_some_rows, *given) if len(rows) > 1 else _some_rows(*given))
-    out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    chunks = [(0, call.graph.num_dst, call.graph.num_edges)]
+    limit = _max_edges_at_once(call)
+    if call.graph.num_edges > limit:
+        # A program that is compiled for any number of samples can only compare with the limit.
+        max_edges = 1
+        while 2 * max_edges <= limit:
+            max_edges *= 2
+        chunks = memoized(_split_rows, call.graph, max_edges)
+    run_chunk = partial(recompute, _run_chunk) if len(chunks) > 1 else _run_chunk
+    results: list[Any] = []
+    for (start, stop, _), index in zip(chunks, torch.split(order, [n for *_, n in chunks]), strict=True):
+        results.append(run_chunk(call, start, stop, src[index], dst[index], index))
+    out, lse = (torch.cat(tensors, dim=2) for tensors in zip(*results, strict=True))
     return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    needed = bytes_needed(call)
-    if needed <= MEMORY_LIMIT:
+    gib = bytes_needed(call) / 2**30
+    limit = MEMORY_LIMIT / 2**30
+    if gib <= limit:
         return None
-    limit = f"its limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
-    return f"the reference would need about {needed / 2**30:.1f} GiB, {limit}"
+    return f"the reference would need about {gib:.1f} GiB, its limit is {limit:.0f} GiB"
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """The extra memory, estimated: edge lists, and a chunk or the in-edges of one receiver."""
-    at_once = min(call.graph.num_edges, max(call.graph.max_in_degree, _most_edges(call)))
-    return call.graph.num_edges * 64 + 4 * _bytes_per_edge(call) * at_once
+    """Estimate the extra memory: edge lists, and the edges of a chunk or of one receiver."""
+    chunk_edges = min(call.graph.num_edges, max(call.graph.max_in_degree, _max_edges_at_once(call)))
+    return call.graph.num_edges * 64 + 4 * _bytes_per_edge(call) * chunk_edges
 
 
 def _bytes_per_edge(call: AttentionCall) -> int:
@@ -65,27 +64,27 @@ def _bytes_per_edge(call: AttentionCall) -> int:
 
 
 def _working_dtype(q: Tensor) -> torch.dtype:
-    # its errors should be those of its inputs and its output alone
+    # In float64 the only errors are those of rounding the inputs and the output.
     return torch.float32 if q.device.type == "mps" else torch.float64
 
 
-def _most_edges(call: AttentionCall) -> int:
+def _max_edges_at_once(call: AttentionCall) -> int:
     return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
 
 
-def _some_rows(
-    call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor
+def _run_chunk(
+    call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, index: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    bias = None if call.bias is None else call.bias[..., chosen]
-    part = replace(call, q=call.q[:, :, start:stop], bias=bias, with_lse=True)
-    return attend_along(part, _working_dtype(call.q), src, dst, start)
+    bias = None if call.bias is None else call.bias[..., index]
+    chunk = replace(call, q=call.q[:, :, start:stop], bias=bias, with_lse=True)
+    return attend_along(chunk, _working_dtype(call.q), src, dst, start)
 
 
-def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
-    """(first row, end row, edges) of runs of rows with at most ``most`` edges, or of one fuller row."""
+def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
+    """Split the rows into (start, stop, edges) with at most ``max_edges``, or one row that has more."""
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
-        if count and count + degree > most:
+        if count and count + degree > max_edges:
             chunks.append((start, row, count))
             start, count = row, 0
         count += degree
@@ -95,7 +94,7 @@ def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:
 BACKEND = Backend(
     "reference",
     run,
-    "edge by edge in float64, or float32 where there is no better, within 2 GiB: the oracle",
+    "edge by edge in float64 (float32 if the device has no float64), within 2 GiB: the oracle",
     unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(

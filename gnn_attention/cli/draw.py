@@ -12,7 +12,7 @@ from typing import Any
 from gnn_attention import draw
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
-from gnn_attention._support.text import printable
+from gnn_attention._support.text import make_printable
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.text import LARGEST_PICTURE
@@ -63,7 +63,7 @@ def _draw(args: argparse.Namespace) -> int:
     if args.out is None:
         print(_in_text(graph, args.kind, labels))
         return 0
-    atomic_files.check_place("-o", args.out)
+    atomic_files.check_output_path("-o", args.out)
     with Progress("draw"):
         if args.kind not in ("degrees", "hops"):
             options["labels"] = labels
@@ -84,5 +84,5 @@ def _in_text(graph: TokenGraph, kind: str | None, labels: list[str] | None) -> s
         raise ValueError(f"{graph!r} has no picture in text, {limit}")
     if labels in (None, [str(token) for token in range(graph.num_dst)]):
         return text
-    names = ", ".join(f"{token} {printable(label)}" for token, label in enumerate(labels or ()))
+    names = ", ".join(f"{token} {make_printable(label)}" for token, label in enumerate(labels or ()))
     return f"{text}\n{names}"

@@ -41,7 +41,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _explore(args: argparse.Namespace) -> int:
-    atomic_files.check_place("-o", args.out)
+    atomic_files.check_output_path("-o", args.out)
     out = Path(args.out)
     # something else would be lost
     if out.exists() and not args.force and not is_ours(out):

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        atomic_files.check_place("--json", getattr(args, "json", None))
+        atomic_files.check_output_path("--json", getattr(args, "json", None))
         code: int = args.run(args)
         print(end="", flush=True)
     except BrokenPipeError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention._support.text import printable, token_label
+from gnn_attention._support.text import make_printable, token_label
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
@@ -121,13 +121,13 @@ def create_tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) 
 
 
 def set_title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
-    lines = textwrap.wrap(printable(name), width, max_lines=3, placeholder=" ...")
-    text = "\n".join([*lines, printable(facts)] if facts else lines)
+    lines = textwrap.wrap(make_printable(name), width, max_lines=3, placeholder=" ...")
+    text = "\n".join([*lines, make_printable(facts)] if facts else lines)
     ax.set_title(text, fontsize=10, loc="left", color=BLACK, **LITERAL)
 
 
 def set_headline(figure: Figure, name: str) -> None:
-    figure.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **LITERAL)
+    figure.suptitle(make_printable(name), fontsize=11, x=0.02, ha="left", **LITERAL)
 
 
 def common_name(names: Sequence[str]) -> str:

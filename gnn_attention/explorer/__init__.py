@@ -70,7 +70,7 @@ def page(
     """
     words, first = text_or_tokens, [] if graph is None else _several("graph", graph)
     if not isinstance(words, str):
-        words = checks.sizes("text_or_tokens", words, wanted="the ids of tokens")
+        words = checks.sizes("text_or_tokens", words, kind="the ids of tokens")
     offered = None if masks is None else _several("masks", masks)
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from gnn_attention._support import memory
-from gnn_attention._support.dynamo import eagerly, not_compiled
+from gnn_attention._support.dynamo import eager_mode, not_compiled
 from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Tensor
 
@@ -39,7 +39,7 @@ def numbers(x: Tensor) -> NDArray[np.int64]:
     """The memory of an integer tensor as an array, also inside the transforms of ``torch.func``."""
     while torch._C._functorch.is_gradtrackingtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
-    with eagerly():
+    with eager_mode():
         return x.numpy()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quote
-from gnn_attention._support.dynamo import eagerly
+from gnn_attention._support.dynamo import eager_mode
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import edge_list, rules
 from gnn_attention.graph.edge_list import SIGNED, elements
@@ -151,7 +151,7 @@ def read_senders(
     if not isinstance(coalesce, bool) and coalesce != COUNT:
         raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quote(coalesce)}")
     num_src = checks.size("num_src", num_src)
-    with eagerly():
+    with eager_mode():
         rows = Rows(read_table(index, num_src, count), num_src)
         if not coalesce:
             rows.check_distinct()
@@ -162,7 +162,7 @@ def read_senders(
 
 def read_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> RuleEdges:
     """The edges of ``TokenGraph.from_block_indices``: the rule of a table of blocks."""
-    with eagerly():
+    with eager_mode():
         blocks = rows_of_blocks(index, block_size, num_dst, num_src).choose()
         table = edge_list.mask(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
     return RuleEdges(rules.past(partial(rules.look_up_blocks, table, block_size, block_size), causal))

@@ -119,7 +119,7 @@ def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
     """A rule that is written for single numbers, on all pairs at once: no transform sees a graph's edges."""
     if isinstance(dst, Interval) or dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
-    return single_pairs.call_apart(single_pairs.map_pairs, rule, b, h, dst, src)
+    return single_pairs.call_in_thread(single_pairs.map_pairs, rule, b, h, dst, src)
 
 
 def check_signature(rule: object) -> None:

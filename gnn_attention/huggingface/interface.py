@@ -324,7 +324,7 @@ def use_graph(
         if not callable(graph_or_function):
             kind = type(graph_or_function).__name__
             raise TypeError(f"graph_or_function must be a TokenGraph or a function, got {kind}")
-        checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
+        checks.check_signature("graph_or_function", graph_or_function, "layer", "head", "length")
     checks.instance("model", model, nn.Module)
     return _contexts.activate(GraphContext(model, graph_or_function, bool(replace)))
 

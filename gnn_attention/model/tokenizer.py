@@ -156,7 +156,7 @@ class BytePair:
         return _import_tokenizers().Tokenizer.from_str(self.to_json())
 
     def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
-        tokens = checks.integers("ids", ids, wanted="tokens")
+        tokens = checks.integers("ids", ids, kind="tokens")
         for index, token in enumerate(tokens):
             # Without this check a negative token would count from the end.
             if not 0 <= token < len(self):

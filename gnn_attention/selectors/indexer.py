@@ -128,7 +128,7 @@ class Indexer(nn.Module):
         num_pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
         total = keys.new_zeros(())
         if rows is None and graph.num_edges <= SPARSE_DENSITY * num_pairs:
-            for i, (call,) in enumerate(info.call.parts()):
+            for i, (call,) in enumerate(info.call.slices()):
                 # A graph that is the same for all samples has a single part, with all of them.
                 sample = slice(None) if graph.batch is None else slice(i, i + 1)
                 part = AttentionInfo(call, info.lse[sample])

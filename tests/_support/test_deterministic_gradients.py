@@ -1,4 +1,4 @@
-"""Look-ups in a learned table: gradients summed in float64 and in one order, and both derivatives."""
+"""Look-ups in a learned table: gradients are summed in float64 and in a fixed order."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from gnn_attention._support.deterministic_index import entries
 
 
 def test_the_gradient_of_a_table_is_summed_in_float64():
-    """Added one after the other in float32, 1e8 and then ones would be 1e8."""
+    """In float32, 1e8 and then a hundred ones would add up to 1e8."""
     table, index = torch.zeros(1, 1, requires_grad=True), torch.zeros(101, dtype=torch.int64)
     entries(table, index, index).backward(torch.tensor([1e8] + 100 * [1.0]))
     assert table.grad.item() == torch.tensor(100000100.0).item() > 1e8
 
 
-def test_a_learned_table_has_both_derivatives():
+def test_a_learned_table_has_first_and_second_derivatives():
     table = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     head, column = torch.arange(2).view(2, 1), torch.tensor([0, 4, 4, 1])
     assert torch.autograd.gradcheck(lambda t: entries(t, head, column).square(), (table,))

@@ -1,4 +1,4 @@
-"""How much memory there is, in made-up systems; and what checks it before much is taken."""
+"""Available memory, in simulated systems, and the checks before large allocations."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ VERSIONS = {
 }
 
 
-def free(root, groups="", files=()):
-    """What is available in a system with 32 GiB and these groups and files."""
+def available_bytes(root, groups="", files=()):
+    """Simulate a system with 32 GiB and these groups and files, and return its available memory."""
     system = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {32 * 2**20} kB\n", "proc/self/cgroup": groups}
     for name, text in (system | dict(files)).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -29,69 +29,69 @@ def free(root, groups="", files=()):
 
 @pytest.mark.parametrize("tight", ["", "/a", "/a/b"])
 @pytest.mark.parametrize("groups", VERSIONS, ids=["second version", "first"])
-def test_the_least_of_all_ancestors_counts(tmp_path, groups, tight):
-    """The limit may stand at the group itself, above it, or at the root; caches can be given back."""
-    root, limit, used, cached, none = VERSIONS[groups]
+def test_the_lowest_limit_of_a_group_and_its_ancestors_counts(tmp_path, groups, tight):
+    """The group, its parent or the root may have the limit; cached files are reclaimable."""
+    root, limit, used, cached, no_limit = VERSIONS[groups]
     files = {}
     for folder in ("", "/a", "/a/b"):
-        files[f"{root}{folder}/memory.{limit}"] = 4 * GIB if folder == tight else none
+        files[f"{root}{folder}/memory.{limit}"] = 4 * GIB if folder == tight else no_limit
         files[f"{root}{folder}/memory.{used}"] = 4 * GIB
         files[f"{root}{folder}/memory.stat"] = f"anon 5\n{cached} {GIB}\nactive_file 7\n"
-    assert free(tmp_path, groups, files) == GIB
+    assert available_bytes(tmp_path, groups, files) == GIB
 
 
-@pytest.mark.parametrize(("limit", "left"), [("max", 32 * GIB), (GIB, 0), (64 * GIB, 32 * GIB)])
-def test_what_is_left_is_never_more_than_the_system_has_nor_less_than_nothing(tmp_path, limit, left):
+@pytest.mark.parametrize(("limit", "expected"), [("max", 32 * GIB), (GIB, 0), (64 * GIB, 32 * GIB)])
+def test_available_memory_is_between_zero_and_that_of_the_system(tmp_path, limit, expected):
     files = {"sys/fs/cgroup/a/memory.max": limit, "sys/fs/cgroup/a/memory.current": 2 * GIB}
-    assert free(tmp_path, "0::/a\n", files) == left
+    assert available_bytes(tmp_path, "0::/a\n", files) == expected
 
 
-def short(monkeypatch, room=1000):
-    """A machine that has hardly any memory."""
+def limit_memory(monkeypatch, size=1000):
+    """Simulate a machine with so few bytes of memory."""
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
-    monkeypatch.setattr(memory, "available", lambda: room)
+    monkeypatch.setattr(memory, "available", lambda: size)
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("name", "reason"),
     [
         ("mask", r"mask\(\) of TokenGraph\(window\(64, 4\).*: it would need .* left; take some rows"),
         ("edge_index", r"the list of the 250 edges of TokenGraph\(window.* left; take some rows"),
         ("in_degree", r"the in-degrees of TokenGraph\(window\(64, 4\)"),
     ],
 )
-def test_what_a_graph_cannot_hold_is_refused_before_it_is_made(monkeypatch, made, reason):
-    """The same graph then serves the next valid call."""
+def test_large_results_of_a_graph_are_refused_before_they_are_computed(monkeypatch, name, reason):
+    """Afterwards the same graph still works."""
     graph = patterns.window(64, 4)
     with monkeypatch.context() as patched:
-        short(patched, room=2000 if made == "edge_index" else 1000)
+        limit_memory(patched, size=2000 if name == "edge_index" else 1000)
         with pytest.raises(ValueError, match=reason):
-            graph.edge_index if made == "edge_index" else getattr(graph, made)()
+            graph.edge_index if name == "edge_index" else getattr(graph, name)()
     assert graph.mask().sum() == graph.edge_index.shape[1] == graph.in_degree().sum() == 250
 
 
-def test_a_product_that_cannot_be_held_is_refused(monkeypatch):
+def test_a_product_of_graphs_that_is_too_large_is_refused(monkeypatch):
     hub = torch.stack([torch.zeros(5000, dtype=torch.int64), torch.arange(5000)])
     star = ga.TokenGraph.from_edges(hub, 5000)
     monkeypatch.setattr(memory, "available", lambda: 2**28)
     with pytest.raises(ValueError, match=r"the product of two graphs, .* 25,000,000 pairs .* take some rows"):
-        star.T.T @ star.T  # all pairs, by way of the hub
+        star.T.T @ star.T  # All pairs are connected through the hub.
     assert (star @ star).num_edges == 5000
 
 
 @pytest.mark.parametrize("backend", ["dense", "rows"])
-def test_backends_refuse_by_name(monkeypatch, backend):
+def test_backends_refuse_calls_that_need_too_much_memory(monkeypatch, backend):
     q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
-    wanted = ga.attend(q, q, q, graph, backend="reference")
+    expected = ga.attend(q, q, q, graph, backend="reference")
     with monkeypatch.context() as patched:
-        short(patched)
-        with pytest.raises(NotImplementedError, match=f"'{backend}' does not support .* GiB are left"):
+        limit_memory(patched)
+        with pytest.raises(NotImplementedError, match=f"backend '{backend}' cannot hold .* GiB are left"):
             ga.attend(q, q, q, graph, backend=backend)
-    assert_exact(ga.attend(q, q, q, graph, backend=backend), wanted)
+    assert_exact(ga.attend(q, q, q, graph, backend=backend), expected)
 
 
-def test_a_compiled_call_may_check(monkeypatch):
-    """What is left is a constant to the compiler: no file is read inside its program."""
+def test_a_compiled_call_may_check_memory(monkeypatch):
+    """Available memory is a constant to the compiler, so the program reads no file."""
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
     call = lambda q: ga.attend(q, q, q, graph, backend="dense")  # noqa: E731

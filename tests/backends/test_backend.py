@@ -1,4 +1,4 @@
-"""Backends as values: one's own, what each of the table declares, and its limits of memory and numbers."""
+"""Backends as values: user-defined ones, declared capabilities, and limits of memory and edges."""
 
 import re
 
@@ -17,20 +17,20 @@ OUT, LSE = (2, 4, 9, 6), (2, 4, 9)
 QKV = torch.zeros(2, 4, 9, 8), torch.zeros(2, 2, 9, 8), torch.zeros(2, 2, 9, 6)
 
 
-def test_a_backend_of_your_own():
-    mine = Backend("mine", lambda call: (torch.full(OUT, 7.0), None))
-    out, info = ga.attend(*QKV, patterns.causal(9), backend=mine, return_info=True)
+def test_user_defined_backend():
+    backend = Backend("mine", lambda call: (torch.full(OUT, 7.0), None))
+    out, info = ga.attend(*QKV, patterns.causal(9), backend=backend, return_info=True)
     assert (out == 7).all()
     with pytest.raises(NotImplementedError, match="returned no lse"):
         _ = info.lse
     with_lse = Backend("mine", lambda call: (torch.ones(OUT), torch.zeros(LSE)))
     info = ga.attend(*QKV, patterns.causal(9), backend=with_lse, return_info=True)[1]
     assert torch.equal(info.lse, torch.zeros(LSE))
-    picky = Backend("picky", mine.run, unsupported_reason=lambda call: "it is Friday")
-    message = r"backend .picky. does not support this call on .*causal.*: it is Friday"
-    with pytest.raises(ga.RefusalError, match=message) as refused:
+    picky = Backend("picky", backend.run, unsupported_reason=lambda call: "it is Friday")
+    message = r"backend .picky. cannot hold this call on .*causal.*: it is Friday"
+    with pytest.raises(ga.RefusalError, match=message) as refusal:
         ga.attend(*QKV, patterns.causal(9), backend=picky)
-    assert refused.value.reason == "it is Friday"
+    assert refusal.value.reason == "it is Friday"
 
 
 WRONG_BACKENDS = {
@@ -42,14 +42,12 @@ WRONG_BACKENDS = {
 
 
 @pytest.mark.parametrize("message", WRONG_BACKENDS)
-def test_a_wrong_backend_of_your_own_is_refused(message):
+def test_backends_with_wrong_fields_are_refused(message):
     with pytest.raises(TypeError, match=message):
         Backend(*WRONG_BACKENDS[message])
 
 
 NO_RESULT = r"must return \(out, lse or None\)"
-
-
 WRONG_RESULTS = [
     (None, TypeError, NO_RESULT + ", got None"),
     ([torch.ones(OUT), None], TypeError, NO_RESULT),
@@ -60,15 +58,15 @@ WRONG_RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mine", "dense"])  # the library's name does not make it the library's
+@pytest.mark.parametrize("name", ["mine", "dense"])  # A user may give it the name of ours.
 @pytest.mark.parametrize(("result", "error", "message"), WRONG_RESULTS)
-def test_a_backend_of_your_own_that_returns_something_else(result, error, message, name):
+def test_wrong_results_of_a_user_defined_backend_are_refused(result, error, message, name):
     with pytest.raises(error, match=message):
         ga.attend(*QKV, patterns.causal(9), backend=Backend(name, lambda call: result))
 
 
 @pytest.mark.parametrize("name", ["dense", "mixed", "reference", "rows", "tiles"])
-def test_a_second_derivative_passes_where_it_is_declared(name):
+def test_second_derivatives_pass_through_backends_that_declare_them(name):
     q, k, v = qkv()
     out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
     (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
@@ -84,8 +82,8 @@ CALL = AttentionCall(Q, K, K, patterns.window(32, 4), 1.0)
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_backend_refuses_what_is_beyond_its_limit(monkeypatch, more):
-    """By one edge, or one byte."""
+def test_calls_beyond_the_limit_of_a_backend_are_refused(monkeypatch, more):
+    """Here they exceed the limit by one edge, or one byte."""
     monkeypatch.setattr(memory, "available", lambda: 2**33)
     monkeypatch.setattr(rows, "MEMORY_LIMIT", rows.bytes_needed(CALL) - more)
     counts = {tiles.mixed_work: Work(edges=2**28 + more), tiles.mask_bytes: 2**32 + more}
@@ -101,7 +99,7 @@ def test_a_backend_refuses_what_is_beyond_its_limit(monkeypatch, more):
 
 
 @pytest.mark.parametrize("name", ["tiles", "rows", "dense"])
-def test_what_is_left_counts_on_a_cpu(monkeypatch, name):
+def test_available_memory_limits_calls_on_a_cpu(monkeypatch, name):
     assert BACKENDS[name].unsupported_reason(CALL) is None
     monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
     assert "too little" in BACKENDS[name].unsupported_reason(CALL)

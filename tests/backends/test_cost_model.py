@@ -1,18 +1,18 @@
-"""The constants by which backends are chosen: what they add up to, and their file."""
+"""The cost constants by which backends are chosen, and the file that stores them."""
 
 import json
 from dataclasses import asdict, replace
 
 import pytest
 
-from gnn_attention.backends import cost_model as module
+from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Costs, costs, path_of_costs, save
 
 
 @pytest.fixture(autouse=True)
 def file(tmp_path, monkeypatch):
-    """A file of this test's own, and nothing read before it or left after it."""
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "costs.json"))
+    """Use a temporary file, and clear the cache before and after the test."""
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
     costs.cache_clear()
     yield tmp_path / "costs.json"
     costs.cache_clear()
@@ -21,8 +21,8 @@ def file(tmp_path, monkeypatch):
 MEASURED = Costs(call=1.0, rectangle=2.0, cell=3.0, edge=4.0, node=5.0, masked_pair=6.0, plain_pair=7.0)
 
 
-def test_what_is_saved_is_found_by_the_next_call_and_the_next_process(file):
-    """The defaults without a file; the round trip, also over an older file, and of what else a file says."""
+def test_saved_constants_are_read_by_later_calls_and_processes(file):
+    """Without a file the defaults hold; saving replaces an older file; unknown entries are ignored."""
     assert costs() == Costs()
     assert not file.exists()
     assert save(Costs()) == save(MEASURED) == file
@@ -35,7 +35,7 @@ def test_what_is_saved_is_found_by_the_next_call_and_the_next_process(file):
 
 
 def test_a_file_of_another_version_is_read(file):
-    """It may lack a constant, which takes its default, and have another one; a wrong one is refused."""
+    """A missing constant takes its default, an unknown one is ignored, a wrong value is refused."""
     other = {**asdict(MEASURED), "low_cell": 2.0}
     del other["plain_pair"]
     file.write_text(json.dumps({"costs": other}))
@@ -46,18 +46,18 @@ def test_a_file_of_another_version_is_read(file):
         costs()
 
 
-def test_where_the_file_is(monkeypatch, tmp_path):
-    """The path given, the variable, else the user's cache folder; folders are made."""
+def test_path_of_the_file(monkeypatch, tmp_path):
+    """An argument, the variable, or the user's cache folder; missing folders are created."""
     assert path_of_costs() == tmp_path / "costs.json"
     assert save(MEASURED, tmp_path / "a" / "b.json") == tmp_path / "a" / "b.json"
     assert not path_of_costs().exists()
-    monkeypatch.delenv(module.VARIABLE)
+    monkeypatch.delenv(cost_model.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert path_of_costs() == tmp_path / "cache" / "gnn_attention" / "costs.json"
     assert save(MEASURED).is_file()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(module.VARIABLE, "")
+    monkeypatch.setenv(cost_model.VARIABLE, "")
     assert path_of_costs() == tmp_path / "home" / ".cache" / "gnn_attention" / "costs.json"
 
 
@@ -65,7 +65,7 @@ NOT_NUMBERS = [json.dumps({"costs": {"edge": value}}) for value in ("fast", None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cost": {}}', "\x00\xff", *NOT_NUMBERS])
-def test_a_damaged_file_is_named(file, text):
+def test_the_error_names_a_damaged_file(file, text):
     file.write_text(text, encoding="latin-1")
     message = r"costs\.json does not hold the constants of .*benchmarks calibrate`, or remove the file"
     with pytest.raises(ValueError, match=message):

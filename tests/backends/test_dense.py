@@ -1,4 +1,4 @@
-"""The dense backend: which kernel runs, and second derivatives."""
+"""The dense backend: the kernel that it runs, second derivatives, and memory."""
 
 import pytest
 import torch
@@ -28,26 +28,26 @@ def attend(q, k, v, name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_second_derivatives(name):
-    """SDPA's fused kernels have none: of a plain call they are those of the formula."""
-    slopes, bends = [], []
+    """SDPA's fused kernels have none, so they are those of the written-out formula."""
+    first_derivatives, second_derivatives = [], []
     for backend in ("dense", "reference"):
-        given = [x.requires_grad_() for x in qkv()]
-        out = ga.attend(*given, GRAPHS[name], backend=backend)
-        found = torch.autograd.grad(out.square().sum(), given, create_graph=True)
-        slopes.append(found)
-        bends.append(torch.autograd.grad(sum(x.square().sum() for x in found), given))
-    for ours, truth in (slopes, bends):
+        inputs = [x.requires_grad_() for x in qkv()]
+        out = ga.attend(*inputs, GRAPHS[name], backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        first_derivatives.append(grads)
+        second_derivatives.append(torch.autograd.grad(sum(x.square().sum() for x in grads), inputs))
+    for ours, truth in (first_derivatives, second_derivatives):
         assert_exact(ours, truth)
 
 
-def test_a_gradient_of_one_input_and_again():
+def test_a_gradient_of_one_input_can_be_computed_twice():
     q, k, v = qkv()
     k.requires_grad_()
     out = attend(q, k, v, "causal")
     first, again = (torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for _ in range(2))
-    wanted = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
+    expected = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
     assert torch.equal(first, again)
-    assert_exact(first, wanted)
+    assert_exact(first, expected)
 
 
 def by_head(b, h, dst, src):
@@ -57,24 +57,24 @@ def by_head(b, h, dst, src):
 @pytest.mark.parametrize("graph", [patterns.causal(40), ga.TokenGraph.from_rule(by_head, 40, heads=2)])
 @pytest.mark.parametrize("strided", ["q", "k", "v", "qkv", ""])
 def test_the_fused_kernel_runs(graph, strided):
-    """For strided channels and a mask of three axes, too, for which SDPA itself makes all weights."""
-    given = [
+    """Also for strided channels and a mask of three axes, for which SDPA itself stores all weights."""
+    inputs = [
         torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2].requires_grad_()
         if name in strided
         else torch.randn(1, 40, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
         for name in "qkv"
     ]
-    with torch.profiler.profile() as watched:
-        out = ga.attend(*given, graph, backend="dense")
-    events = {event.key for event in watched.key_averages()}
+    with torch.profiler.profile() as profile:
+        out = ga.attend(*inputs, graph, backend="dense")
+    events = {event.key for event in profile.key_averages()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in events
-    # views of which each token's channels lie together are taken as they are
+    # Views are not copied if the channels of each token are contiguous.
     assert strided or "aten::contiguous" not in events
-    assert_exact(out, ga.attend(*given, graph, backend="reference"))
+    assert_exact(out, ga.attend(*inputs, graph, backend="reference"))
 
 
-def test_the_estimate_of_memory_holds_a_mask_of_all_pairs():
-    """A bool and a float32 for each pair; nothing for a causal graph."""
+def test_the_memory_estimate_covers_the_mask():
+    """A mask takes a bool and a float32 for each pair; a causal graph needs none."""
     q, bytes_of_masks = torch.zeros(1, 4, 64, 16), 64 * 64 * (1 + 4)
     graphs = patterns.causal(64), patterns.window(64, 5)
     needed = [dense.bytes_needed(AttentionCall(q, q, q, graph, 0.25)) for graph in graphs]

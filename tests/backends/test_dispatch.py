@@ -1,4 +1,4 @@
-"""Which backend "auto" takes: by a graph's structure and the machine's costs, and the reason in words."""
+"""The backend that "auto" chooses by the graph's structure and the machine's costs, and its reason."""
 
 import re
 from dataclasses import replace
@@ -17,7 +17,7 @@ from gnn_attention.graph.edges import ChosenEdges
 
 @pytest.fixture(autouse=True)
 def _no_file_of_costs(tmp_path, monkeypatch):
-    """The constants of the package, whatever this machine's file says."""
+    """Use the default constants, not those of this machine's file."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
     yield
@@ -36,29 +36,29 @@ def blocks(n, share, seed=0):
     return ga.TokenGraph.from_rule(lambda b, h, dst, src: tiles[dst // 64, src // 64], n, name="blocks")
 
 
-def listed(graph):
+def shuffled_list(graph):
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
     return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src).prepare()
 
 
-def window_and_few(n):
+def window_and_scattered(n):
     return patterns.window(n, 128) | scattered(n, 2)
 
 
-TAKEN = {
+CHOICES = {
     "full": (lambda: patterns.full(2048), "dense", "one SDPA call without a mask"),
     "causal": (lambda: patterns.causal(2048), "dense", "one SDPA call without a mask"),
-    "tiny": (lambda: patterns.window(128, 3), "dense", "so few pairs"),
-    "no edges to speak of": (lambda: patterns.cross(0, 4096), "dense", "so few pairs"),
+    "tiny": (lambda: patterns.window(128, 3), "dense", "for few pairs"),
+    "no edges to speak of": (lambda: patterns.cross(0, 4096), "dense", "for few pairs"),
     "window": (lambda: patterns.window(2048, 256), "tiles", "well filled tiles"),
-    "window as a list": (lambda: listed(patterns.window(2048, 256)), "tiles", "well filled tiles"),
+    "window as a list": (lambda: shuffled_list(patterns.window(2048, 256)), "tiles", "well filled tiles"),
     "long": (lambda: patterns.window(2**16, 256), "tiles", "well filled tiles"),
     "documents": (lambda: patterns.documents([500, 300, 1000, 200, 2000]), "tiles", "well filled tiles"),
     "decoding rows": (lambda: patterns.window(8192, 1024).rows(8000, 8100), "tiles", "well filled tiles"),
     "blocks": (lambda: blocks(4096, 0.1), "tiles", "well filled tiles"),
     "scattered": (lambda: scattered(2048, 8), "rows", "few and far between"),
     "tree": (lambda: patterns.tree([(i - 1) // 2 for i in range(4096)]), "rows", "few and far between"),
-    "band and few": (lambda: window_and_few(4096), "mixed", "some of its tiles are well filled"),
+    "band and few": (lambda: window_and_scattered(4096), "mixed", "some of its tiles are well filled"),
     "all but one": (lambda: patterns.full(512) - patterns.sinks(512, 1), None, "the least estimated time"),
 }
 
@@ -69,14 +69,14 @@ def call_on(graph, heads=8, dim=64, batch=1, **options):
     return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_what_auto_takes(name):
-    make, wanted, reason = TAKEN[name]
-    graph = make()
-    found = ga.explain(graph, heads=8, dim=64)
-    assert found.choice == (wanted or found.choice)
-    assert dispatch.choose(call_on(graph)).name == found.choice
-    assert reason in found.reason
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_of_auto(name):
+    make_graph, expected, reason = CHOICES[name]
+    graph = make_graph()
+    explanation = ga.explain(graph, heads=8, dim=64)
+    assert explanation.choice == (expected or explanation.choice)
+    assert dispatch.choose(call_on(graph)).name == explanation.choice
+    assert reason in explanation.reason
 
 
 def test_costs_from_the_file_of_the_machine_decide():
@@ -90,15 +90,15 @@ def test_costs_from_the_file_of_the_machine_decide():
         dispatch.choose(call())
 
 
-def half_of(score, b, h, dst, src):
+def halve_score(score, b, h, dst, src):
     return score / 2
 
 
 def test_the_bound_on_memory(monkeypatch):
-    """Dense is passed over beyond it, for many samples of a small graph too; else all reasons are named."""
-    few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=half_of) for n in (1, 10**6))
+    """Beyond it dense is passed over, also for many samples of a small graph; an error gives all reasons."""
+    few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=halve_score) for n in (1, 10**6))
     assert (dispatch.choose(few).name, dispatch.choose(many).name) == ("dense", "rows")
-    monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *rest: ("dense", "rows", "reference"))
+    monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *options: ("dense", "rows", "reference"))
     assert dispatch.choose(call_on(patterns.window(1024, 1000))).name == "dense"
     monkeypatch.setattr(dense, "COMFORTABLE", 1024 * 1024)
     assert dispatch.choose(call_on(patterns.window(1024, 999))).name == "rows"
@@ -113,21 +113,21 @@ def test_the_bound_on_memory(monkeypatch):
 
 
 def test_explain_prints_a_line_for_each_backend():
-    """The graph, the choice with its reason, and what each backend would cost: time and memory."""
-    found = ga.explain(patterns.window(2048, 256), heads=8, dim=64)
-    lines = str(found).splitlines()
+    """The lines show the graph, the choice with its reason, and the time and memory of each backend."""
+    explanation = ga.explain(patterns.window(2048, 256), heads=8, dim=64)
+    lines = str(explanation).splitlines()
     assert "window(2048, 256)" in lines[0]
-    assert lines[1] == f"auto takes tiles: {found.reason}"
-    assert found.estimated
+    assert lines[1] == f"auto takes tiles: {explanation.reason}"
+    assert explanation.estimated
     assert "estimated from a sample" in lines[-1]
     assert "sample" not in str(ga.explain(patterns.window(256, 64), heads=8, dim=64))
     costs = dict(line.split(maxsplit=1) for line in lines[2:-1])
-    assert costs == dict(found.rules)
+    assert costs == dict(explanation.rules)
     assert list(costs) == list(BACKENDS)
     assert re.fullmatch(r"about \d+\.\d{3} ms, \d+\.\d MB more memory", costs["tiles"])
 
 
-# What takes a plain call on CUDA in bfloat16, with 8 heads on 4; tests/test_limits.py has options and dtypes.
+# Backends of plain calls on CUDA in bfloat16, 8 heads on 4; tests/test_limits.py has options and dtypes.
 N = 4096
 
 
@@ -153,7 +153,7 @@ ON_CUDA = {
 
 
 def choice_on_cuda(graph, **options):
-    """What ``auto`` takes for tensors without numbers, on a GPU that need not be there."""
+    """Return the backend that ``auto`` chooses for fake tensors on CUDA, which needs no GPU."""
     with FakeTensorMode():
         shapes = (8, graph.num_dst, 64), (4, graph.num_src, 64)
         q, k = (torch.empty(1, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
@@ -161,75 +161,75 @@ def choice_on_cuda(graph, **options):
 
 
 @pytest.mark.parametrize("name", ON_CUDA)
-def test_what_auto_takes_on_cuda(name):
-    """``explain`` lists the backends in their order up to the one that is taken, with a reason for each."""
-    make, backend = ON_CUDA[name]
-    graph = make()
+def test_choices_of_auto_on_cuda(name):
+    """``explain`` lists the backends in order up to the chosen one, with a reason for each."""
+    make_graph, backend = ON_CUDA[name]
+    graph = make_graph()
     assert choice_on_cuda(graph) == backend
     explanation = ga.explain(graph, 8, 64, device="cuda")
     assert explanation.choice == backend
-    order = [rule for rule, _ in explanation.rules]
-    assert order == [rule.backend for rule in dispatch.ON_CUDA][: len(order)]
+    order = [name for name, _ in explanation.rules]
+    assert order == [candidate.backend for candidate in dispatch.ON_CUDA][: len(order)]
     assert explanation.rules[-1] == (backend, "taken")
     lines = str(explanation).splitlines()
     assert lines[1] == f"auto takes {backend}: {explanation.reason}"
     assert [line.split()[0] for line in lines[2:]] == order
 
 
-def tiles_with(edges_of_each, number=N // 128, apart=128):
-    """A list of so many tiles of 128 along the diagonal, with so many edges each, row by row."""
-    within, first = torch.arange(edges_of_each), torch.arange(0, number * apart, apart).view(-1, 1)
-    edges = torch.stack([(first + within % 128).flatten(), (first + within // 128).flatten()])
-    return ga.TokenGraph.from_edges(edges, number * apart).prepare()
+def diagonal_tiles(edges_per_tile):
+    """A list of N // 128 tiles of 128 along the diagonal, with so many edges each, filled row by row."""
+    offset, first = torch.arange(edges_per_tile), torch.arange(0, N, 128).view(-1, 1)
+    edges = torch.stack([(first + offset % 128).flatten(), (first + offset // 128).flatten()])
+    return ga.TokenGraph.from_edges(edges, N).prepare()
 
 
-def test_flex_takes_tiles_of_which_an_eighth_is_filled():
-    """A tile of 128 has 16,384 pairs, of which 2,048 are an eighth."""
-    assert choice_on_cuda(tiles_with(2048)) == "flex"
-    assert choice_on_cuda(tiles_with(2047)) == "rows"
+def test_flex_is_chosen_if_an_eighth_of_each_tile_is_filled():
+    """A tile of 128 has 16,384 pairs, and an eighth of them are 2,048."""
+    assert choice_on_cuda(diagonal_tiles(2048)) == "flex"
+    assert choice_on_cuda(diagonal_tiles(2047)) == "rows"
 
 
-def own_mod(score, b, h, dst, src):
+def add_one(score, b, h, dst, src):
     return score + 1
 
 
-def test_what_no_list_of_edges_holds_is_written_out_or_computed_in_chunks(monkeypatch):
-    """Dense up to 4 GiB of logits, then the reference; else every reason is named."""
+def test_calls_beyond_the_limit_of_rows_go_to_dense_or_the_reference(monkeypatch):
+    """Dense takes up to 4 GiB of logits, then the reference follows; an error gives every reason."""
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
-    # 5 numbers of 4 bytes for each head and pair, and positions of 34 bytes for each pair
+    # Each head and pair takes 5 numbers of 4 bytes, and each pair has positions of 34 bytes.
     few, many = (scattered(tokens, 8) for tokens in (4096, 5120))
     assert [(5 * 4 * 8 + 34) * graph.num_dst**2 > 2**32 for graph in (few, many)] == [False, True]
-    assert choice_on_cuda(few, score_mod=own_mod) == "dense"
-    assert choice_on_cuda(many, score_mod=own_mod) == "reference"
+    assert choice_on_cuda(few, score_mod=add_one) == "dense"
+    assert choice_on_cuda(many, score_mod=add_one) == "reference"
     monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
     order = "; ".join(
         f"{name}: .*" for name in ("rows", "dense", "varlen", "flex", "rows", "dense", "reference")
     )
     with pytest.raises(NotImplementedError, match=f"no backend holds .*: {order}"):
-        choice_on_cuda(many, score_mod=own_mod)
+        choice_on_cuda(many, score_mod=add_one)
 
 
-def test_the_choice_does_not_look_at_rows_that_were_chosen(monkeypatch):
-    """Their in-degrees are on a device, which the host would wait for."""
+def test_the_choice_does_not_read_senders_that_were_chosen_row_by_row(monkeypatch):
+    """Their in-degrees are on a device, for which the host would have to wait."""
     monkeypatch.setattr(ChosenEdges, "in_degree", lambda self: pytest.fail("the host asks for in-degrees"))
     index = torch.arange(N).view(-1, 1) // 2
-    for given in (index, index.expand(8, -1, -1)):
-        graph = ga.TokenGraph.from_indices(given, N)
+    for senders in (index, index.expand(8, -1, -1)):
+        graph = ga.TokenGraph.from_indices(senders, N)
         assert ga.explain(graph, heads=8, dim=64, device="cuda").choice == "rows"
 
 
 def test_a_step_with_gradients_is_no_step_of_decoding():
-    """Nor is one with a score_mod. The other rules take it: dense, since its pairs are few."""
+    """Nor is a step with a score_mod. Dense takes it, because its pairs are few."""
     with FakeTensorMode():
         q, k = (torch.empty(1, 8, tokens, 64, device="cuda", requires_grad=True) for tokens in (1, N))
         call = AttentionCall.from_arguments(q, k, k, ON_CUDA["decoding row"][0]())
         assert dispatch.choose(call).name == "dense"
         with torch.no_grad():
             assert dispatch.choose(call).name == "rows"
-            assert dispatch.choose(replace(call, score_mod=own_mod)).name == "dense"
+            assert dispatch.choose(replace(call, score_mod=add_one)).name == "dense"
 
 
-def test_the_device_is_a_cpu_or_a_gpu_that_need_not_be_there():
+def test_explain_takes_cpu_and_cuda_as_devices():
     assert ga.explain(patterns.causal(512), 8, 64, "cpu") == ga.explain(patterns.causal(512), 8, 64)
     with pytest.raises(ValueError, match=r"device must be 'cpu' or 'cuda', got 'H200'"):
         ga.explain(patterns.causal(64), 8, 64, "H200")

@@ -1,4 +1,4 @@
-"""Dropout keyed by the edge: SplitMix64 as published, even and independent, the same in every backend."""
+"""Dropout by a hash of the edge: SplitMix64 as published, independent, equal in all backends."""
 
 import itertools
 
@@ -12,10 +12,10 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.dropout import FIRST, GOLDEN, SECOND, mask
 
 CPU = torch.device("cpu")
-WAYS = ["reference", "dense", "tiles", "rows"]
+NAMES = ["reference", "dense", "tiles", "rows"]
 
 
-def mixed(z):
+def mix(z):
     z %= 2**64
     z = (z ^ (z >> 30)) * FIRST % 2**64
     z = (z ^ (z >> 27)) * SECOND % 2**64
@@ -23,8 +23,8 @@ def mixed(z):
 
 
 def bits(seed, sample, head, dst, src):
-    stream = mixed(seed + GOLDEN * ((sample << 32) + head + 1))
-    return mixed(stream + GOLDEN * ((dst << 32) + src + 1))
+    stream = mix(seed + GOLDEN * ((sample << 32) + head + 1))
+    return mix(stream + GOLDEN * ((dst << 32) + src + 1))
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
@@ -39,18 +39,18 @@ def test_the_mask_is_the_formula(seed, probability):
 def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probability):
     ends = torch.arange(600)
     b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(2).view(-1, 1, 1)
-    stays = mask(torch.tensor(3), b, h, ends.view(-1, 1), ends, probability).double()
+    keep = mask(torch.tensor(3), b, h, ends.view(-1, 1), ends, probability).double()
     sigma = (probability * (1 - probability) / 600**2) ** 0.5
-    assert ((stays.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
-    assert ((stays.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
-    flat = (stays.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
-    # transpose, next sender, next receiver
-    others = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]
-    for other in [*flat[1:], *others]:
+    assert ((keep.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
+    assert ((keep.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
+    flat = (keep.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
+    # The first head and sample against its transpose, its next sender and its next receiver.
+    shifted_masks = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]
+    for other in [*flat[1:], *shifted_masks]:
         assert abs(float((flat[0] * other).mean())) < 5 / 600
 
 
-def test_a_seed_is_needed_and_comes_from_torchs_generator():
+def test_the_seed_is_required_and_drawn_from_torchs_generator():
     with pytest.raises(ValueError, match=r"dropout 0\.5 needs a seed, got None"):
         dropout.drop_weights(torch.ones(1, 1, 2), None, 0.5, torch.arange(2), torch.arange(2))
     torch.manual_seed(5)
@@ -70,7 +70,7 @@ GRAPHS = [
 ]
 
 
-def attended(graph, backend):
+def attend_with_dropout(graph, backend):
     torch.manual_seed(0)
     sizes = ((graph.num_dst, 4), (graph.num_src, 2), (graph.num_src, 2))
     q, k, v = (torch.randn(2, heads, n, 8, dtype=torch.float64, requires_grad=True) for n, heads in sizes)
@@ -80,14 +80,14 @@ def attended(graph, backend):
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g.name)
-@pytest.mark.parametrize("backend", WAYS[1:])
+@pytest.mark.parametrize("backend", NAMES[1:])
 def test_every_backend_drops_the_same_edges(graph, backend):
-    for found, expected in zip(attended(graph, backend), attended(graph, "reference"), strict=True):
-        assert_exact(found, expected)
+    for ours, theirs in zip(*(attend_with_dropout(graph, x) for x in (backend, "reference")), strict=True):
+        assert_exact(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", WAYS)
-def test_dropout_is_of_the_weights_of_the_formula(backend):
+@pytest.mark.parametrize("backend", NAMES)
+def test_dropout_acts_on_the_weights_of_the_formula(backend):
     graph = patterns.causal(9).rows(3, 9)
     q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64) for n in (6, 9, 9))
     torch.manual_seed(4)
@@ -96,5 +96,5 @@ def test_dropout_is_of_the_weights_of_the_formula(backend):
     seed = int(dropout.draw_seed(CPU))
     weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
     index = itertools.product(range(2), range(2), range(6), range(9))
-    stays = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
-    assert_exact(out, weights * stays.view(2, 2, 6, 9) / 0.6 @ v)
+    keep = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
+    assert_exact(out, weights * keep.view(2, 2, 6, 9) / 0.6 @ v)

@@ -1,6 +1,6 @@
-"""A kernel that cannot be compiled or launched: ``auto`` says so once, and takes the next backend.
+"""Kernels that fail to compile or launch: ``auto`` warns once, and chooses the next backend.
 
-A CPU stands in the place of a GPU, by the list of rules for CUDA.
+A CPU plays the role of a GPU, with the candidates for CUDA.
 """
 
 import warnings
@@ -22,15 +22,15 @@ LAUNCH_FAILED = RuntimeError("launch failed")
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
-    """The rules for CUDA, without those whose kernels a CPU has not; nothing has failed yet."""
-    rules = tuple(rule for rule in dispatch.ON_CUDA if rule.backend in ("dense", "rows", "reference"))
-    monkeypatch.setattr(dispatch, "_rules", lambda call: rules)
+    """Use the candidates for CUDA that also run on a CPU, and forget earlier failures."""
+    candidates = tuple(x for x in dispatch.ON_CUDA if x.backend in ("dense", "rows", "reference"))
+    monkeypatch.setattr(dispatch, "_rank_candidates", lambda call: candidates)
     monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",))
     monkeypatch.setattr(failures, "_FAILURES", {})
 
 
 def fail(monkeypatch, name, error=LAUNCH_FAILED):
-    """The backend ``name`` raises from now on; the calls that it is given."""
+    """Make the backend ``name`` raise an error, and return the list of its calls."""
     calls = []
 
     def run(call):
@@ -45,10 +45,10 @@ def inputs(dtype=torch.float64, tokens=200):
     return [x.detach() for x in qkv(tokens, dim=8, dtype=dtype)]
 
 
-def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
-    """Here ``rows`` takes a causal graph after ``dense``, which is one SDPA call without a mask.
+def test_the_next_backend_runs_the_call_with_one_warning(monkeypatch):
+    """On a causal graph ``dense``, one SDPA call without a mask, fails, and ``rows`` follows.
 
-    Calls of the same kind do not try it again, those of another dtype do; one that names it raises.
+    Calls of the same kind do not try it again, those of another dtype do; by name the error is raised.
     """
     calls = fail(monkeypatch, "dense")
     graph = patterns.causal(200)
@@ -56,9 +56,9 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
         r"backend 'dense' failed on cpu in torch.float64 \(RuntimeError: launch failed\); "
         "backend='auto' takes 'rows' for such calls from now on"
     )
-    with pytest.warns(RuntimeWarning, match=message) as caught:
+    with pytest.warns(RuntimeWarning, match=message) as record:
         out = ga.attend(*inputs(), graph)
-    assert len(caught) == 1
+    assert len(record) == 1
     assert_exact(out, ga.attend(*inputs(), graph, backend="reference"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -72,7 +72,7 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
 
 
 def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
-    """Its errors of a compiler name the call, and are no refusal of the call."""
+    """Its compiler errors name the call, and do not count as errors of the call."""
     error = flex._translate_error(TorchDynamoException("no kernel"))
     assert isinstance(error, NotImplementedError)
     fail(monkeypatch, "dense", error)
@@ -82,7 +82,7 @@ def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("of the call"), TypeError("of the call"), torch.OutOfMemoryError("no memory")]
+    "error", [ValueError("wrong call"), TypeError("wrong call"), torch.OutOfMemoryError("no memory")]
 )
 def test_an_error_of_the_call_or_of_memory_is_raised(error, monkeypatch):
     fail(monkeypatch, "dense", error)
@@ -91,17 +91,17 @@ def test_an_error_of_the_call_or_of_memory_is_raised(error, monkeypatch):
     assert not failures._FAILURES
 
 
-def test_the_last_error_is_raised_where_no_backend_is_left(monkeypatch):
+def test_the_last_error_is_raised_if_no_backend_remains(monkeypatch):
     for name in ("dense", "rows"):
         fail(monkeypatch, name)
-    with pytest.warns(RuntimeWarning) as caught, pytest.raises(RuntimeError, match="launch failed"):
+    with pytest.warns(RuntimeWarning) as record, pytest.raises(RuntimeError, match="launch failed"):
         ga.attend(*inputs(), patterns.causal(200))
-    assert ["'dense' failed" in str(each.message) for each in caught] == [True, False]
+    assert ["'dense' failed" in str(warning.message) for warning in record] == [True, False]
 
 
 @pytest.fixture
 def failing_kernel(monkeypatch):
-    """The kernel of rows is asked and fails; the calls that it was given."""
+    """Make the kernel of rows available but failing, and return the list of its calls."""
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(row_attention, "INSTALLED", True)
     calls = []
@@ -126,12 +126,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_go_on_by_operators_of_torch(name, failing_kernel):
-    """Where the kernel failed, with one warning; the kernel is not asked again."""
+def test_rows_uses_torch_operators_after_its_kernel_failed(name, failing_kernel):
+    """There is one warning, and the kernel is not tried again."""
     graph, options = CASES[name]
-    with pytest.warns(RuntimeWarning, match=r"backend 'rows' failed .*launch failed.*takes 'rows'") as caught:
+    with pytest.warns(RuntimeWarning, match=r"backend 'rows' failed .*launch failed.*takes 'rows'") as record:
         out = ga.attend(*inputs(), graph, **options)
-    assert len(caught) == 1
+    assert len(record) == 1
     assert_exact(out, ga.attend(*inputs(), graph, **options, backend="reference"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -140,23 +140,23 @@ def test_rows_go_on_by_operators_of_torch(name, failing_kernel):
     assert len(failing_kernel) == 1
 
 
-def test_a_compiled_program_takes_what_is_left(monkeypatch):
-    """Without a break in its graph."""
-    graph, given = patterns.causal(200), inputs()
+def test_a_compiled_program_avoids_a_failed_backend(monkeypatch):
+    """It compiles without a graph break."""
+    graph, qkv_inputs = patterns.causal(200), inputs()
     fail(monkeypatch, "dense")
     with pytest.warns(RuntimeWarning, match="takes 'rows'"):
-        exact = ga.attend(*given, graph)
+        expected = ga.attend(*qkv_inputs, graph)
     torch._dynamo.reset()
     program = torch.compile(lambda *x: ga.attend(*x, graph), fullgraph=True, backend="eager")
-    assert_exact(program(*given), exact)
+    assert_exact(program(*qkv_inputs), expected)
 
 
-def test_a_choice_that_is_cached_is_replaced_too(request):
-    """A call of the same graph and shapes had another score_mod, whose kernel did not fail."""
-    graph, given = patterns.dilated(200, 5, 8), inputs()
-    ga.attend(*given, graph, score_mod=score_mods.softcap(2.0))
+def test_a_cached_choice_is_replaced_too(request):
+    """The choice was cached by a call with another score_mod, whose kernel did not fail."""
+    graph, qkv_inputs = patterns.dilated(200, 5, 8), inputs()
+    ga.attend(*qkv_inputs, graph, score_mod=score_mods.softcap(2.0))
     request.getfixturevalue("failing_kernel")
     alibi = score_mods.alibi(score_mods.alibi_slopes(4))
     with pytest.warns(RuntimeWarning, match="backend 'rows' failed"):
-        out = ga.attend(*given, graph, score_mod=alibi)
-    assert_exact(out, ga.attend(*given, graph, score_mod=alibi, backend="reference"))
+        out = ga.attend(*qkv_inputs, graph, score_mod=alibi)
+    assert_exact(out, ga.attend(*qkv_inputs, graph, score_mod=alibi, backend="reference"))

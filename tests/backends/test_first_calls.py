@@ -1,4 +1,4 @@
-"""A list of edges that is seen for the first time: chosen by its size alone, then counted, then planned."""
+"""A new list of edges: the backend is chosen by its size, later by counting its tiles."""
 
 import re
 import sys
@@ -13,12 +13,12 @@ from gnn_attention import patterns
 from gnn_attention.backends import dispatch
 from gnn_attention.backends.call import AttentionCall
 
-# the name of the module is that of its function
-attending = sys.modules["gnn_attention.attend"]
+# The function attend hides the module of the same name.
+attend_module = sys.modules["gnn_attention.attend"]
 
 
 def fresh_list(tokens=400, degree=6):
-    """A list whose messages are few, and whose edges lie in 10 by 10 tiles."""
+    """Return a list with few messages, whose edges are scattered over 10 by 10 tiles."""
     rng = torch.Generator().manual_seed(3)
     src = torch.rand(tokens, tokens, generator=rng).topk(degree, 1).indices.sort(1).values.flatten()
     return ga.TokenGraph.from_edges(
@@ -26,55 +26,56 @@ def fresh_list(tokens=400, degree=6):
     )
 
 
-class Looks:
-    """Counts how often the edges of a graph are ordered by estimates, and who is chosen."""
+class ChoiceRecorder:
+    """Count how often backends are ranked by estimates, and record the chosen ones."""
 
     def __init__(self, monkeypatch):
-        self.counts, self.names, ordered, run = 0, [], dispatch._rank_backends, attending._run
+        self.counts, self.names = 0, []
+        rank_backends, run = dispatch._rank_backends, attend_module._run
 
         def count(*arguments):
             self.counts += 1
-            return ordered(*arguments)
+            return rank_backends(*arguments)
 
-        def note(backend, call):
+        def record(backend, call):
             self.names.append(backend.name)
             return run(backend, call)
 
         monkeypatch.setattr(dispatch, "_rank_backends", count)
-        monkeypatch.setattr(attending, "_run", note)
+        monkeypatch.setattr(attend_module, "_run", record)
 
 
-def test_a_list_is_counted_at_its_third_call_or_once_it_is_prepared(monkeypatch):
-    """A rule at the first; the numbers are those of the formula at every stage."""
-    looks, tokens = Looks(monkeypatch), (torch.randn(1, 2, 400, 8, dtype=torch.float64) for _ in range(3))
-    q, k, v = tokens
+def test_a_list_is_counted_at_its_third_call_or_when_it_is_prepared(monkeypatch):
+    """A rule is counted at its first call; the output always equals the reference."""
+    recorder = ChoiceRecorder(monkeypatch)
+    q, k, v = (torch.randn(1, 2, 400, 8, dtype=torch.float64) for _ in range(3))
     graph = fresh_list()
-    wanted = ga.attend(q, k, v, graph, backend="reference")
+    expected = ga.attend(q, k, v, graph, backend="reference")
     for counts in (0, 0, 1, 1):
-        assert_exact(ga.attend(q, k, v, graph), wanted)
-        assert looks.counts == counts
+        assert_exact(ga.attend(q, k, v, graph), expected)
+        assert recorder.counts == counts
     graph = fresh_list().prepare()
-    assert_exact(ga.attend(q, k, v, graph), wanted)
-    assert looks.counts == 2
+    assert_exact(ga.attend(q, k, v, graph), expected)
+    assert recorder.counts == 2
     ga.attend(q, k, v, patterns.window(400, 3))
-    assert looks.counts == 3
+    assert recorder.counts == 3
 
 
 @pytest.mark.parametrize(
-    ("edges_of_each", "heads", "dim", "backend"),
+    ("degree", "heads", "dim", "backend"),
     [(4, 2, 8, "message_passing"), (40, 8, 64, "rows"), (390, 8, 64, "dense")],
 )
-def test_the_first_choice_is_by_the_numbers_of_edges_and_tokens_alone(edges_of_each, heads, dim, backend):
-    """Few messages at once, many by rows, and a mask where most pairs are edges; nothing is cached."""
-    graph = fresh_list(400, edges_of_each)
+def test_the_first_choice_depends_only_on_numbers_of_edges_and_tokens(degree, heads, dim, backend):
+    """Few messages go to message passing, many to rows, nearly full graphs to dense; nothing is cached."""
+    graph = fresh_list(400, degree)
     q = torch.randn(1, heads, 400, dim)
-    known = set(graph._memo)
+    earlier_keys = set(graph._memo)
     assert dispatch.choose(AttentionCall.from_arguments(q, q, q, graph)).name == backend
-    about_edges = {key[0].__name__ for key in set(graph._memo) - known if callable(key[0])} - {"_key"}
-    assert about_edges <= {"num_edges", "is_full", "is_causal", "in_degree", "has_empty_rows"}
+    names = {key[0].__name__ for key in set(graph._memo) - earlier_keys if callable(key[0])} - {"_cache_key"}
+    assert names <= {"num_edges", "is_full", "is_causal", "in_degree", "has_empty_rows"}
 
 
-def test_explain_says_at_which_call_a_list_is_counted():
+def test_explain_says_when_a_list_is_counted():
     graph = fresh_list(2048, 16)
     first = ga.explain(graph, 8, 64)
     assert (first.choice, graph.is_prepared) == ("rows", False)
@@ -90,15 +91,15 @@ def as_list(graph):
     return ga.TokenGraph.from_edges(graph.edge_index, graph.num_dst)
 
 
-def test_a_checkpointed_call_is_computed_again_as_it_was_though_the_list_is_counted_since(monkeypatch):
-    """The first two calls along a list are chosen by its size; those after them, and recomputations, not."""
-    looks = Looks(monkeypatch)
+def test_a_checkpointed_call_is_recomputed_by_the_same_backend(monkeypatch):
+    """Only the first two calls along a list are chosen by its size; recomputation repeats the choices."""
+    recorder = ChoiceRecorder(monkeypatch)
     graph = as_list(patterns.window(1024, 40))
     q = torch.randn(1, 2, 1024, 8, dtype=torch.float64, requires_grad=True)
     outs = [checkpoint(ga.attend, q * n, q, q, graph, use_reentrant=False) for n in (1.0, 2.0, 3.0)]
-    assert looks.names == ["message_passing", "message_passing", "tiles"]
-    found = torch.autograd.grad(sum(outs).sum(), q)[0]
+    assert recorder.names == ["message_passing", "message_passing", "tiles"]
+    gradient = torch.autograd.grad(sum(outs).sum(), q)[0]
     # The backward pass begins with the last call; each has the backend that it had.
-    assert looks.names[3:] == ["tiles", "message_passing", "message_passing"]
-    plain = sum(ga.attend(q * n, q, q, graph, backend="reference") for n in (1.0, 2.0, 3.0))
-    assert_exact(found, torch.autograd.grad(plain.sum(), q)[0])
+    assert recorder.names[3:] == ["tiles", "message_passing", "message_passing"]
+    expected = sum(ga.attend(q * n, q, q, graph, backend="reference") for n in (1.0, 2.0, 3.0))
+    assert_exact(gradient, torch.autograd.grad(expected.sum(), q)[0])

@@ -1,4 +1,4 @@
-"""FlexAttention with one mask_mod for every graph: right, compiled rarely, and with clear refusals."""
+"""FlexAttention with one mask_mod for every graph: accurate, rarely compiled, with clear refusals."""
 
 import shutil
 
@@ -17,9 +17,8 @@ from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
 FLEX = BACKENDS["flex"]
 DIM, VALUE_DIM = 6, 5
-ALIKE = [name for name, case in GRAPHS.items() if not case.graph.varying_axes and case.sizes[0] == BATCH]
-
-UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+SAME_SIZES = [name for name, case in GRAPHS.items() if not case.graph.varying_axes and case.sizes[0] == BATCH]
+DISABLE_COMPILE = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 needs_compiler = pytest.mark.skipif(
     flex._cpu_cannot_compile() is not None, reason=str(flex._cpu_cannot_compile())
@@ -27,39 +26,39 @@ needs_compiler = pytest.mark.skipif(
 
 
 def run_uncompiled(monkeypatch):
-    """FlexAttention as Python runs it, without a C++ compiler, nor traced anew in each call."""
-    monkeypatch.setattr(UNTRACED, True, raising=False)
-    monkeypatch.setattr(flex, "_compile_kernel", lambda threads: flex._attention)
+    """Run FlexAttention in eager mode, without a C++ compiler and without tracing in each call."""
+    monkeypatch.setattr(DISABLE_COMPILE, True, raising=False)
+    monkeypatch.setattr(flex, "_compile_attention", lambda threads: flex._attention)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
 
 
 @pytest.fixture(params=["uncompiled", pytest.param("compiled", marks=[pytest.mark.slow, needs_compiler])])
 def kernel(request, monkeypatch):
-    """The kernel for CPUs, and FlexAttention without one."""
+    """Run with the kernel for CPUs, and without one."""
     if request.param == "uncompiled":
         run_uncompiled(monkeypatch)
 
 
 @pytest.fixture
-def traced(monkeypatch):
-    """All of torch.compile but the C++ compiler."""
-    compile_, made = torch.compile, []
+def compile_options(monkeypatch):
+    """Run torch.compile without its C++ compiler, and record the options of each call."""
+    compile_, all_options = torch.compile, []
 
-    def without_compiler(function, options=None, **others):
-        made.append(options)
-        return compile_(function, backend="eager", **others)
+    def compile_eagerly(function, options=None, **arguments):
+        all_options.append(options)
+        return compile_(function, backend="eager", **arguments)
 
-    monkeypatch.setattr(torch, "compile", without_compiler)
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
-    flex._compile_kernel.cache_clear()
+    flex._compile_attention.cache_clear()
     torch.compiler.reset()
-    yield made
-    flex._compile_kernel.cache_clear()
+    yield all_options
+    flex._compile_attention.cache_clear()
     torch.compiler.reset()
 
 
 def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
-    """q, k, v in float64 whose numbers are those of the dtype."""
+    """Draw q, k, v in float64, rounded to numbers of the dtype."""
     rng = torch.Generator().manual_seed(seed)
     shapes = (HEADS, graph.num_dst, DIM), (KV_HEADS, graph.num_src, DIM), (KV_HEADS, graph.num_src, VALUE_DIM)
     return [
@@ -67,13 +66,13 @@ def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
     ]
 
 
-def compiled():
-    """Kernels made so far."""
+def count_kernels():
+    """Number of kernels compiled so far."""
     return counters["stats"]["unique_graphs"]
 
 
 def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH, **options):
-    """Error at most twice that of SDPA on the same numbers, against dense attention in float64."""
+    """Check that the error against float64 is at most twice that of SDPA on the same inputs."""
     wide = draw(graph, dtype, batch)
     q, k, v = (x.to(dtype) for x in wide)
     mask, scale = mask[:batch], options.get("scale") or DIM**-0.5
@@ -85,7 +84,7 @@ def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH, **options)
 
 
 def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
-    """Attention in float64 and SDPA's errors, which takes what a score_mod adds to a logit as a table."""
+    """Attention in float64 and SDPA's errors; SDPA takes the change of the scores as a table."""
     products = scale * q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
     added = None if modify is None else modify(products).detach() - products
     with torch.no_grad():
@@ -94,19 +93,19 @@ def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
 
 @pytest.mark.parametrize("name", thinned(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))
 @pytest.mark.parametrize("sinks", [True, False])
-def test_lse_and_sinks_where_they_are_given(name, sinks, monkeypatch):
-    """What CUDA gives, here from uncompiled FlexAttention, which ignores the lists."""
+def test_lse_and_sinks(name, sinks, monkeypatch):
+    """CUDA supports them, as uncompiled FlexAttention does here, which ignores the lists."""
     run_uncompiled(monkeypatch)
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
-    chosen = torch.randn(HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
-    call = flex.AttentionCall.from_arguments(q, k, v, case.graph, sink_logits=chosen, with_lse=True)
+    sink_logits = torch.randn(HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
+    call = flex.AttentionCall.from_arguments(q, k, v, case.graph, sink_logits=sink_logits, with_lse=True)
     out, lse = flex.run(call)
     with torch.no_grad():
-        assert_rule(out, {}, attention_truth(q, k, v, case.mask, sink_logits=chosen))
+        assert_rule(out, {}, attention_truth(q, k, v, case.mask, sink_logits=sink_logits))
     true = formula(q, k, v, case.mask, DIM**-0.5)[1]
     if sinks:
-        true = torch.logaddexp(true, chosen.double().view(1, -1, 1)).masked_fill(
+        true = torch.logaddexp(true, sink_logits.double().view(1, -1, 1)).masked_fill(
             ~case.mask.any(-1), -torch.inf
         )
     assert error(lse, true) <= lse_bound(q, k, DIM**-0.5, true)
@@ -115,19 +114,19 @@ def test_lse_and_sinks_where_they_are_given(name, sinks, monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 def test_graphs_of_every_structure_and_length_share_one_kernel():
-    """Right on all of them, and compiled once."""
+    """It is accurate on all of them, and compiled once."""
     torch.compiler.reset()
-    before = compiled()
-    for name in ALIKE:
+    before = count_kernels()
+    for name in SAME_SIZES:
         check(GRAPHS[name].graph, GRAPHS[name].mask)
     for graph in (patterns.window(700, 90), patterns.cross(130, 40), patterns.causal(300).rows(100, 290)):
         check(graph, graph.mask().expand(2, 1, -1, -1), batch=2)
-    assert compiled() - before == 1
+    assert count_kernels() - before == 1
 
 
 @pytest.mark.parametrize("name", ["listed", "by head", "by sample"])
 def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, kernel):
-    """NaN and inf in q, k and v; key/value head 1 serves the query heads 2 and 3."""
+    """They are in q, k and v; key/value head 1 serves the query heads 2 and 3."""
     graph = GRAPHS[name].graph
     mask = GRAPHS[name].mask.expand(BATCH, HEADS, -1, -1)
     q, k, v = (x.float() for x in draw(graph))
@@ -147,7 +146,7 @@ def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, ker
 )
 @pytest.mark.parametrize("name", ["window, 97 tokens", "decode rows", "by head"])
 def test_features(feature, name, monkeypatch):
-    """The score_mods of the package, as they are."""
+    """Check the score_mods of the package."""
     run_uncompiled(monkeypatch)
     case, kind = GRAPHS[name], FEATURES[feature]
     rng, shapes = torch.Generator().manual_seed(0), case.shapes()
@@ -157,74 +156,74 @@ def test_features(feature, name, monkeypatch):
     check(case.graph, case.mask, modify=modify, **options)
 
 
-def test_tables_are_indexed_as_they_come(monkeypatch):
-    """Inductor lowers the gradient of a table if the kernel changes nothing in it before it is indexed."""
+def test_tables_are_indexed_unchanged(monkeypatch):
+    """Inductor supports the gradient of a table only if the kernel indexes the table unchanged."""
     table, learned = torch.ones(HEADS, 7).bfloat16(), score_mods.RelativeBias(HEADS, 3).bfloat16()
     counts = score_mods.log_multiplicity(table[0])
     run_uncompiled(monkeypatch)
 
-    def in_kernel(tokens, plan, score_mod, *rest):
-        place = [torch.zeros(1, dtype=torch.int64)] * 4
-        traced = make_fx(lambda score: score_mod(score, *place))(torch.zeros(1))
-        names = [str(node.target).split(".")[1] for node in traced.graph.nodes if node.op == "call_function"]
+    def check_score_mod(tokens, plan, score_mod, *options):
+        indices = [torch.zeros(1, dtype=torch.int64)] * 4
+        program = make_fx(lambda score: score_mod(score, *indices))(torch.zeros(1))
+        names = [str(node.target).split(".")[1] for node in program.graph.nodes if node.op == "call_function"]
         assert names.count("index") == 3
         assert not {"_to_copy", "log"} & set(names)
         return tokens[0], None
 
-    monkeypatch.setattr(flex, "_flex", in_kernel)
-    given, mod = draw(patterns.causal(5)), score_mods.chain(score_mods.relative_bias(table), learned, counts)
+    monkeypatch.setattr(flex, "_run_flex", check_score_mod)
+    inputs, mod = draw(patterns.causal(5)), score_mods.chain(score_mods.relative_bias(table), learned, counts)
     with torch.no_grad():
-        attend(*(x.bfloat16() for x in given), patterns.causal(5), backend=FLEX, score_mod=mod)
+        attend(*(x.bfloat16() for x in inputs), patterns.causal(5), backend=FLEX, score_mod=mod)
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0), (2, 2, 0, 0)])
-def test_a_call_of_nothing(sizes):
-    """An axis of size 0, with lse as on CUDA; no score_mod sees a token; on meta the shape."""
+def test_empty_calls(sizes):
+    """An axis has size 0. They return lse as on CUDA, call no score_mod, and run on meta tensors too."""
     batch, heads, num_dst, num_src = sizes
     q, k = torch.randn(batch, heads, num_dst, DIM), torch.randn(batch, heads, num_src, DIM)
     v = torch.randn(batch, heads, num_src, VALUE_DIM, requires_grad=True)
     graph, options = patterns.cross(num_dst, num_src), {"score_mod": max, "with_lse": True}
     out, lse = flex.run(flex.AttentionCall(q, k, v, graph, 1.0, **options))
-    given = (x.to("meta") for x in (q, k, v))
-    assert flex.run(flex.AttentionCall(*given, graph, 1.0, **options))[0].shape == out.shape
+    meta_inputs = (x.to("meta") for x in (q, k, v))
+    assert flex.run(flex.AttentionCall(*meta_inputs, graph, 1.0, **options))[0].shape == out.shape
     assert out.shape == (batch, heads, num_dst, VALUE_DIM)
     assert (out == 0).all()
     assert out.requires_grad
     assert torch.equal(lse, torch.full((batch, heads, num_dst), -torch.inf))
 
 
-def fast(q, k, v, **options):
+def run_flex(q, k, v, **options):
     return attend(q, k, v, patterns.causal(5), backend=FLEX, **options)
 
 
 LEARNED, DUAL = score_mods.RelativeBias(HEADS, 2), torch.autograd.forward_ad.make_dual
 REFUSED = {
-    "it has no bias; leave bias out, or use backend='dense'": lambda *x: fast(*x, bias=torch.zeros(15)),
-    "no dropout": lambda *x: fast(*x, dropout=0.1),
-    "it has no sink_logits on cpu; leave": lambda *x: fast(*x, sink_logits=torch.zeros(HEADS)),
-    "it has no lse on cpu; give return_info=False": lambda *x: fast(*x, return_info=True),
-    "no backward pass on cpu, and the score_mod has parameters": lambda *x: fast(*x, score_mod=LEARNED),
-    r"no backward pass on cpu; call it under torch": lambda q, k, v: fast(q, k, v.requires_grad_()),
-    "computes in float32, bfloat16, float16, q is float64": lambda *x: fast(*(y.double() for y in x)),
-    "does not run under torch.vmap": lambda q, k, v: torch.vmap(lambda q: fast(q, k, v))(q[None]),
-    "no forward-mode derivative": lambda q, k, v: fast(DUAL(q, q), k, v),
-    "must return a float tensor, the new scores, got a int": lambda *x: fast(*x, score_mod=lambda *y: 3),
+    "it has no bias; leave bias out, or use backend='dense'": lambda *x: run_flex(*x, bias=torch.zeros(15)),
+    "no dropout": lambda *x: run_flex(*x, dropout=0.1),
+    "it has no sink_logits on cpu; leave": lambda *x: run_flex(*x, sink_logits=torch.zeros(HEADS)),
+    "it has no lse on cpu; give return_info=False": lambda *x: run_flex(*x, return_info=True),
+    "no backward pass on cpu, and the score_mod has parameters": lambda *x: run_flex(*x, score_mod=LEARNED),
+    r"no backward pass on cpu; call it under torch": lambda q, k, v: run_flex(q, k, v.requires_grad_()),
+    "computes in float32, bfloat16, float16, q is float64": lambda *x: run_flex(*(y.double() for y in x)),
+    "does not run under torch.vmap": lambda q, k, v: torch.vmap(lambda q: run_flex(q, k, v))(q[None]),
+    "no forward-mode derivative": lambda q, k, v: run_flex(DUAL(q, q), k, v),
+    "must return a float tensor, the new scores, got a int": lambda *x: run_flex(*x, score_mod=lambda *y: 3),
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_it_does_not_support(message, monkeypatch):
-    """Each is named, with what to do, before anything is compiled."""
-    monkeypatch.setattr(flex, "_compile_kernel", None)
+def test_unsupported_calls(message, monkeypatch):
+    """The error says what is unsupported and what to do, before anything is compiled."""
+    monkeypatch.setattr(flex, "_compile_attention", None)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
-    given = [x.float() for x in draw(patterns.causal(5))]
+    inputs = [x.float() for x in draw(patterns.causal(5))]
     error = TypeError if "must return" in message else NotImplementedError
     with torch.autograd.forward_ad.dual_level(), pytest.raises(error, match=message):
-        REFUSED[message](*given)
+        REFUSED[message](*inputs)
 
 
 def test_a_machine_without_a_compiler(monkeypatch):
-    """The error names what is missing."""
+    """The error names the missing compiler."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     flex._cpu_cannot_compile.cache_clear()
     try:
@@ -238,7 +237,7 @@ def test_a_machine_without_a_compiler(monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 def test_score_mods_that_cannot_be_compiled():
-    """What is not pointwise is the compiler's complaint, in our words."""
+    """The compiler refuses operators that are not pointwise, and the error explains it."""
     graph = patterns.causal(5)
     q, k, v = (x.float() for x in draw(graph))
     message = r"cannot compile this call .* must be made of pointwise operators"
@@ -246,8 +245,8 @@ def test_score_mods_that_cannot_be_compiled():
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: score.sort().values, backend=FLEX)
 
 
-def test_a_score_mod_that_reads_beyond_the_end(kernel):
-    """Is an IndexError, compiled or not."""
+def test_a_score_mod_that_reads_beyond_the_end_of_a_table(kernel):
+    """It raises an IndexError, compiled or not."""
     graph, table = patterns.causal(20), torch.zeros(3)
     q, k, v = (x.float() for x in draw(graph))
     mod = lambda score, b, h, dst, src: score + table[dst]  # noqa: E731
@@ -257,26 +256,26 @@ def test_a_score_mod_that_reads_beyond_the_end(kernel):
 
 
 @pytest.mark.slow
-def test_a_kernel_too_many_is_an_error(traced, monkeypatch):
-    """Python numbers that change in a score_mod would compile for ever: an error, and not the slow path.
+def test_too_many_kernels_are_an_error(compile_options, monkeypatch):
+    """Python numbers that change would compile a kernel in each call, so the limit raises an error.
 
-    Graphs share a kernel, which is made for as many threads as there are.
+    Graphs share one kernel, which is compiled for the current number of threads.
     """
     monkeypatch.setattr(flex, "MOST_KERNELS", 1)
     graphs = patterns.causal(20), patterns.window(20, 4)
     q, k, v = (x.float() for x in draw(graphs[0], batch=2))
-    before = compiled()
+    before = count_kernels()
     check(graphs[0], graphs[0].mask().expand(2, 1, -1, -1), batch=2)
     message = r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"
     with pytest.raises(NotImplementedError, match=message):
         attend(q, k, v, graphs[0], scale=0.3, backend=FLEX)
-    check(graphs[1], graphs[1].mask().expand(2, 1, -1, -1), batch=2)  # the kernel that is there serves on
-    assert compiled() - before == 1
-    assert traced == [{"cpp.threads": torch.get_num_threads()}]
+    check(graphs[1], graphs[1].mask().expand(2, 1, -1, -1), batch=2)  # The existing kernel still works.
+    assert count_kernels() - before == 1
+    assert compile_options == [{"cpp.threads": torch.get_num_threads()}]
 
 
 def test_a_compiled_program_on_a_cpu_is_refused():
-    """The compiler would join what it computes before and after to the kernel."""
+    """The compiler would fuse the operators around the call into the kernel."""
     graph = patterns.causal(5)
     program = torch.compile(lambda *x: attend(*x, graph, backend=FLEX), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="does not run inside a compiled program; take backend='tiles'"):
@@ -285,29 +284,29 @@ def test_a_compiled_program_on_a_cpu_is_refused():
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_cuda_needs_triton(installed, monkeypatch):
-    """For a call whose q is on CUDA."""
+    """The call has a fake q on CUDA."""
     monkeypatch.setattr(flex, "_has_triton", lambda: installed)
     with FakeTensorMode():
         q = torch.empty(1, 1, 5, 8, device="cuda")
-        refused = flex.unsupported_reason(flex.AttentionCall(q, q, q, patterns.causal(5), 1.0))
-    assert (refused is None) == installed
-    assert installed or "needs Triton" in refused
+        reason = flex.unsupported_reason(flex.AttentionCall(q, q, q, patterns.causal(5), 1.0))
+    assert (reason is None) == installed
+    assert installed or "needs Triton" in reason
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_where_the_flash_kernel_fails_the_usual_one_is_taken(fails, monkeypatch):
-    seen = []
+def test_if_the_flash_kernel_fails_the_default_one_is_used(fails, monkeypatch):
+    names = []
 
-    def kernel(q, *rest):
-        seen.append(rest[-1])
-        if fails and rest[-1]:
+    def kernel(tokens, *options):
+        names.append(options[-1])
+        if fails and options[-1]:
             raise RuntimeError("BACKEND='FLASH' but flash attention cannot be used")
-        return q, None
+        return tokens[0], None
 
-    monkeypatch.setattr(flex, "_REFUSED", set())
-    monkeypatch.setattr(flex, "_kernel", lambda device, dtype: "" if flex._REFUSED else "FLASH")
-    monkeypatch.setattr(flex, "_compile_kernel", lambda threads: kernel)
+    monkeypatch.setattr(flex, "_FAILED_KERNELS", set())
+    monkeypatch.setattr(flex, "_choose_kernel", lambda device, dtype: "" if flex._FAILED_KERNELS else "FLASH")
+    monkeypatch.setattr(flex, "_compile_attention", lambda threads: kernel)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
     for _ in range(2):
         attend(*(torch.randn(1, 1, 40, 8) for _ in "qkv"), patterns.window(40, 9), backend="flex")
-    assert seen == (["FLASH", "", ""] if fails else ["FLASH"] * 2)
+    assert names == (["FLASH", "", ""] if fails else ["FLASH"] * 2)

@@ -1,4 +1,4 @@
-"""A graph as FlexAttention's lists of tiles, and as a table of bits."""
+"""Graphs as FlexAttention's lists of tiles and as bit tables."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", thinned(GRAPHS, 0))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
-    """For tiles of both devices, empty and full ones too; beyond the border there is no edge."""
+def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
+    """It holds for the tile sizes of both devices, empty and full tiles, and pairs beyond the border."""
     case, block = GRAPHS[name], masks.BLOCKS[device]
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
     table, lists = masks.plan(case.graph, CPU)
@@ -34,34 +34,34 @@ LONG = [patterns.window(1000, 150), patterns.causal(640), patterns.cross(128, 10
 
 @pytest.mark.parametrize("graph", LONG, ids=repr)
 def test_long_graphs_have_all_kinds_of_tiles(graph):
-    """The lists hold every tile with an edge once, the full ones apart; none that the border cuts is full."""
-    _, (some_number, some, full_number, full) = masks.plan(graph, CPU)
-    assert full_number.sum() > 0
-    for row, part in enumerate(graph.mask().split(64)):
-        counts = [int(tile.sum()) for tile in part.split(64, 1)]
-        whole = [c for c, count in enumerate(counts) if count == 64 * 64]
-        assert full[0, 0, row, : full_number[0, 0, row]].tolist() == whole
-        partial = [c for c, count in enumerate(counts) if count and c not in whole]
-        assert some[0, 0, row, : some_number[0, 0, row]].tolist() == partial
+    """Two lists hold each tile with an edge once, partial or full; tiles cut by the border are partial."""
+    _, (num_partial, partial, num_full, full) = masks.plan(graph, CPU)
+    assert num_full.sum() > 0
+    for row, mask in enumerate(graph.mask().split(64)):
+        counts = [int(tile.sum()) for tile in mask.split(64, 1)]
+        full_columns = [c for c, count in enumerate(counts) if count == 64 * 64]
+        assert full[0, 0, row, : num_full[0, 0, row]].tolist() == full_columns
+        partial_columns = [c for c, count in enumerate(counts) if count and c not in full_columns]
+        assert partial[0, 0, row, : num_partial[0, 0, row]].tolist() == partial_columns
 
 
 ON_CUDA = [patterns.window(5000, 150), patterns.cross(700, 200), GRAPHS["by head"].graph]
 
 
 @pytest.mark.parametrize("graph", ON_CUDA, ids=repr)
-def test_lists_for_cuda_are_turned_round_and_as_wide_as_the_longest_row(graph):
-    """Those of columns are FlexAttention's own transposition of those of rows, for a backward pass."""
-    full, some = masks._kinds(masks.tiles(graph, 128))
-    wide = [part for kind in (some, full, some.mT, full.mT) for part in masks.tile_list(kind)]
-    narrow = masks._lists(full, some, on_cpu=False)
+def test_lists_for_cuda_have_columns_and_the_width_of_the_longest_row(graph):
+    """The lists by columns, for the backward pass, are FlexAttention's own transpose of those by rows."""
+    full, partial = masks._split_tiles(masks.tiles(graph, 128))
+    wide = [x for kind in (partial, full, partial.mT, full.mT) for x in masks.tile_list(kind)]
+    narrow = masks._list_tiles(full, partial, on_cpu=False)
     other = BlockMask.from_kv_blocks(*wide[:4], BLOCK_SIZE=128)
-    turned = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
-    assert all(torch.equal(mine, its) for mine, its in zip(wide[4:], turned, strict=True))
+    transposed = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(wide[4:], transposed, strict=True))
     for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
         assert columns.is_contiguous()
-        listed = torch.arange(columns.shape[-1]) < number.unsqueeze(-1)
-        assert torch.equal(listed.sum(-1), number)
-        assert torch.equal(columns[listed], all_columns[..., : columns.shape[-1]][listed])
+        is_used = torch.arange(columns.shape[-1]) < number.unsqueeze(-1)
+        assert torch.equal(is_used.sum(-1), number)
+        assert torch.equal(columns[is_used], all_columns[..., : columns.shape[-1]][is_used])
     assert narrow[1].shape == narrow[3].shape
     assert narrow[5].shape == narrow[7].shape
     if graph.num_dst == 5000:

@@ -1,4 +1,4 @@
-"""Where numbers are not looked at, as on a GPU, for which a CPU stands in; and calls edge by edge."""
+"""Tokens with NaN or inf: devices that are not waited for (simulated on a CPU), and calls edge by edge."""
 
 import resource
 from dataclasses import replace
@@ -24,7 +24,7 @@ GRAPHS = {
     "full": patterns.full(N),
     "window": patterns.window(N, 4),
     "documents": patterns.documents([5, 1, 8]),
-    # with a sender of more than the edges that are summed at once
+    # One sender has more edges than are summed at once.
     "scattered": patterns.window(150, 20) | patterns.sinks(150, 1) | FEW,
     "listed": ga.convert.from_edge_index(torch.tensor([[8, 0, 12, 8, 2], [0, 1, 1, 5, 8]]), N, N),
 }
@@ -33,7 +33,7 @@ CASES = [*product(["dense", "rows"], GRAPHS), *product(["varlen"], ["causal", "w
 
 @pytest.fixture
 def asynchronous(monkeypatch):
-    """A CPU as if it were a GPU, in float64."""
+    """Let a CPU play a GPU, in float64."""
     supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
     monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
@@ -42,41 +42,41 @@ def asynchronous(monkeypatch):
     monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",))
 
 
-def drawn(requires_grad=True, tokens=N):
+def draw_inputs(requires_grad=True, tokens=N):
     return [x.detach().requires_grad_(requires_grad) for x in qkv(tokens, dim=10, value_dim=10)]
 
 
 @pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize("with_more", [False, True])
+@pytest.mark.parametrize("with_info", [False, True])
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
-    """No number is asked for, forward or backward, once the graph was seen."""
+def test_nothing_waits_for_the_device(backend, name, with_info, monkeypatch):
+    """In the second call no value is read, forward or backward."""
     for attempt in range(2):
-        given = drawn(tokens=GRAPHS[name].num_dst)
-        # of these a profile on a CPU does not tell; the kernels that stand in for flash attention take them
-        for way in ("tolist", "cpu", "numpy") if attempt and backend == "rows" else ():
-            monkeypatch.setattr(torch.Tensor, way, None)
-        with torch.profiler.profile() as watched:
-            more = {"sink_logits": given[0][0, :, 0, 0], "return_info": True} if with_more else {}
-            out = ga.attend(*given, GRAPHS[name], backend=backend, **more)
-            out = out[0] + out[1].lse.unsqueeze(-1) if with_more else out
-            torch.autograd.grad(out.sum(), given)
-    assert WAITS & {event.key for event in watched.key_averages()} == set()
+        inputs = draw_inputs(tokens=GRAPHS[name].num_dst)
+        # A profile on a CPU does not show these methods; the simulated flash kernels need them.
+        for method in ("tolist", "cpu", "numpy") if attempt and backend == "rows" else ():
+            monkeypatch.setattr(torch.Tensor, method, None)
+        with torch.profiler.profile() as profile:
+            options = {"sink_logits": inputs[0][0, :, 0, 0], "return_info": True} if with_info else {}
+            out = ga.attend(*inputs, GRAPHS[name], backend=backend, **options)
+            out = out[0] + out[1].lse.unsqueeze(-1) if with_info else out
+            torch.autograd.grad(out.sum(), inputs)
+    assert WAITS & {event.key for event in profile.key_averages()} == set()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_promise_spares_every_look(name, asynchronous, request):
-    """The same numbers, without a pass to ask for them."""
+def test_finite_skips_the_check(name, asynchronous, request):
+    """The output is the same, without a pass over the inputs."""
     if asynchronous:
         request.getfixturevalue("asynchronous")
     graph = GRAPHS[name]
-    given = drawn(requires_grad=False, tokens=graph.num_dst)
-    exact = ga.attend(*given, graph, backend="dense")
-    with torch.profiler.profile() as watched:
-        out = ga.attend(*given, graph, backend="dense", finite=True)
-    assert torch.equal(out, exact)
-    assert not WAITS & {event.key for event in watched.key_averages()}
+    inputs = draw_inputs(requires_grad=False, tokens=graph.num_dst)
+    expected = ga.attend(*inputs, graph, backend="dense")
+    with torch.profiler.profile() as profile:
+        out = ga.attend(*inputs, graph, backend="dense", finite=True)
+    assert torch.equal(out, expected)
+    assert not WAITS & {event.key for event in profile.key_averages()}
 
 
 ROWS = patterns.window(N + 3, 5).rows(3, N + 3)
@@ -94,37 +94,37 @@ OPTIONS = {
     "dropout": {"dropout": 0.4},
     "sinks": {"sink_logits": torch.arange(4.0).double()},
 }
-# a graph that differs by head or sample has no order of edges
-RANGES = [each for each in product(LONG, OPTIONS) if each[0] in ("listed", "rows") or each[1] != "bias"]
+# A graph that differs by head or sample has no single order of edges, so it takes no bias.
+RANGES = [x for x in product(LONG, OPTIONS) if x[0] in ("listed", "rows") or x[1] != "bias"]
 
 
 @pytest.mark.parametrize("backend", ["dense", "auto"])
 @pytest.mark.parametrize(("name", "option"), RANGES)
-def test_ranges_of_receivers_are_one_call(name, option, backend, monkeypatch):
-    """Positions, the order of edges, samples and heads are those of the whole graph; so are gradients."""
+def test_ranges_of_receivers_equal_one_call(name, option, backend, monkeypatch):
+    """They keep the positions, order of edges, samples and heads of the graph, and the gradients."""
     graph, ranges, run = LONG[name], [], rows.run
     monkeypatch.setattr(nonfinite, "MOST_EDGES", 12)
     monkeypatch.setattr(rows, "run", lambda call: ranges.append(call.graph.num_dst) or run(call))
-    given = [x.detach() for x in qkv(N, graph.num_src, batch=2)]
-    given[2][1, :, BAD] = torch.nan
+    inputs = [x.detach() for x in qkv(N, graph.num_src, batch=2)]
+    inputs[2][1, :, BAD] = torch.nan
     results = []
-    for each in (backend, "reference"):
+    for backend_name in (backend, "reference"):
         torch.manual_seed(0)
-        leaves = [x.clone().requires_grad_() for x in given]
-        out, info = ga.attend(*leaves, graph, backend=each, return_info=True, **OPTIONS[option])
-        found = torch.autograd.grad(out[0].sum() + info.lse[0].exp().sum(), leaves)
-        results.append([out.nan_to_num(7.0), info.lse, *(x[0] for x in found)])
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out, info = ga.attend(*leaves, graph, backend=backend_name, return_info=True, **OPTIONS[option])
+        grads = torch.autograd.grad(out[0].sum() + info.lse[0].exp().sum(), leaves)
+        results.append([out.nan_to_num(7.0), info.lse, *(x[0] for x in grads)])
     assert len(ranges) > 3
     assert_exact(*results)
     assert out[1].isnan().any()
 
 
-def test_a_backend_that_is_given_as_a_value_is_called_as_it_is():
-    """What its kernel makes of a NaN shows; by name the same call runs edge by edge."""
-    q, k, v = drawn(requires_grad=False)
+def test_a_backend_value_is_called_without_a_check():
+    """Its kernel spreads a NaN; by name the same call runs edge by edge."""
+    q, k, v = draw_inputs(requires_grad=False)
     v[:, :, BAD, 1] = torch.nan
-    reached = GRAPHS["window"].mask()[:, BAD]
-    for backend, expected in (("dense", reached), (BACKENDS["dense"], torch.ones(N, dtype=torch.bool))):
+    receivers = GRAPHS["window"].mask()[:, BAD]
+    for backend, expected in (("dense", receivers), (BACKENDS["dense"], torch.ones(N, dtype=torch.bool))):
         out = ga.attend(q, k, v, GRAPHS["window"], backend=backend)
         assert out.isnan().any(-1)[0, 0].tolist() == expected.tolist()
 
@@ -132,7 +132,7 @@ def test_a_backend_that_is_given_as_a_value_is_called_as_it_is():
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_nan_in_a_long_call_takes_little_memory():
-    """The list of all 134 million edges would take 5 GiB; no range takes a fifth of that."""
+    """The list of all 134 million edges would take 5 GiB; a range takes less than a fifth of that."""
     q, k, v = torch.randn(3, 1, 1, 2**14, 8)
     v[:, :, 9000] = torch.nan
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -146,7 +146,7 @@ EAGER = [name for name, backend in BACKENDS.items() if not backend.compiled and 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("backend", EAGER)
-def test_lse_over_no_edges_has_a_gradient_of_zero(backend, with_bias):
+def test_lse_without_edges_has_a_gradient_of_zero(backend, with_bias):
     if with_bias and not BACKENDS[backend].capabilities.bias:
         pytest.skip("it takes no bias")
     bias, q = torch.zeros(0) if with_bias else None, torch.randn(1, 1, 4, 3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The oracle, edge by edge: chunks of its edges, and its limit of memory."""
+"""The reference backend: its chunks of edges, and its memory limit."""
 
 from itertools import pairwise
 
@@ -14,34 +14,34 @@ from gnn_attention.backends import reference
 from gnn_attention.backends.call import AttentionCall
 
 CAUSAL = patterns.causal(9)
-GIVEN = qkv()
+INPUTS = qkv()
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 20, 31, 44, 45, 46, 100])
 @pytest.mark.parametrize("graph", [CAUSAL, patterns.window(9, 1)], ids=["causal", "loops"])
 def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
-    """Every row once, in order; edges for which there is room, or one row; two neighbours fill half."""
-    seen, some_rows = [], reference._some_rows
+    """Every row comes once, in order; chunks hold ``room`` edges or one row; neighbours fill half."""
+    chunks, run_chunk = [], reference._run_chunk
 
-    def watched(call, start, stop, src, *rest):
-        seen.append((start, stop, len(src)))
-        return some_rows(call, start, stop, src, *rest)
+    def record_chunk(call, start, stop, src, *edges):
+        chunks.append((start, stop, len(src)))
+        return run_chunk(call, start, stop, src, *edges)
 
-    monkeypatch.setattr(reference, "_most_edges", lambda call: room)
-    monkeypatch.setattr(reference, "_some_rows", watched)
-    out = ga.attend(*GIVEN, graph, backend="reference")
-    assert_exact(out, ga.attend(*GIVEN, graph, backend="dense"))
+    monkeypatch.setattr(reference, "_max_edges_at_once", lambda call: room)
+    monkeypatch.setattr(reference, "_run_chunk", record_chunk)
+    out = ga.attend(*INPUTS, graph, backend="reference")
+    assert_exact(out, ga.attend(*INPUTS, graph, backend="dense"))
     degree = graph.in_degree().tolist()
-    assert [row for start, stop, _ in seen for row in range(start, stop)] == list(range(9))
-    assert all(count == sum(degree[start:stop]) for start, stop, count in seen)
-    assert all(count <= room or stop == start + 1 for start, stop, count in seen)
-    assert all(one[2] + two[2] > room / 2 for one, two in pairwise(seen))
-    assert (len(seen) == 1) == (room >= graph.num_edges)
+    assert [row for start, stop, _ in chunks for row in range(start, stop)] == list(range(9))
+    assert all(count == sum(degree[start:stop]) for start, stop, count in chunks)
+    assert all(count <= room or stop == start + 1 for start, stop, count in chunks)
+    assert all(first[2] + second[2] > room / 2 for first, second in pairwise(chunks))
+    assert (len(chunks) == 1) == (room >= graph.num_edges)
 
 
 def test_the_limit(monkeypatch):
-    """A call of just the limit is supported; beyond it the estimate is named: a receiver of 2^24 senders."""
-    call = AttentionCall(*GIVEN, CAUSAL, 1.0)
+    """A call at the limit is supported; beyond it, as for 2^24 senders, the error has the estimate."""
+    call = AttentionCall(*INPUTS, CAUSAL, 1.0)
     needed = reference.bytes_needed(call)
     assert 45 * reference._bytes_per_edge(call) < needed
     monkeypatch.setattr(reference, "MEMORY_LIMIT", needed)
@@ -50,28 +50,28 @@ def test_the_limit(monkeypatch):
     with pytest.raises(
         NotImplementedError, match=r"backend 'reference' does not support .*causal.* GiB, its limit"
     ):
-        ga.attend(*GIVEN, patterns.causal(9), backend="reference")
+        ga.attend(*INPUTS, patterns.causal(9), backend="reference")
     monkeypatch.undo()
     size = 2**24
     q, k = torch.zeros(1, 1, 1, 1).expand(1, 4, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 4, size, 1)
     call = AttentionCall(q, k, k.expand(1, 4, size, 8), patterns.full(size).rows(0, 1), 1.0)
-    # four times what is gathered of each edge, and 64 bytes for its lists
+    # Each edge takes four times its gathered numbers, and 64 bytes of lists.
     gib = f"{size * (64 + 4 * 832) / 2**30:.1f} GiB"
     assert reference._bytes_per_edge(call) == 4 * 2 * (1 + 8 + 4) * 8 == 832
     assert reference.unsupported_reason(call) == f"the reference would need about {gib}, its limit is 2 GiB"
 
 
-# torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
+# torch's compiler instantiates autograd.Function, which torch itself deprecates.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
-    """How many edges fit at once depends on it: a program compares a symbol with powers of two alone."""
+    """The size of a chunk depends on it, so a program compares it with powers of two only."""
     torch.compiler.reset()
     monkeypatch.setattr(reference, "CHUNK_BYTES", 2**12)
-    graph, counted = patterns.causal(5), CompileCounter()
+    graph, counter = patterns.causal(5), CompileCounter()
     run = lambda x: ga.attend(x, x, x, graph, backend="reference")  # noqa: E731
-    compiled = torch.compile(run, fullgraph=True, backend=counted)
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
     for samples in (3, 4, 5, 6):
         x = torch.randn(samples, 1, 5, 3, dtype=torch.float64)
         assert_exact(compiled(x), ga.attend(x, x, x, graph))
-    assert counted.frame_count <= 3
+    assert counter.frame_count <= 3

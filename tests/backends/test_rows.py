@@ -1,4 +1,4 @@
-"""The backend over edge lists: graphs and features of verify, and irregular graphs."""
+"""The rows backend: the graphs and features of verify, and irregular graphs."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def irregular(seed=0):
 
 
 def results(backend, graph, inputs, direction=1.0, **options):
-    """out, lse and the gradients of q, k, v and every learned option."""
+    """Return out, lse and the gradients of q, k, v and every learned option."""
     out, info = ga.attend(*inputs, graph, backend=backend, return_info=True, **options)
     rng = torch.Generator().manual_seed(9)
     weights = torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype)
@@ -40,14 +40,14 @@ HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 @pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", thinned(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
-    """Every third feature in float64, and one in each other dtype; the command ``verify`` checks all."""
+    """Check every third feature in float64, and one in each other dtype; ``verify`` checks all."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
     number, features = list(GRAPHS).index(graph), list(FEATURES)
     options = {"float64": features[number % 3 :: 3]}
-    for turn, dtype in enumerate(("bfloat16", "float16", "float32")):
-        options[dtype] = [features[(number + 3 * turn) % len(features)]]
+    for index, dtype in enumerate(("bfloat16", "float16", "float32")):
+        options[dtype] = [features[(number + 3 * index) % len(features)]]
     outcomes = []
     for dtype, names in options.items():
         values = {"dtype": [dtype], "graph": [graph], "option": names, "size": ["inputs x1"]}
@@ -59,10 +59,10 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("senders", [(), (3,), (8, 2, 5)], ids=str)
 @torch.no_grad()
-def test_one_receiver_has_the_numbers_of_the_formula(senders, with_sinks):
-    """A step of decoding, which makes no lists; without in-edges too."""
+def test_one_receiver_equals_the_formula(senders, with_sinks):
+    """A step of decoding builds no lists; the receiver may be isolated."""
     graph = ga.TokenGraph.from_indices(torch.tensor([[*senders, -1]]), 15)
-    inputs, sinks = [x.detach() for x in qkv(1, 15)], drawn(4).detach() if with_sinks else None
+    inputs, sinks = [x.detach() for x in qkv(1, 15)], draw(4).detach() if with_sinks else None
     out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=ROWS, return_info=True)
     mask = torch.zeros(1, 15, dtype=torch.bool).index_fill(1, torch.tensor(senders, dtype=torch.int64), True)
     q, k = inputs[0], inputs[1].repeat_interleave(2, 1)
@@ -73,31 +73,31 @@ def test_one_receiver_has_the_numbers_of_the_formula(senders, with_sinks):
     assert_exact(out, truth)
     assert_exact(info.lse.exp(), lse.exp())
     by_head, by_token = (x.contiguous() for x in inputs), (x.mT.contiguous().mT for x in inputs)
-    for laid_out in (by_head, by_token):
-        assert_exact(ga.attend(*laid_out, graph, sink_logits=sinks, backend=ROWS), truth)
+    for tensors in (by_head, by_token):
+        assert_exact(ga.attend(*tensors, graph, sink_logits=sinks, backend=ROWS), truth)
     far = torch.full_like(inputs[1], -torch.inf)
     assert not ga.attend(torch.ones_like(q), far, inputs[2], graph, backend=ROWS).any()
     by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src + b) % 3 == 0, 1, 15, batch=2)
     assert_exact(*(ga.attend(*inputs, by_sample, backend=name) for name in ("rows", "reference")))
 
 
-def drawn(*shape):
+def draw(*shape):
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
 OPTIONS = {
     "plain": lambda count: {},
     "scale": lambda count: {"scale": 0.9},
-    "bias": lambda count: {"bias": drawn(2, 4, count)},
-    "bias of all": lambda count: {"bias": drawn(count)},
-    "bias of a head": lambda count: {"bias": drawn(4, count)},
-    "bias of a sample": lambda count: {"bias": drawn(2, 1, count)},
-    "sinks": lambda count: {"sink_logits": drawn(4)},
+    "bias": lambda count: {"bias": draw(2, 4, count)},
+    "bias of all": lambda count: {"bias": draw(count)},
+    "bias of a head": lambda count: {"bias": draw(4, count)},
+    "bias of a sample": lambda count: {"bias": draw(2, 1, count)},
+    "sinks": lambda count: {"sink_logits": draw(4)},
     "score_mod": lambda count: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(4))},
     "all": lambda count: {
         "score_mod": score_mods.softcap(2.0),
-        "bias": drawn(2, 4, count),
-        "sink_logits": drawn(4),
+        "bias": draw(2, 4, count),
+        "sink_logits": draw(4),
     },
 }
 
@@ -107,12 +107,12 @@ OPTIONS = {
     ("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str
 )
 def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypatch):
-    """Out, lse and every gradient, through both, against the oracle; the bias in the order of the list."""
+    """Out, lse and gradients equal those of the reference; the bias has the order of the list."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     torch.manual_seed(seed)
     graph = irregular(seed=seed)
-    inputs, given = qkv(12, 15), OPTIONS[options](graph.num_edges)
-    assert_results(results(ROWS, graph, inputs, **given), results(ORACLE, graph, inputs, **given))
+    inputs, arguments = qkv(12, 15), OPTIONS[options](graph.num_edges)
+    assert_results(results(ROWS, graph, inputs, **arguments), results(ORACLE, graph, inputs, **arguments))
 
 
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
@@ -127,12 +127,12 @@ def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     assert_exact(*grads)
 
 
-@pytest.mark.parametrize("turned", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_sums_over_hubs_are_within_the_rule(turned):
-    """Three tokens have a thousand edges: added in turn, gradients were off by ten times SDPA's error."""
+@pytest.mark.parametrize("transposed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_sums_over_hubs_are_within_the_rule(transposed):
+    """Three tokens have 1,000 edges; sequential sums had gradients with ten times SDPA's error."""
     rng = torch.Generator().manual_seed(0)
     graph = patterns.window(1000, 8) | patterns.sinks(1000, 3)
-    graph = graph.T if turned else graph
+    graph = graph.T if transposed else graph
     q, k, v, direction = (torch.randn(1, 1, 1000, 16, generator=rng) for _ in range(4))
     direction = direction + 1
     leaves = {name: x.requires_grad_() for name, x in {"q": q, "k": k, "v": v}.items()}
@@ -141,9 +141,9 @@ def test_sums_over_hubs_are_within_the_rule(turned):
     assert_rule(out, gradients, attention_truth(q, k, v, graph, direction))
 
 
-@pytest.mark.parametrize("mod", [None, lambda score, *at: score + 0], ids=["fused", "written out"])
+@pytest.mark.parametrize("mod", [None, lambda score, *indices: score + 0], ids=["fused", "written out"])
 def test_equal_weights_are_summed_within_the_rule(mod):
-    """Each addition rounds in the same direction: 5,000 in turn were off by 40 times SDPA's error."""
+    """All additions round in one direction; sequential sums of 5,000 had 40 times SDPA's error."""
     graph, rng = patterns.cross(3, 5000), torch.Generator().manual_seed(0)
     leaves = {"q": torch.full((1, 1, 3, 8), 0.37), "k": torch.full((1, 1, 5000, 8), 0.3)}
     leaves["v"], direction = torch.full((1, 1, 5000, 8), 1.1), torch.randn(1, 1, 3, 8, generator=rng)

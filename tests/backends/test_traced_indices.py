@@ -1,4 +1,4 @@
-"""Chosen graphs in compiled and exported programs: another index at every call, or one computed there."""
+"""Graphs of an index in compiled and exported programs: an input, or computed inside."""
 
 from functools import partial
 
@@ -16,21 +16,21 @@ SHAPES = [(DST, MOST), (HEADS, DST, MOST), (BATCH, 1, DST, MOST), (BATCH, HEADS,
 
 
 def qkv():
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     shapes = (HEADS, DST, 8), (2, SRC, 8), (2, SRC, 5)
-    tensors = (torch.randn(BATCH, *shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    tensors = (torch.randn(BATCH, *shape, generator=rng, dtype=torch.float64) for shape in shapes)
     return [x.requires_grad_() for x in tensors]
 
 
-def drawn(shape, seed):
-    """Empty rows, duplicates, -1 anywhere, and one sender that all receivers of a row choose."""
+def draw_index(shape, seed):
+    """Draw an index with empty rows, duplicates, -1 anywhere, and one sender that many receivers choose."""
     index = torch.randint(-1, SRC, shape, generator=torch.Generator().manual_seed(seed))
     index[..., 3, :] = -1
     index[..., 5:, 1] = 2
     return index
 
 
-def attended(q, k, v, index, count=None, **options):
+def attend_to_index(q, k, v, index, count=None, **options):
     graph = ga.TokenGraph.from_indices(index, k.shape[2], count, coalesce=True)
     return ga.attend(q, k, v, graph, **options)
 
@@ -47,11 +47,11 @@ def mask_of(index, num_src=SRC):
 
 
 def dense(q, k, v, index):
-    return along_mask(q, k, v, mask_of(index))
+    return attend_to_mask(q, k, v, mask_of(index))
 
 
-def along_mask(q, k, v, mask):
-    """The formula, in float64."""
+def attend_to_mask(q, k, v, mask):
+    """Compute the formula, in float64."""
     k, v = (x.repeat_interleave(HEADS // 2, 1) for x in (k, v))
     logits = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf)
     return torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0) @ v
@@ -60,13 +60,13 @@ def along_mask(q, k, v, mask):
 @pytest.mark.parametrize(
     "shape", [SHAPES[-1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[:-1])]
 )
-def test_other_numbers_run_the_same_program(shape):
-    """Compiled once and whole, for as many edges as there are each time, with the gradients of the mask."""
+def test_other_values_run_the_same_program(shape):
+    """It is compiled once, as one graph, for any number of edges, and has the gradients of the mask."""
     torch._dynamo.reset()
     counter, inputs = CompileCounter(), qkv()
-    compiled = torch.compile(attended, fullgraph=True, backend=counter)
+    compiled = torch.compile(attend_to_index, fullgraph=True, backend=counter)
     for seed in range(3):
-        index = drawn(shape, seed)
+        index = draw_index(shape, seed)
         assert_exact(with_gradients(compiled, *inputs, index), with_gradients(dense, *inputs, index))
     assert counter.frame_count == 1
 
@@ -74,137 +74,139 @@ def test_other_numbers_run_the_same_program(shape):
 def nearest(q, k, v):
     """Each receiver attends to the senders of its three largest logits."""
     scores = q.detach() @ k.detach().repeat_interleave(HEADS // 2, 1).mT
-    return attended(q, k, v, scores.topk(3, -1).indices)
+    return attend_to_index(q, k, v, scores.topk(3, -1).indices)
 
 
-class Chosen(nn.Module):
-    """Attention along an index, or without one along what is ``made`` of q and k."""
+class IndexAttention(nn.Module):
+    """Attention along an index, or, without one, along an index computed from q and k."""
 
-    def __init__(self, along, made):
+    def __init__(self, along_index, along_computed):
         super().__init__()
-        self.along, self.made = along, made
+        self.along_index, self.along_computed = along_index, along_computed
 
     def forward(self, q, k, v, index=None):
-        return self.made(q, k, v) if index is None else self.along(q, k, v, index)
+        return self.along_computed(q, k, v) if index is None else self.along_index(q, k, v, index)
 
 
-def assert_exported(along, made, truth, index, other, strict):
+def assert_exported(along_index, along_computed, truth, index, other, strict):
     q, k, v = (x.detach() for x in qkv())
-    program = torch.export.export(Chosen(along, made), (q, k, v, index), strict=strict).module()
+    module = IndexAttention(along_index, along_computed)
+    program = torch.export.export(module, (q, k, v, index), strict=strict).module()
     assert_exact(program(q, k, v, other), truth(q, k, v, other))
-    program = torch.export.export(Chosen(along, made), (q, k, v), strict=strict).module()
-    assert_exact(program(2 * q, k.flip(2), v), made(2 * q, k.flip(2), v))
+    program = torch.export.export(module, (q, k, v), strict=strict).module()
+    assert_exact(program(2 * q, k.flip(2), v), along_computed(2 * q, k.flip(2), v))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_takes_another_index_or_computes_it(strict):
-    index, other = (drawn(SHAPES[3], seed) for seed in range(2))
-    assert_exported(attended, nearest, dense, index, other, strict)
+    index, other = (draw_index(SHAPES[3], seed) for seed in range(2))
+    assert_exported(attend_to_index, nearest, dense, index, other, strict)
 
 
 @pytest.mark.slow
 def test_an_index_that_is_computed_inside_is_compiled_by_inductor():
     inputs = qkv()
-    found = with_gradients(torch.compile(nearest, fullgraph=True), *inputs)
-    assert_exact(found, with_gradients(nearest, *inputs))
+    results = with_gradients(torch.compile(nearest, fullgraph=True), *inputs)
+    assert_exact(results, with_gradients(nearest, *inputs))
 
 
-# the last block of receivers and of senders is short
+# The last block of receivers and that of senders are shorter.
 SIZE, BLOCKS, COLUMNS = 2, 5, 6
 LEADS = [(), (HEADS,), (BATCH, 1), (BATCH, HEADS)]
 
 
-def drawn_blocks(lead, seed):
-    """Distinct blocks, -1 anywhere, a block of receivers without any."""
-    draw = torch.Generator().manual_seed(seed)
-    index = torch.rand(*lead, BLOCKS, COLUMNS, generator=draw).argsort(-1)[..., :3]
-    index = index.masked_fill(torch.rand(index.shape, generator=draw) < 0.3, -1)
+def draw_blocks(lead, seed):
+    """Draw distinct blocks, with -1 anywhere, and none for one block of receivers."""
+    rng = torch.Generator().manual_seed(seed)
+    index = torch.rand(*lead, BLOCKS, COLUMNS, generator=rng).argsort(-1)[..., :3]
+    index = index.masked_fill(torch.rand(index.shape, generator=rng) < 0.3, -1)
     index[..., 1, :] = -1
     return index
 
 
-def along_blocks(q, k, v, index, causal=False, **options):
+def attend_to_blocks(q, k, v, index, causal=False, **options):
     graph = ga.TokenGraph.from_block_indices(index, SIZE, q.shape[2], k.shape[2], causal)
     return ga.attend(q, k, v, graph, **options)
 
 
 def dense_blocks(q, k, v, index, causal=False):
     mask = mask_of(index, COLUMNS).repeat_interleave(SIZE, -2).repeat_interleave(SIZE, -1)[..., :DST, :SRC]
-    return along_mask(q, k, v, mask.tril() if causal else mask)
+    return attend_to_mask(q, k, v, mask.tril() if causal else mask)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lead", LEADS)
 def test_other_blocks_run_the_same_program(lead, causal):
-    """Compiled once and whole; the gradients are those of the mask, and all is that of the eager call."""
+    """It is compiled once, as one graph, and equals the mask and the eager call, gradients too."""
     torch._dynamo.reset()
     counter, inputs = CompileCounter(), qkv()
-    compiled = torch.compile(along_blocks, fullgraph=True, backend=counter)
+    compiled = torch.compile(attend_to_blocks, fullgraph=True, backend=counter)
     for seed in range(3):
-        index = drawn_blocks(lead, seed)
-        found = with_gradients(lambda *given, index=index: compiled(*given, index, causal), *inputs)
-        for function in (dense_blocks, along_blocks):
-            assert_exact(found, with_gradients(partial(function, index=index, causal=causal), *inputs))
+        index = draw_blocks(lead, seed)
+        results = with_gradients(lambda *args, index=index: compiled(*args, index, causal), *inputs)
+        for function in (dense_blocks, attend_to_blocks):
+            assert_exact(results, with_gradients(partial(function, index=index, causal=causal), *inputs))
     assert counter.frame_count == 1
 
 
-def test_a_program_of_blocks_keeps_the_rules():
-    """Sinks, lse, a NaN that only its receivers have; and sizes of nothing."""
+def test_a_program_of_blocks_has_sinks_lse_and_nan():
+    """A NaN reaches only its receivers, and sizes may be 0."""
     torch._dynamo.reset()
-    (q, k, v), index = (x.detach() for x in qkv()), drawn_blocks((BATCH, HEADS), 0)
+    (q, k, v), index = (x.detach() for x in qkv()), draw_blocks((BATCH, HEADS), 0)
     k[0, 1, 3], v[1, 0, 4] = torch.nan, torch.inf
-    compiled = torch.compile(along_blocks, fullgraph=True, backend="eager")
+    compiled = torch.compile(attend_to_blocks, fullgraph=True, backend="eager")
     options = {"sink_logits": torch.arange(HEADS).double(), "return_info": True}
-    (out, info), (due, due_info) = (run(q, k, v, index, **options) for run in (compiled, along_blocks))
-    assert torch.equal(out.isnan(), due.isnan())
+    out, info = compiled(q, k, v, index, **options)
+    expected, expected_info = attend_to_blocks(q, k, v, index, **options)
+    assert torch.equal(out.isnan(), expected.isnan())
     assert 0 < int(out.isnan().sum()) < out.numel()
-    assert_exact([x.nan_to_num() for x in (out, info.lse)], [x.nan_to_num() for x in (due, due_info.lse)])
-    lses = (run(q, k, v, index, return_info=True)[1].lse for run in (compiled, along_blocks))
+    for result, true in ((out, expected), (info.lse, expected_info.lse)):
+        assert_exact(result.nan_to_num(), true.nan_to_num())
+    lses = (run(q, k, v, index, return_info=True)[1].lse for run in (compiled, attend_to_blocks))
     assert_exact(*(x.nan_to_num() for x in lses))
-    for rows, most, num_src in ((BLOCKS, 0, SRC), (0, 3, SRC), (BLOCKS, 2, 0)):
+    for rows, width, num_src in ((BLOCKS, 0, SRC), (0, 3, SRC), (BLOCKS, 2, 0)):
         ends = q[:, :, : DST * bool(rows)], k[:, :, :num_src], v[:, :, :num_src]
-        empty = compiled(*ends, torch.full((rows, most), -1))
+        empty = compiled(*ends, torch.full((rows, width), -1))
         assert empty.shape[2] == ends[0].shape[2]
         assert not empty.any()
 
 
-def joined(q, k, v, index, blocks=False, last=False):
-    of_blocks = partial(ga.TokenGraph.from_block_indices, block_size=SIZE, num_dst=DST)
-    chosen = (of_blocks if blocks else ga.TokenGraph.from_indices)(index, num_src=SRC)
-    always = ga.TokenGraph.from_rule(lambda b, h, dst, src: src == dst, DST, SRC)
-    return ga.attend(q, k, v, always | chosen if last else chosen | always)
+def attend_to_union(q, k, v, index, blocks=False, last=False):
+    from_blocks = partial(ga.TokenGraph.from_block_indices, block_size=SIZE, num_dst=DST)
+    chosen = (from_blocks if blocks else ga.TokenGraph.from_indices)(index, num_src=SRC)
+    diagonal = ga.TokenGraph.from_rule(lambda b, h, dst, src: src == dst, DST, SRC)
+    return ga.attend(q, k, v, diagonal | chosen if last else chosen | diagonal)
 
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("blocks", [False, True])
-def test_what_is_joined_in_a_program_is_refused(blocks, last):
-    """Not whole, it would run where an operator breaks it, along the index alone or along everything."""
+def test_unions_in_a_program_are_refused(blocks, last):
+    """With a graph break, it would run along the index alone or along all pairs."""
     torch._dynamo.reset()
-    index = drawn_blocks((), 0) if blocks else torch.zeros(DST, 1, dtype=torch.int64)
-    compiled = torch.compile(joined, backend="eager")
+    index = draw_blocks((), 0) if blocks else torch.zeros(DST, 1, dtype=torch.int64)
+    compiled = torch.compile(attend_to_union, backend="eager")
     with pytest.raises(Exception, match="edges of an index in a traced program are not known"):
         compiled(*qkv(), index, blocks, last)
 
 
 @pytest.mark.slow
-def test_a_program_raises_what_the_eager_call_does():
-    """Of the numbers when it runs; of options that it cannot take when it is traced."""
+def test_a_program_raises_the_errors_of_the_eager_call():
+    """Wrong values raise when it runs, unsupported options when it is traced."""
     torch._dynamo.reset()
-    inputs, index = qkv(), drawn(SHAPES[3], 0)
-    compiled = torch.compile(attended, fullgraph=True, backend="eager")
+    inputs, index = qkv(), draw_index(SHAPES[3], 0)
+    compiled = torch.compile(attend_to_index, fullgraph=True, backend="eager")
     compiled(*inputs, index)
 
-    def counted(q, k, v, index):
+    def count(q, k, v, index):
         return ga.TokenGraph.from_indices(index, SRC, coalesce="count")
 
-    def once(q, k, v, index):
+    def refuse(q, k, v, index):
         return ga.attend(q, k, v, ga.TokenGraph.from_indices(index, SRC))
 
-    whole = lambda function: torch.compile(function, fullgraph=True, backend="eager")  # noqa: E731
-    far, twice = index.clone(), index.clone()
-    far[1, 2, 3, 4], twice[1, 2, 3, :2] = SRC, 4
-    later = Exception
+    trace = lambda function: torch.compile(function, fullgraph=True, backend="eager")  # noqa: E731
+    far = index.clone()
+    far[1, 2, 3, 4] = SRC
     assert_refusals(
         [
             (lambda: compiled(*inputs, far), IndexError, "holds 11 for receiver 3 of sample 1 of head 2"),
@@ -214,16 +216,16 @@ def test_a_program_raises_what_the_eager_call_does():
                 TypeError,
                 "count must be a tensor of",
             ),
-            (lambda: whole(once)(*inputs, index), ValueError, "more than once for receiver"),
-            (lambda: whole(counted)(*inputs, index), later, "takes no coalesce='count'"),
+            (lambda: trace(refuse)(*inputs, index), ValueError, "more than once for receiver"),
+            (lambda: trace(count)(*inputs, index), Exception, "takes no coalesce='count'"),
             (
-                lambda: whole(attended)(*inputs, index, backend="tiles"),
-                later,
+                lambda: trace(attend_to_index)(*inputs, index, backend="tiles"),
+                Exception,
                 "does not run with backend='tiles'",
             ),
             (
-                lambda: whole(attended)(*inputs, index, dropout=0.5),
-                later,
+                lambda: trace(attend_to_index)(*inputs, index, dropout=0.5),
+                Exception,
                 "does not run with a score_mod, bias",
             ),
         ]

@@ -1,4 +1,4 @@
-"""The backend of packed documents: on a CPU with the formula in the place of the kernel; its refusals."""
+"""The backend of packed documents, on a CPU with the formula instead of the kernel; its refusals."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ GRAPHS = {
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-    """As if it were a GPU, in float64."""
+    """Let a CPU play a GPU, in float64."""
     supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
     monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
@@ -34,48 +34,48 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
 
 
-drawn = partial(qkv, 14, dim=12, value_dim=10)
+draw_inputs = partial(qkv, 14, dim=12, value_dim=10)
 
 
-def results(graph, backend, sinks, given):
-    out, info = ga.attend(*given, graph, sink_logits=sinks, backend=backend, return_info=True)
+def results(graph, backend, sinks, inputs):
+    out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=backend, return_info=True)
     loss = out.sin().sum() + info.lse.cos().sum()
-    return [out, info.lse, *torch.autograd.grad(loss, [*given, *([] if sinks is None else [sinks])])]
+    return [out, info.lse, *torch.autograd.grad(loss, [*inputs, *([] if sinks is None else [sinks])])]
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_equal_to_the_reference(name, with_sinks):
-    """Output, lse, and all gradients of a function of both."""
+    """Output, lse, and all gradients of a function of both are equal."""
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
-    for mine, theirs in zip(
-        *(results(GRAPHS[name], b, sinks, drawn()) for b in ("varlen", "reference")), strict=True
+    for result, expected in zip(
+        *(results(GRAPHS[name], b, sinks, draw_inputs()) for b in ("varlen", "reference")), strict=True
     ):
-        assert_exact(mine, theirs)
+        assert_exact(result, expected)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14), patterns.cross(14, 5)], ids=repr)
 def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
-    """Without logits of all pairs, with gradients; and says so before."""
+    """It needs no logits of all pairs, also for gradients, and its memory estimate says so."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
-    q, k, v = drawn()
-    given = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
+    q, k, v = draw_inputs()
+    inputs = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    call = ga.backends.AttentionCall.from_arguments(*(x.detach() for x in given), graph, with_lse=True)
+    call = ga.backends.AttentionCall.from_arguments(*(x.detach() for x in inputs), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     assert varlen.bytes_needed(call) >= sum(x.nbytes for x in (call.q, call.k, call.v, call.q))
-    monkeypatch.setattr(dense, "masked_attention", None)
-    for mine, theirs in zip(*(results(graph, b, sinks, given) for b in ("dense", "reference")), strict=True):
-        assert_exact(mine, theirs)
+    monkeypatch.setattr(dense, "written_out", None)
+    for ours, theirs in zip(*(results(graph, b, sinks, inputs) for b in ("dense", "reference")), strict=True):
+        assert_exact(ours, theirs)
 
 
 def test_on_a_cpu_it_is_refused():
-    """By name, with what to do."""
-    message = r"'varlen' does not support .*runs on cuda, q is on cpu; .*use backend='tiles'"
+    """The error names the backend and says what to do."""
+    message = r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"
     with pytest.raises(RefusalError, match=message):
-        ga.attend(*drawn(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
+        ga.attend(*draw_inputs(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 
 
 PACKED, NO_PACKING = patterns.documents([5, 6, 3]), "no packing of documents with one window"
@@ -90,18 +90,18 @@ REFUSED = [
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize(("graph", "options", "message"), REFUSED)
-def test_what_it_does_not_support(graph, options, message):
-    """Named, with the way out."""
+def test_unsupported_calls(graph, options, message):
+    """The error says what is unsupported and what to do."""
     with pytest.raises(RefusalError, match=message):
-        ga.attend(*drawn(), graph, backend="varlen", **options)
+        ga.attend(*draw_inputs(), graph, backend="varlen", **options)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_sizes_and_types():
-    """Half types, 256 channels (one for the gradient of lse), something to do."""
+    """It takes half types, at most 256 channels (one for the gradient of lse), and no empty axis."""
     graph = GRAPHS["documents"]
     with pytest.raises(RefusalError, match="in float64, q is float32; convert"):
-        ga.attend(*drawn(dtype=torch.float32), graph, backend="varlen")
+        ga.attend(*draw_inputs(dtype=torch.float32), graph, backend="varlen")
     wide = qkv(14, dim=256, value_dim=256)
     assert ga.attend(*wide, graph, backend="varlen").shape == (2, 4, 14, 256)
     with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
@@ -112,14 +112,14 @@ def test_sizes_and_types():
         ga.attend(*qkv(14, dim=257), graph, backend="varlen")
     ga.attend(*qkv(257), patterns.causal(257), backend="varlen")
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
-        ga.attend(*(x[:0] for x in drawn()), graph, backend="varlen")
+        ga.attend(*(x[:0] for x in draw_inputs()), graph, backend="varlen")
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_a_second_derivative_is_refused_as_declared():
-    given = drawn()
-    out = ga.attend(*given, GRAPHS["documents"], backend="varlen")
-    (first,) = torch.autograd.grad(out.sin().sum(), given[:1], create_graph=True)
+    inputs = draw_inputs()
+    out = ga.attend(*inputs, GRAPHS["documents"], backend="varlen")
+    (first,) = torch.autograd.grad(out.sin().sum(), inputs[:1], create_graph=True)
     assert not BACKENDS["varlen"].capabilities.double_backward
     with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-        torch.autograd.grad(first.sum(), given[:1])
+        torch.autograd.grad(first.sum(), inputs[:1])

@@ -14,7 +14,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
@@ -29,7 +29,7 @@ def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """Run a plain call on a graph without batch or heads, along its plan of this ``kind``."""
     graph, device = call.graph, call.q.device
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
-    if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
+    if are_eager((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
         # The operator would add nothing but its dispatch.
         plan = memoized(_plan_on_device, graph, kind, device)
         out, lse = _forward(q, k, v, _expand_sinks(q, sinks), plan, call.scale)

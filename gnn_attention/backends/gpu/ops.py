@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
+from gnn_attention.backends.call import any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.gpu.csr import Side, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.plan import Packed
@@ -29,7 +29,7 @@ def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
     integers = [int(problem.bias is not None), *offsets]
     options = (*sides, integers, [problem.scale, problem.softcap, problem.dropout])
-    if not are_plain(inputs):
+    if not are_eager(inputs):
         out, lse = _ATTENTION(*inputs, *options)
     elif any_needs_gradients(inputs):
         out, lse = _Eager.apply(*inputs, options)  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ class _Eager(torch.autograd.Function):
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
         arguments = *grads, q, k, v, bias, out, lse, seed
         # The operator raises the error for second derivatives.
-        needs_operator = torch.is_grad_enabled() or not are_plain(arguments)
+        needs_operator = torch.is_grad_enabled() or not are_eager(arguments)
         input_grads = (_GRADIENTS if needs_operator else _run_backward)(*arguments, *ctx.options)
         return *input_grads, None, None
 

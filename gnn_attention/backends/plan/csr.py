@@ -7,7 +7,7 @@ after the other, and :func:`fold` brings the tokens of a call into this order.
 import torch
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.call import AttentionCall, one_of
+from gnn_attention.backends.call import AttentionCall, select_slice
 from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
@@ -39,7 +39,7 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
         ptr, src = (x.to(device) for x in selection)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
-        graphs = [one_of(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+        graphs = [select_slice(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
         edges = [slice_graph.edge_index.to(device) for slice_graph in graphs]
         src = torch.cat([slice_src for slice_src, _ in edges])
         row = torch.cat([slice_dst + i * graph.num_dst for i, (_, slice_dst) in enumerate(edges)])

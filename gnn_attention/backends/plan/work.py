@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import one_of
+from gnn_attention.backends.call import select_slice
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan import planner
 from gnn_attention.backends.plan.dense_blocks import split_into_pieces
@@ -86,7 +86,7 @@ def is_estimated(graph: TokenGraph) -> bool:
 
 def num_edges(graph: TokenGraph) -> int:
     """Return about how many edges a graph has, over the heads and samples by which it differs."""
-    first_graph = one_of(graph, 0, 0)
+    first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
     return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first_graph).edges

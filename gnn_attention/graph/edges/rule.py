@@ -36,7 +36,7 @@ class RuleEdges(EdgeSet):
     def _evaluate_on_ranges(self, b: Any, h: Any, dst: Any, src: Any) -> TriState:
         if not self._obstacles:
             try:
-                # torch hands its functions to the arithmetic of ranges, which `eagerly` prevents.
+                # torch hands its functions to the arithmetic of ranges, which `eager_mode` prevents.
                 with torch._C._EnableTorchFunction():
                     return as_tristate(dst.box, self.rule(b, h, dst, src))
             except Exception as error:  # A user's rule may raise anything for values that are no tensors.

@@ -21,7 +21,7 @@ def has_few_pairs(shape: Shape) -> bool:
 
 def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """The rule's answer; TypeError naming it where that is no bool tensor, or where it does not broadcast."""
-    edge = single_pairs.call_at_once(f"the rule of {name}", rule, b, h, dst, src)
+    edge = single_pairs.call_on_tensors(f"the rule of {name}", rule, b, h, dst, src)
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
@@ -37,7 +37,7 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
 def fit_rule(rule: Rule, name: str) -> Rule:
     """The rule, or :func:`map_pairs` of it if it needs single numbers; raises the rule's own errors."""
     is_known = single_pairs.broadcasts(rule)
-    if not is_known and single_pairs.call_apart(_needs_single_pairs, rule, name):
+    if not is_known and single_pairs.call_in_thread(_needs_single_pairs, rule, name):
         return partial(map_pairs, rule)
     zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
     evaluate(rule, name, *zeros)

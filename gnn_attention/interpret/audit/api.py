@@ -118,7 +118,7 @@ def audit(
     checks.instance("module", module, nn.Module)
     own = _own_inputs(inputs, shape)
     call = _default_call(module, graph) if call is None else call
-    checks.takes("call", call, "module", "x")
+    checks.check_signature("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quote(tolerance)}")
     if dtype not in (torch.float64, torch.float32):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from gnn_attention._support import checks, memory
-from gnn_attention._support.locks import of_this_thread
+from gnn_attention._support.locks import restrict_to_thread
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph
@@ -278,7 +278,7 @@ def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
         for part in model.modules():
             if isinstance(part, nn.Embedding):
                 # A copy, since a model may write into its states.
-                follow = of_this_thread(lambda _, ids, states: states.requires_grad_().clone())
+                follow = restrict_to_thread(lambda _, ids, states: states.requires_grad_().clone())
                 hooks.enter_context(part.register_forward_hook(follow))
         return record(model, ids, **options)
 

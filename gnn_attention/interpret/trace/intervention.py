@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from gnn_attention._support import checks
-from gnn_attention._support.locks import turn
+from gnn_attention._support.locks import lock_modules
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import run_and_merge
 from gnn_attention.backends import Backend
@@ -269,7 +269,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
         else:
             layers = attention_layers(module)
             chosen = [(one, number) for one in interventions for number in checked_layers(one, layers)]
-            stack.enter_context(turn(layers, brief=False))
+            stack.enter_context(lock_modules(layers, brief=False))
             for one, number in chosen:
                 layer, hook = layers[number], partial(_checked_inputs, one)
                 stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))

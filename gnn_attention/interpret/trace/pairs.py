@@ -11,7 +11,7 @@ from torch_geometric.utils import coalesce
 
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import AttentionCall, one_of
+from gnn_attention.backends.call import AttentionCall, select_slice
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
@@ -46,7 +46,7 @@ def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
 
 def _union(graph: TokenGraph) -> Tensor:
     samples, heads = range(graph.batch or 1), range(graph.heads or 1)
-    parts = [one_of(graph, b, h).edge_index for b in samples for h in heads]
+    parts = [select_slice(graph, b, h).edge_index for b in samples for h in heads]
     nodes = max(graph.num_src, graph.num_dst)
     edges: Tensor = coalesce(torch.cat(parts, dim=1), num_nodes=nodes, sort_by_row=False)
     return edges

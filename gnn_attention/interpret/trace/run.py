@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from gnn_attention._support import checks
-from gnn_attention._support.locks import of_this_thread, turn
+from gnn_attention._support.locks import lock_modules, restrict_to_thread
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import run_attention
 from gnn_attention.backends import Backend
@@ -101,7 +101,7 @@ def record(
     modules = intervention.attention_layers(module)
     numbers = intervention.checked_layers(chosen, modules)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with turn(modules, brief=True), intervene(module, *steps), ExitStack() as stack:
+    with lock_modules(modules, brief=True), intervene(module, *steps), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
         for number, block in enumerate(blocks):
@@ -135,7 +135,7 @@ def _recorded_layer(
         return out, lse
 
     before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record it"))
-    after = layer.register_forward_hook(of_this_thread(append_trace))
+    after = layer.register_forward_hook(restrict_to_thread(append_trace))
     with before, after, intervention.backend_replaced(layer, Backend("recorder", run)):
         yield
 
@@ -153,8 +153,8 @@ def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[
 
     with ExitStack() as stack:
         for name, norm in (("before", block.attention_norm), ("between", block.mlp_norm)):
-            stack.enter_context(norm.register_forward_pre_hook(of_this_thread(partial(save, name))))
+            stack.enter_context(norm.register_forward_pre_hook(restrict_to_thread(partial(save, name))))
         for name, part in (("attention", block.attention), ("mlp", block.mlp)):
-            stack.enter_context(part.register_forward_hook(of_this_thread(partial(save, name))))
-        stack.enter_context(block.register_forward_hook(of_this_thread(append_phases)))
+            stack.enter_context(part.register_forward_hook(restrict_to_thread(partial(save, name))))
+        stack.enter_context(block.register_forward_hook(restrict_to_thread(append_phases)))
         yield
