@@ -120,7 +120,7 @@ def in_edges_of(graph: TokenGraph, rows: Tensor) -> tuple[Tensor, Tensor, Tensor
     >>> senders.tolist(), mask[0, 0].int().tolist()
     ([0, 4, 5], [[1, 0, 0], [0, 1, 1]])
     """
-    if graph.edges.listed() is None:
+    if graph.edges.stored_list() is None:
         parts = [graph.rows(row, row + 1).edge_index[0] for row in rows.tolist()]
         src, place = torch.cat(parts), torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
     else:

@@ -56,7 +56,7 @@ def _needs_gpu(problem: Problem) -> str | None:
 
 
 def _refusal(backend: Backend, problem: Problem) -> str | None:
-    call, edges = call_of(problem), problem.graph.edges.listed()
+    call, edges = call_of(problem), problem.graph.edges.stored_list()
     if backend.name == "flex" and (reason := _needs_gpu(problem)):
         return reason
     if backend.name == "dense" and backend.bytes_needed is not None and backend.bytes_needed(call) > 0:

@@ -58,7 +58,7 @@ def positions(
 
 def edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
     """The lists that all of the graphs carry, or None if one of them is a rule alone."""
-    lists = [edges for graph in graphs if (edges := graph.edges.distinct.listed()) is not None]
+    lists = [edges for graph in graphs if (edges := graph.edges.unique_edges.stored_list()) is not None]
     return lists if len(lists) == len(graphs) else None
 
 

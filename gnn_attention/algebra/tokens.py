@@ -47,9 +47,9 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     name = _operands.name("restrict", (g,), *shown)
     num_dst, num_src = len(dst_chosen), len(src_chosen)
     of_dst, of_src = (torch.tensor(x, dtype=torch.int64, device="cpu") for x in (dst_chosen, src_chosen))
-    listed = g.edges.distinct.listed()
+    listed = g.edges.unique_edges.stored_list()
     if listed is None:
-        rule = partial(rules.of_tokens, g.edges.contains, of_dst, of_src)
+        rule = partial(rules.map_tokens, g.edges.contains, of_dst, of_src)
         return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
     edges = edge_list.edges_between(listed, of_dst, of_src, g.num_dst, g.num_src)
     return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
@@ -83,7 +83,7 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     parts += [] if rule is None else [(TokenGraph.from_rule(rule, count), n, n)]
     words = ("", "") if (link, among) == ("receivers", "causal") else (repr(link), repr(among))
     name = _operands.name("extend", (g,), str(count), *words)
-    if g.edges.listed() is not None:
+    if g.edges.stored_list() is not None:
         return at_positions_of(g, TokenGraph.from_edges(block_edges(parts), n + count, name=name))
     return at_positions_of(g, TokenGraph.from_rule(block_rule(parts), n + count, **sizes, name=name))
 

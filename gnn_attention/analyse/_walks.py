@@ -63,7 +63,7 @@ def edges_of(graph: TokenGraph) -> Tensor:
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Senders:
     """The senders in a graph, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
-    if graph.edges.listed() is None and (few or graph.num_edges > MOST_EDGES):
+    if graph.edges.stored_list() is None and (few or graph.num_edges > MOST_EDGES):
         return partial(_senders_by_rule, graph)
     return senders_of(graph)
 
@@ -85,7 +85,7 @@ def _listed_senders(first: Tensor, senders: Tensor, tokens: Tensor) -> Tensor:
 
 def _senders_by_rule(graph: TokenGraph, tokens: Tensor) -> Tensor:
     """The rule is evaluated for all tokens together."""
-    rule = partial(rules.of_tokens, graph.edges.contains, tokens.sort().values, 0)
+    rule = partial(rules.map_tokens, graph.edges.contains, tokens.sort().values, 0)
     return TokenGraph(RuleEdges(rule), len(tokens), graph.num_src).T.in_degree().nonzero().flatten()
 
 

@@ -259,14 +259,14 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     if graph.batch is None and graph.heads is None:
         return graph
     memoized(_select_parts, graph)
-    part: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
+    part: TokenGraph = graph._slices[batch if graph.batch else 0][head if graph.heads else 0]
     return part
 
 
 def _select_parts(graph: TokenGraph) -> bool:
     # a compiled program, which cannot have a graph as a constant, reads them there
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
-    graph._parts[:] = parts
+    graph._slices[:] = parts
     return True
 
 

@@ -221,7 +221,7 @@ define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
 define(
     "chosen_blocks",
     OF_BLOCKS,
-    lambda *arguments: indices.rows_of_blocks(*arguments).sorted,
+    lambda *arguments: indices.read_block_rows(*arguments).table,
     lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
 )
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

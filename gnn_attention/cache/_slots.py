@@ -17,7 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.edges import ListedEdges, Parallel, RuleEdges
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.rules import of_tokens
+from gnn_attention.graph.rules import map_tokens
 
 SPARE = 16  # rows more than a quarter of those needed
 
@@ -86,21 +86,21 @@ class ResidentSenders:
     @property
     def has_few_pairs(self) -> bool:
         """True for so few pairs that evaluating all of them is cheaper than a plan."""
-        return self.count * len(self.positions) <= enumerate_pairs.FEW
+        return self.count * len(self.positions) <= enumerate_pairs.FEW_PAIRS
 
     @cached_property
     def view(self) -> TokenGraph:
         """The edges of the last chunk. Few pairs are looked up; the edges of a list are renumbered."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
-        if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
+        if graph.has_parallel_edges or (graph.edges.stored_list() is not None and not self.has_few_pairs):
             src, dst = graph.rows(self.start, self.stop).edge_index
             listed = torch.stack([torch.searchsorted(self.positions, src), dst])
             parallel: Parallel = "keep" if graph.has_parallel_edges else "error"
             view = TokenGraph(ListedEdges(listed, count, rows, parallel), count, rows, name=name)
         else:
             senders = self.positions if self.gap else first
-            edges = RuleEdges(partial(of_tokens, graph.edges.contains, self.start, senders))
+            edges = RuleEdges(partial(map_tokens, graph.edges.contains, self.start, senders))
             view = replace(graph, edges=edges, num_dst=count, num_src=rows, name=name)
         # in rows with gaps a score_mod looks its senders up
         src_offset = 0 if self.gap else graph.src_offset + first

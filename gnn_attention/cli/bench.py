@@ -90,7 +90,7 @@ def _sdpa(problem: Problem) -> Function | str:
 def _flex(problem: Problem) -> Function | str:
     if problem.backward and problem.inputs.device.type == "cpu":
         return "FlexAttention has no backward pass on a CPU"
-    if problem.graph.edges.listed() is not None:
+    if problem.graph.edges.stored_list() is not None:
         return "FlexAttention takes a rule, not an edge list"
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     mask = convert.to_block_mask(problem.graph, device=problem.inputs.device)

@@ -41,7 +41,7 @@ def from_edge_index(
     parallel: Parallel = "error",
 ) -> TokenGraph:
     """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
-    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED_DTYPES:
         raise wrong_kind("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce, parallel=parallel)
 
@@ -205,7 +205,7 @@ def from_pyg(
             raise ValueError("data holds neither an edge_index nor an adj_t")
     if hasattr(edges, "to_torch_sparse_coo_tensor"):
         edges = edges.to_torch_sparse_coo_tensor()
-    if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE:
+    if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE_LAYOUTS:
         sizes.append((edges.shape[0], edges.shape[1]))
         edges, stored = sparse_entries("adj_t", edges)
         values = stored if weight is True else values
@@ -251,7 +251,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
 def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The edges ``(src, dst)`` that a sparse ``[dst, src]`` stores, in its order, and their values."""
-    matrix = edge_list.elements(argument, matrix, edge_list.SPARSE)
+    matrix = edge_list.unwrap_tensor(argument, matrix, edge_list.SPARSE_LAYOUTS)
     if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
         got = f"{matrix.sparse_dim()} of shape {list(matrix.shape)}"
         raise ValueError(f"{argument} must have two sparse axes [dst, src], got {got}")

@@ -41,7 +41,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         checks.choice("meaning", meaning or "attend", ("attend",))
         bias: Any = mask
         return patterns.causal_aligned(bias.seq_len_q, bias.seq_len_kv, bias.variant.name.lower())
-    mask = edge_list.elements("mask", mask, (torch.strided, *edge_list.SPARSE))
+    mask = edge_list.unwrap_tensor("mask", mask, (torch.strided, *edge_list.SPARSE_LAYOUTS))
     if not 2 <= mask.dim() <= 4 or 0 in mask.shape[:-2]:
         expected = "[dst, src], [heads, dst, src] or [batch, heads, dst, src], heads and batch at least 1"
         raise ValueError(f"mask must be {expected}, got {list(mask.shape)}")
@@ -51,7 +51,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         raise TypeError(
             f"meaning={read_as!r} does not fit a {mask.dtype} mask: additive masks alone are float"
         )
-    if mask.layout in edge_list.SPARSE:
+    if mask.layout in edge_list.SPARSE_LAYOUTS:
         if read_as == "additive":
             ways = "from_pyg(mask, weight=True) takes an adjacency, mask.to_dense() is an additive mask"
             raise ValueError(f"a sparse float mask does not say whether a missing entry is an edge: {ways}")

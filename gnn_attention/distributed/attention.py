@@ -181,7 +181,7 @@ def _unsupported_reason(call: AttentionCall, near: Neighbourhood, backend: Backe
 
 def _describe_shards(graph: TokenGraph, partition: Partition) -> dict[str, str]:
     # all edges of a list, or the number of in-edges of each receiver
-    numbers = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
+    numbers = graph.in_degree() if graph.edges.stored_list() is None else graph.edge_index
     fingerprint = hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]
     owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
     return {

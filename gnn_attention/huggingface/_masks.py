@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
+from gnn_attention.graph.rules import Rule, combine, map_pairs, map_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Place
 from gnn_attention.huggingface._overrides import ACTIVE, Override, module_name
@@ -128,7 +128,7 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
 
 @lru_cache(maxsize=CACHED)
 def _of_positions(known: Known, num_dst: int, num_src: int, at: tuple[int, int]) -> TokenGraph:
-    rule = partial(of_tokens, known.thing, *at) if any(at) else known.thing
+    rule = partial(map_tokens, known.thing, *at) if any(at) else known.thing
     return _placed_at(TokenGraph.from_rule(rule, num_dst, num_src), at)
 
 
@@ -139,7 +139,7 @@ def _placed_at(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
 def _on_device(function: Rule, at: tuple[int, int], device: Any, b: Any, h: Any, dst: Any, src: Any) -> Any:
     """The predicate at absolute positions, on the device of its tables."""
     ends = (x.to(device) for x in (b, h, dst, src))
-    return of_tokens(function, *at, *ends).to(dst.device)
+    return map_tokens(function, *at, *ends).to(dst.device)
 
 
 def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:

@@ -167,7 +167,7 @@ class TwoPathLayer(MessagePassing):
             for_messages = self.takes_messages()
             # The edges are an input of a program, whose later calls have other sizes and numbers.
             is_input = torch.compiler.is_compiling() and (for_messages or self.backend == "auto")
-            if is_input or (for_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED):
+            if is_input or (for_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED_DTYPES):
                 return TracedEdges.of(g, num_dst, num_src)
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(

@@ -49,7 +49,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     always = (column < initial) | (column > own - local)
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
     chosen = _choice.are_largest(forced.masked_fill(column > own, -torch.inf), k)
-    rule = rules.past(partial(rules.look_up_blocks, _data.own_axes(chosen, sizes), 1, block))
+    rule = rules.drop_future(partial(rules.look_up_blocks, _data.own_axes(chosen, sizes), 1, block))
     return TokenGraph.from_rule(rule, n, **sizes)
 
 
@@ -143,7 +143,9 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     """
     table, sizes = _block_table("order", order, n, block)
     chosen = look_up(_data.own_axes(table, sizes), dst // block) == src // block
-    return TokenGraph.from_rule(rules.past((dst // block == src // block) | chosen, causal), n, **sizes)
+    return TokenGraph.from_rule(
+        rules.drop_future((dst // block == src // block) | chosen, causal), n, **sizes
+    )
 
 
 @builder(block=1)

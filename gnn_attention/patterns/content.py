@@ -87,7 +87,7 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
     shared = any_of(_data.same(_data.own_axes(labels[:, :, r], sizes)) for r in range(labels.shape[2]))
     rule = (shared & (dst != src)) | (look_up(alone, dst) & (dst == src))
-    return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), labels.shape[-1], **sizes)
 
 
 @builder(num_buckets=2, rounds=1)
@@ -131,7 +131,7 @@ def clusters(
     if ours.shape[:2] != theirs.shape[:2]:
         shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
         raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
-    rule = rules.past(_data.same(_data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
+    rule = rules.drop_future(_data.same(_data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
     return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], **sizes)
 
 
@@ -158,7 +158,7 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     of_dst, of_src = ([_data.own_axes(table, sizes) for table in side.unbind(2)] for side in members)
     pairs = zip(of_dst, of_src, strict=True)
     together = any_of(look_up(attending, dst) & look_up(attended, src) for attending, attended in pairs)
-    rule = rules.past(together, causal)
+    rule = rules.drop_future(together, causal)
     return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], **sizes)
 
 

@@ -40,7 +40,7 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     [[0, 0, 1, 2], [0, 1, 1, 2]]
     """
     sizes = checks.sizes("lengths", lengths)
-    return TokenGraph.from_rule(rules.past(_data.same(_data.owners(sizes)), causal), sum(sizes))
+    return TokenGraph.from_rule(rules.drop_future(_data.same(_data.owners(sizes)), causal), sum(sizes))
 
 
 @builder()

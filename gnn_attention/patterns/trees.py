@@ -36,9 +36,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """
     enter, leave = _visits(parents)
     above = _above(enter, leave)
-    rule = (
-        above if causal else partial(rules.combine, operator.or_, (above, partial(rules.transposed, above)))
-    )
+    rule = above if causal else partial(rules.combine, operator.or_, (above, partial(rules.transpose, above)))
     return TokenGraph.from_rule(rule, len(enter))
 
 

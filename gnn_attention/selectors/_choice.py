@@ -71,7 +71,7 @@ def choose(
     if torch.compiler.is_compiling():
         varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
         return replace(TokenGraph.from_indices(varying, of.num_src), **at)
-    edges = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).choose()
+    edges = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, is_distinct=True).to_edges()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
     return TokenGraph(edges, index.shape[2], of.num_src, heads, batch, **at)
 

@@ -49,8 +49,8 @@ BOXED = GRAPHS | PLAIN
 @pytest.fixture
 def by_boxes(monkeypatch):
     """Small graphs too."""
-    monkeypatch.setattr(enumerate_pairs, "FEW", -1)
-    monkeypatch.setattr(counting, "MANY", -1)
+    monkeypatch.setattr(enumerate_pairs, "FEW_PAIRS", -1)
+    monkeypatch.setattr(counting, "MANY_PAIRS", -1)
 
 
 @pytest.mark.usefixtures("by_boxes")
@@ -61,7 +61,7 @@ def test_degrees_edges_and_counts(name):
         mask = graph.mask()
         assert torch.equal(graph.in_degree(), mask.sum(-1))
         assert graph.num_edges == int(mask.sum())
-        if mask.dim() == 2 and graph.edges.listed() is None:
+        if mask.dim() == 2 and graph.edges.stored_list() is None:
             assert torch.equal(graph.edge_index, mask.nonzero().t().flip(0))
 
 

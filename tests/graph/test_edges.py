@@ -114,7 +114,7 @@ def test_storage_answers_without_a_pair(monkeypatch):
     """Lists, chosen rows, and both combined with a rule: only the pairs that are stored are looked at."""
     graph, causal = MULTIGRAPH.coalesce(), patterns.causal(N)
     chosen = TokenGraph.from_indices(torch.arange(2 * N).view(2, N, 1) * 3 % N, N)
-    for search in ((enumerate_pairs, "dense"), (quadtree, "decompose")):
+    for search in ((enumerate_pairs, "dense_mask"), (quadtree, "decompose")):
         monkeypatch.setattr(*search, lambda *_, **__: pytest.fail("pairs are searched"))
     for one in (graph, chosen, graph & causal, causal & graph, graph - causal, chosen.rows(3, 9), chosen.T):
         assert (one.is_full(), one.is_causal(), one.num_edges) == (False, False, int(one.in_degree().sum()))

@@ -94,7 +94,7 @@ def variations(problem: Problem, backend: Backend, number: int) -> Iterator[tupl
             for power in range(8, 22):  # leave NaN in the memory that the call is given
                 torch.full((2**power,), torch.nan)
             yield "repeats", bits_of(problem, backend)
-    if problem.graph.edges.listed() is not None and backend.name in ANY_ORDER:
+    if problem.graph.edges.stored_list() is not None and backend.name in ANY_ORDER:
         rng = torch.Generator().manual_seed(number)
         with _setting(2):
             order = torch.randperm(problem.graph.num_edges, generator=rng)

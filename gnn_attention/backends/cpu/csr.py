@@ -15,7 +15,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import EdgeRows
-from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
+from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, needs_no_shift, shares
 
 Receivers = Float[Tensor, "batch heads dst _"]
 Senders = Float[Tensor, "batch kv_heads src _"]
@@ -44,10 +44,10 @@ def forward(
             shift: Tensor | float = 0.0
             # Each receiver's largest logit is subtracted, unless exp can reach it. No result may depend on
             # other receivers, not even by a rounding: so all logits stay as they are if all are small.
-            if not asks or not within_reach(logits):
+            if not asks or not needs_no_shift(logits):
                 ptr, initial = work.edges.ptr, -torch.inf
                 shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
-                shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
+                shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
                 logits.sub_(work.by_edge(shift, work.second.values()))
             mass = logits.exp_()
             total = row_sums(work.edges.ptr, mass, work.in_pieces)
@@ -110,13 +110,13 @@ def _backward_head(
     query = _without(excluded, work.stage("q", q))
     sampled_products(work.first, query, key, scale)
     # the weights of a receiver are mass * factor
-    if asks and within_reach(mass):
+    if asks and needs_no_shift(mass):
         mass.exp_()
         factor = (-lse).exp_()
     else:
-        # as there its own numbers decide; small logits have an lse of at most REACH + log(degree)
+        # as there its own numbers decide; small logits have an lse of at most SAFE_LOGIT + log(degree)
         degree = work.edges.ptr.diff().to(lse.dtype)
-        shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
+        shift = lse.masked_fill(lse.abs() <= SAFE_LOGIT + degree.log() + 1e-3, 0.0)
         mass.sub_(work.by_edge(shift, slopes)).exp_()
         factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
     gradient = torch.mul(grad, factor.view(grad.shape[:-1]).unsqueeze(-1), out=work.buffer("g", grad))

@@ -126,6 +126,6 @@ def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[
 
 def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Where each receiver's in-edges begin, by receiver, then sender; and their order if listed otherwise."""
-    degree, order = graph.in_degree(), None if graph.edges.listed() is None else receiver_order(graph)[0]
+    degree, order = graph.in_degree(), None if graph.edges.stored_list() is None else receiver_order(graph)[0]
     first = (degree.cumsum(0) - degree).to(device)
     return first, None if order is None else order.to(device)

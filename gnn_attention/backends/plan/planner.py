@@ -122,7 +122,7 @@ def packing(graph: TokenGraph) -> Varlen | None:
     [0, 2, 5]
     """
     square = graph.num_dst == graph.num_src > 0
-    if graph.edges.listed() is not None or not square or graph.has_empty_rows:
+    if graph.edges.stored_list() is not None or not square or graph.has_empty_rows:
         return None
     try:
         return to_varlen(graph)
@@ -137,7 +137,7 @@ def _documents(graph: TokenGraph) -> Varlen | None:
     senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document, or are its
     length for all of its tokens.
     """
-    if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
+    if graph.edges.stored_list() is not None or graph.num_dst != graph.num_src:
         return None
     number = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
     dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)

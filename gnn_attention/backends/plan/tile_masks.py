@@ -33,7 +33,7 @@ def masks_of_tiles(
     graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
     """``(which, table)``: the mask of tile t is ``table[which[t]]``, False beyond the border of the graph."""
-    if graph.edges.listed() is not None:
+    if graph.edges.stored_list() is not None:
         tile, (src, dst) = edges_in_tiles(graph, block, row, column)
         masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
@@ -140,7 +140,7 @@ def cells_at(runs: Tiles, times: int) -> int:
 
 
 def left_over(graph: TokenGraph, sparse: Tiles) -> Int[Tensor, "2 edges"]:
-    if graph.edges.listed() is None:
+    if graph.edges.stored_list() is None:
         boxes = tile_boxes(graph, sparse.block, sparse.row, sparse.first)
         return counting.edges_in(graph.edges, boxes, graph.num_src)
     _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)

@@ -27,7 +27,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_edge_lists
-from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose, kinds
+from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, classify, decompose
 from gnn_attention.graph.tiling import tiles
 
 # bytes of masks about which they are counted, by what factor: they may repeat, and the estimate be wrong
@@ -103,7 +103,7 @@ def mask_bytes(graph: TokenGraph) -> int:
             return about
     runs, _ = split_tiles(graph, planner.BLOCK, 0.0)
     partial_runs = runs.at(~runs.full)
-    if graph.edges.listed() is not None:
+    if graph.edges.stored_list() is not None:
         return len(partial_runs.row) * planner.BLOCK**2
     # those of a rule that need not be visited pair by pair repeat a few
     boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
@@ -113,7 +113,7 @@ def mask_bytes(graph: TokenGraph) -> int:
 
 def fill(graph: TokenGraph, block: int) -> float:
     """The share of the pairs in its tiles that are edges; of lists and large rules, in some rows of tiles."""
-    listed = graph.edges.listed()
+    listed = graph.edges.stored_list()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
         edges, visited = sample.total(sample.edges), sample.total(sample.tiles)
@@ -242,7 +242,7 @@ def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, 
     change = torch.zeros_like(tile).index_add_(0, place, with_lists - without)
     dst, src, zero = tile // across * block, tile % across * block, torch.zeros_like(tile)
     boxes = Boxes(zero, zero, zero, dst, src, zero + block, zero + block)
-    is_new = kinds(split.edges, boxes) == EMPTY
+    is_new = classify(split.edges, boxes) == EMPTY
     owner = torch.empty_like(tile).scatter_(0, place, strip)
     tiles, weight = is_new.long() * (change > 0), torch.ones_like(tile, dtype=torch.float64)
     return owner, tiles, zero + block**2, change, weight

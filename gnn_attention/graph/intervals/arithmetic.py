@@ -1,10 +1,10 @@
-"""Interval arithmetic: a rule evaluated on whole ranges of tokens at once.
+"""Interval arithmetic: torch's operators on whole ranges of tokens.
 
-With an ``Interval`` in the place of ``dst`` and ``src`` a rule returns a ``TriState``: can there be an edge
-in this box of receivers and senders, are all its pairs edges, and on what does the answer still depend? What
-torch's operators do to numbers, the functions here do to ranges, on the safe side: an edge that may exist is
-never denied. Where an operator has no bounds for its operands its result is :class:`Unknown`. An operator
-without a counterpart here raises :class:`UnsupportedError`.
+A rule that is called with an ``Interval`` for ``dst`` and ``src`` returns a ``TriState``: can there
+be an edge in this box of receivers and senders, are all its pairs edges, and what does the answer
+depend on? The operators are on the safe side: they never rule out an edge that may exist. An
+operator without bounds for its operands returns :class:`Unknown`, and one that is not implemented
+here raises :class:`UnsupportedError`.
 """
 
 import operator
@@ -37,7 +37,7 @@ from gnn_attention.graph.intervals.values import (
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator, whose result is :class:`Unknown` where it has no bounds."""
+    """Make an operator return :class:`Unknown` where it has no bounds."""
 
     @wraps(function)
     def operator_of_values(*operands: Any, **options: Any) -> Any:
@@ -53,16 +53,17 @@ def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def token_ranges(box: Box) -> tuple[Interval, Interval]:
+    """Return the intervals of ``dst`` and ``src``."""
     return affine(box, (1, 0), 0), affine(box, (0, 1), 0)
 
 
 def constant(box: Box, value: Tensor | int) -> Interval:
-    """The same number in all of a box; a tensor ``[K]`` gives each box its own."""
+    """Return a value that is constant in each box: one number, or a tensor ``[K]`` of one for each."""
     return affine(box, (0, 0), value)
 
 
-def _numbers(*values: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
-    """Two operands as intervals, and the dtype that torch would compute in, which both fit."""
+def _as_intervals(*values: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
+    """Convert two operands to intervals of the dtype in which torch would compute."""
     box = box_of(*values)
     a, b = (as_interval(box, value) for value in values)
     dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
@@ -75,7 +76,7 @@ def _sum(box: Box, a: Interval, b: Interval, dtype: torch.dtype) -> Interval:
     return interval(box, a.low + b.low, a.high + b.high, a.axes | b.axes, dtype)
 
 
-def _minus(a: Interval, dtype: torch.dtype | None = None) -> Interval:
+def _negate(a: Interval, dtype: torch.dtype | None = None) -> Interval:
     dtype = dtype or a.dtype or torch.int64
     if a.slope:
         return affine(a.box, (-a.slope[0], -a.slope[1]), -a.offset, dtype)
@@ -83,16 +84,16 @@ def _minus(a: Interval, dtype: torch.dtype | None = None) -> Interval:
 
 
 def _subtract(a: Any, b: Any, dtype: torch.dtype | None = None) -> Interval:
-    box, a, b, common = _numbers(a, b)
-    return _sum(box, a, _minus(b, torch.int64), dtype or common)
+    box, a, b, common = _as_intervals(a, b)
+    return _sum(box, a, _negate(b, torch.int64), dtype or common)
 
 
-# the difference of compared numbers, which does not wrap round
+# Numbers are compared by their difference in int64, which does not overflow.
 _gap = partial(_subtract, dtype=torch.int64)
 
 
 def _multiply(a: Any, b: Any) -> Interval:
-    box, a, b, dtype = _numbers(a, b)
+    box, a, b, dtype = _as_intervals(a, b)
     if b.slope and isinstance(a.offset, int) and a.slope == (0, 0):
         a, b = b, a
     if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
@@ -107,18 +108,18 @@ def _magnitude(a: Interval) -> int:
 
 
 def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
-    box, a, b, dtype = _numbers(a, b)
+    box, a, b, dtype = _as_intervals(a, b)
     _check_divisor(b, rounding_mode)
     return _hull(operator.floordiv, box, a, b, dtype)
 
 
 def _remainder(a: Any, b: Any) -> Interval:
-    box, a, b, dtype = _numbers(a, b)
+    box, a, b, dtype = _as_intervals(a, b)
     _check_divisor(b)
-    # no multiple of b in between
-    straight = (b.low == b.high) & (a.low // b.low == a.high // b.low)
-    low = torch.where(straight, a.low % b.low, 0)
-    high = torch.where(straight, a.high % b.low, b.high - 1)
+    # The remainder rises from low to high if no multiple of b lies between.
+    is_rising = (b.low == b.high) & (a.low // b.low == a.high // b.low)
+    low = torch.where(is_rising, a.low % b.low, 0)
+    high = torch.where(is_rising, a.high % b.low, b.high - 1)
     return interval(box, low, high, a.axes | b.axes, dtype)
 
 
@@ -130,7 +131,7 @@ def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> No
 
 
 def _hull(function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: Any) -> Interval:
-    """The range of a function that is monotonic in each operand: between its values at the corners."""
+    """Return the range of a function that is monotonic in each operand, from its values at the corners."""
     corners = torch.stack([function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
     return interval(box, corners.amin(0), corners.amax(0), a.axes | b.axes, dtype)
 
@@ -140,9 +141,9 @@ def _absolute(a: Interval) -> Interval:
     return interval(a.box, low, torch.maximum(a.high, -a.low), a.axes, a.dtype)
 
 
-def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
-    box, a, b, dtype = _numbers(a, b)
-    return interval(box, pick(a.low, b.low), pick(a.high, b.high), a.axes | b.axes, dtype)
+def _extreme(function: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
+    box, a, b, dtype = _as_intervals(a, b)
+    return interval(box, function(a.low, b.low), function(a.high, b.high), a.axes | b.axes, dtype)
 
 
 def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
@@ -151,18 +152,18 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Of truth values, or of numbers from 0 on: known are the bits above the highest one that varies."""
+    """Return ``a ^ b`` of truth values, or of numbers from 0 on, whose bits are fixed above all varying ones."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
-        return _differ(a, b)
-    box, a, b, dtype = _numbers(a, b)
+        return _not_equal_bools(a, b)
+    box, a, b, dtype = _as_intervals(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
         raise UnboundedError("bits of negative numbers")
     varying = (a.low ^ a.high) | (b.low ^ b.high)
-    # every bit below the highest one that varies
+    # Set every bit below the highest one that varies.
     for shift in (1, 2, 4, 8, 16, 32):
         varying = varying | (varying >> shift)
-    known = (a.low ^ b.low) & ~varying
-    return interval(box, known, known | varying, a.axes | b.axes, dtype)
+    fixed = (a.low ^ b.low) & ~varying
+    return interval(box, fixed, fixed | varying, a.axes | b.axes, dtype)
 
 
 def _less(a: Any, b: Any) -> TriState:
@@ -177,7 +178,7 @@ def _less_or_equal(a: Any, b: Any) -> TriState:
 
 def _equal(a: Any, b: Any) -> TriState:
     if isinstance(a, TriState) or isinstance(b, TriState):
-        return _not(_differ(a, b))
+        return _not(_not_equal_bools(a, b))
     gap = _gap(a, b)
     return tristate(gap.box, (gap.low <= 0) & (gap.high >= 0), (gap.low == 0) & (gap.high == 0), gap.axes)
 
@@ -199,11 +200,12 @@ def _or(a: Any, b: Any) -> TriState:
     return tristate(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
 
 
-def _differ(a: Any, b: Any) -> TriState:
+def _not_equal_bools(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
     a, b = as_tristate(box, a), as_tristate(box, b)
-    settled = (a.every | ~a.some) & (b.every | ~b.some)
-    return tristate(box, ~settled | (a.every != b.every), settled & (a.every != b.every), a.axes | b.axes)
+    is_certain = (a.every | ~a.some) & (b.every | ~b.some)
+    differ = a.every != b.every
+    return tristate(box, ~is_certain | differ, is_certain & differ, a.axes | b.axes)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -211,15 +213,15 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     condition = as_tristate(box, condition)
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
-    _, a, b, dtype = _numbers(as_interval(box, a), b)
-    # a where the condition holds for every pair, b where for none, else both
+    _, a, b, dtype = _as_intervals(as_interval(box, a), b)
+    # a if the condition is True for every pair, b if it is False for every pair, and otherwise their union
     low = torch.minimum(*(torch.where(state, a.low, b.low) for state in (condition.some, condition.every)))
     high = torch.maximum(*(torch.where(state, a.high, b.high) for state in (condition.some, condition.every)))
     return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
 def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """``a |= b``: like torch it changes the object itself; numbers changed in place are unsupported."""
+    """Implement ``a |= b``, which changes the object itself as in torch; supported for truth values only."""
     if not isinstance(a, TriState):
         raise UnsupportedError("a number changed in place")
     result = as_tristate(a.box, function(a, b))
@@ -229,47 +231,46 @@ def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def _look_up(table: Any, index: Any) -> Interval | TriState:
-    """``table[index]``: the lowest and highest entries over the range; only one index may be a range."""
+    """Return the range of ``table[index]``, of which only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
     box = box_of(*index)
-    integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
-    if not integers or table.dim() != len(index) or not table.numel():
+    has_integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
+    if not has_integers or table.dim() != len(index) or not table.numel():
         raise UnsupportedError("only tables of integers or bools, with an index for every axis")
     spans = [as_interval(box, i) for i in index]
-    ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]
-    if len(ranged) > 1:
+    range_axes = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())]
+    if len(range_axes) > 1:
         raise UnboundedError("a table looked up by more than one range")
-    return _entries(table, spans, ranged[0])
-
-
-def _entries(table: Tensor, spans: list[Interval], axis: int) -> Interval | TriState:
-    box, lead, axes = spans[axis].box, torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
+    axis = range_axes[0] if range_axes else len(spans) - 1
+    # The other indices are constant in each box. Together they are one flat index.
+    lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
     inside = torch.ones_like(lead, dtype=torch.bool)
     for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
         axes = axes | span.axes
         if i != axis:
-            lead, inside = lead * size + span.low, inside & (span.low >= 0) & (span.low < size)
+            lead = lead * size + span.low
+            inside = inside & (span.low >= 0) & (span.low < size)
     low, high = extremes(table, axis, torch.where(inside, lead, -1), spans[axis].low, spans[axis].high)
     if table.dtype == torch.bool:
         return tristate(box, high.bool(), low.bool(), axes)
     return interval(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
 
 
-def _search_sorted(table: Any, a: Any, *, right: bool = False, **other: Any) -> Interval:
-    if other or not isinstance(a, Interval):
-        raise UnsupportedError("searchsorted of a range in a plain sorted table only")
+def _search_sorted(table: Any, a: Any, *, right: bool = False, **options: Any) -> Interval:
+    if options or not isinstance(a, Interval):
+        raise UnsupportedError("searchsorted only takes a range, a sorted table and right")
     low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
     return interval(a.box, low, high, a.axes)
 
 
-def _like(a: Any, value: Any, dtype: torch.dtype | None = None, **other: Any) -> Any:
+def _full_like(a: Any, value: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
     if (dtype or a.dtype) == torch.bool:
         return as_tristate(a.box, bool(value))
     return as_interval(a.box, value).to(dtype or a.dtype)
 
 
-def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> TriState:
-    """``new_ones((), dtype=torch.bool)``: how torch's and Hugging Face's ``and_masks`` begin."""
+def _new_bool(a: Any, value: bool, size: Any, dtype: Any = None, **options: Any) -> TriState:
+    """Implement ``new_ones((), dtype=torch.bool)``, with which ``and_masks`` of torch and transformers begin."""
     if size != () or dtype != torch.bool:
         raise UnsupportedError("only a single bool can be new")
     return as_tristate(a.box, value)
@@ -279,9 +280,9 @@ def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: function(b, a)
 
 
-# Each operator with torch's names for it; the first is also Python's (`add`: `a + b` calls `__add__`).
+# Each operator with its names in torch. The first is also Python's: `a + b` calls `__add__`.
 _BINARY: dict[Callable[[Any, Any], Any], str] = {
-    lambda a, b: _sum(*_numbers(a, b)): "add",
+    lambda a, b: _sum(*_as_intervals(a, b)): "add",
     _subtract: "sub subtract",
     _multiply: "mul multiply",
     _divide: "floordiv floor_divide",
@@ -292,18 +293,18 @@ _BINARY: dict[Callable[[Any, Any], Any], str] = {
     lambda a, b: _divide(a, 1 << int(scalar(b))): "rshift bitwise_right_shift",
     lambda a, b: _multiply(a, 1 << int(scalar(b))): "lshift bitwise_left_shift",
 }
-_OTHERS: dict[Callable[..., Any], str] = {
+_UNARY_AND_COMPARISONS: dict[Callable[..., Any], str] = {
     _less: "lt less",
     _less_or_equal: "le less_equal",
     _swap(_less): "gt greater",
     _swap(_less_or_equal): "ge greater_equal",
     _equal: "eq",
     lambda a, b: _not(_equal(a, b)): "ne not_equal",
-    _minus: "neg negative",
+    _negate: "neg negative",
     _absolute: "abs absolute",
     _not: "invert bitwise_not logical_not",
 }
-for _function, _names in (_BINARY | _OTHERS).items():
+for _function, _names in (_BINARY | _UNARY_AND_COMPARISONS).items():
     _python = f"__{_names.split()[0]}__"
     OPERATORS |= dict.fromkeys((*_names.split(), _python), with_unknown_bounds(_function))
     setattr(Value, _python, with_unknown_bounds(_function))
@@ -313,14 +314,14 @@ for _function, _names in _BINARY.items():
     setattr(Value, f"__r{_first}__", with_unknown_bounds(_swap(_function)))
     setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
 
-_MORE: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "long": lambda a: a.to(torch.int64),
     "int": lambda a: a.to(torch.int32),
     "bool": lambda a: a.to(torch.bool),
     "contiguous": lambda a: a,
     "rsub": _swap(_subtract),
     "div": partial(_divide, rounding_mode=None),
-    "logical_xor": _differ,
+    "logical_xor": _not_equal_bools,
     "minimum": partial(_extreme, torch.minimum),
     "maximum": partial(_extreme, torch.maximum),
     "clamp": _clamp,
@@ -331,10 +332,10 @@ _MORE: dict[str, Callable[..., Any]] = {
     "Tensor.where": lambda a, condition, b: _where(condition, a, b),
     "__getitem__": _look_up,
     "searchsorted": _search_sorted,
-    "full_like": lambda a, fill_value, **other: _like(a, fill_value, **other),
-    "new_ones": lambda a, size, **other: _new(a, True, size, **other),
-    "new_zeros": lambda a, size, **other: _new(a, False, size, **other),
-    "zeros_like": lambda a, **other: _like(a, 0, **other),
-    "ones_like": lambda a, **other: _like(a, 1, **other),
+    "full_like": lambda a, fill_value, **options: _full_like(a, fill_value, **options),
+    "new_ones": lambda a, size, **options: _new_bool(a, True, size, **options),
+    "new_zeros": lambda a, size, **options: _new_bool(a, False, size, **options),
+    "zeros_like": lambda a, **options: _full_like(a, 0, **options),
+    "ones_like": lambda a, **options: _full_like(a, 1, **options),
 }
-OPERATORS |= {name: with_unknown_bounds(function) for name, function in _MORE.items()}
+OPERATORS |= {name: with_unknown_bounds(function) for name, function in _FUNCTIONS.items()}
