@@ -2,9 +2,8 @@
 
 An edge ``src -> dst`` of a head has a *logit* ``q_dst . k_src * scale``. The softmax over the
 in-edges of a receiver turns logits into *weights*, and returns the logarithm of their normaliser
-(``lse``). Edges are the last axis of a tensor (``[..., E]``), with an index ``dst [E]``. Results are
-computed in the dtype of the input, which should be float32 or better. The public functions raise
-TypeError, ValueError or IndexError for arguments that do not fit together.
+(``lse``). Edges are the last axis of a tensor (``[..., E]``), with an index ``dst [E]``. Inputs
+should be float32 or better, and results have their dtype. Public functions check their arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import torch
 from gnn_attention._support import edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-__all__ = ["accumulation_dtype", "logit", "per_query_head", "softmax", "weights_from_lse"]
-__all__ += ["add_sinks", "merge"]
+__all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
+__all__ += ["softmax", "weights_from_lse"]
 
 # exp(+-8) is far from both ends of float32, so smaller logits need no shift before exp.
 SAFE_LOGIT = 8.0
@@ -45,7 +44,7 @@ def per_query_head(x: Tensor, num_heads: int) -> Tensor:
 def logit(
     q_dst: Float[Tensor, "... dim"], k_src: Float[Tensor, "... dim"], scale: float
 ) -> Float[Tensor, "..."]:
-    """Compute ``q . k * scale`` for each edge: how well the receiver's query matches the sender's key.
+    """Compute ``q . k * scale`` for each edge: how well the query matches the sender's key.
 
     >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
     tensor(5.5000)
@@ -63,10 +62,10 @@ def softmax(
 ) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
     """Compute the weights ``w_e = exp(l_e) / sum of exp(l_e') over e' with the same dst``, and lse.
 
-    ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has weights
-    0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) adds a logit without a weight to
-    the sum of each receiver that has in-edges (docs/semantics.md, 2). ``check=False`` skips the checks,
-    for arguments that come from a graph.
+    ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has
+    weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) adds a logit without
+    a weight to the sum of each receiver that has in-edges (docs/semantics.md, 2). ``check=False``
+    skips the checks, for arguments that come from a graph.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -76,10 +75,10 @@ def softmax(
         edge_checks.edges("logits", logits, dst, num_dst)
         if sink_logits is not None:
             edge_checks.sinks(sink_logits, logits)
-    # Reading a number would break a compiled or transformed program, and make the CPU wait for a GPU.
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    traced = traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
-    has_numbers = not traced and logits.device.type == "cpu" and logits.numel() > 0
+    # A traced program must not depend on numbers, and reading one makes the CPU wait for a GPU.
+    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    is_traced = is_traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
+    has_numbers = not is_traced and logits.device.type == "cpu" and logits.numel() > 0
     if sink_logits is None and has_numbers and needs_no_shift(logits):
         # torch adds up along the first axis in a third of the time that any other takes.
         mass = logits.transpose(0, -1).exp()
@@ -98,12 +97,10 @@ def softmax(
     mass = (logits - shift.gather(-1, index)).exp()
     # In float32 the roundings of many equal terms add up in one direction. MPS has no float64.
     sum_dtype = mass.dtype if mass.device.type == "mps" else torch.float64
-    total = torch.zeros_like(shift, dtype=sum_dtype).index_add(-1, dst, mass.to(sum_dtype))
-    total = total.to(mass.dtype)
+    total = torch.zeros_like(shift, dtype=sum_dtype).index_add(-1, dst, mass.to(sum_dtype)).to(mass.dtype)
     is_empty = total == 0
     if sink_logits is not None:
-        has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device)
-        has_in_edges = has_in_edges.index_fill(0, dst, True)
+        has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
         total = total + (sink - shift).exp()
         is_empty = (total == 0) | ~has_in_edges
     total = total.masked_fill(is_empty, 1.0)
@@ -115,10 +112,7 @@ def softmax(
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Compute weights and lse over the last axis; a row of -inf only has weights 0 and lse -inf.
-
-    ``sinks`` is one more column of logits, for which no weights are returned.
-    """
+    """Compute weights and lse over the last axis and ``sinks``; rows of -inf get weights 0, lse -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
@@ -129,7 +123,7 @@ def row_softmax(
 
 
 def needs_no_shift(logits: Tensor) -> bool:
-    """Return True if all logits are so small that exp is far from both ends of float32; False for NaN."""
+    """Return True if exp of all logits is far from both ends of float32; False for NaN and inf."""
     low, high = logits.aminmax()
     return low.item() >= -SAFE_LOGIT and high.item() <= SAFE_LOGIT
 
@@ -137,7 +131,7 @@ def needs_no_shift(logits: Tensor) -> bool:
 def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
-    """Compute weights ``exp(logit - lse[dst])`` of any edges from the lse of all; 0 where lse is -inf."""
+    """Compute the weights ``exp(logit - lse[dst])`` of some edges, or 0 where lse is -inf."""
     edge_checks.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
     edge_checks.edges("logits", logits, dst, lse.shape[-1])
     lse_of_edge = lse.gather(-1, dst.expand(logits.shape))
@@ -151,7 +145,7 @@ def add_sinks(
     sink_logits: Float[Tensor, " heads"],
     has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """Add a sink to a result: one logit for each head, without a value, ``lse' = log(e^lse + e^sink)``.
+    """Add a logit without a value for each head to a result: ``lse' = log(e^lse + e^sink)``.
 
     The output is scaled by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges``, which
     broadcasts to lse) keeps the output 0 and lse -inf (docs/semantics.md, 2).
@@ -165,8 +159,7 @@ def add_sinks(
         out=(out, "batch heads dst dim"), lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads")
     )
     edge_checks.receivers(has_in_edges, lse)
-    sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
-    sinks = sinks.masked_fill(~has_in_edges, -torch.inf)
+    sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape).masked_fill(~has_in_edges, -torch.inf)
     (share, _), lse = shares(lse, sinks)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
 
@@ -177,17 +170,15 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """Merge results of disjoint sets of in-edges, each weighted by its share of ``e^lse_a + e^lse_b``.
+    """Merge results of disjoint in-edges, each weighted by its share of ``e^lse_a + e^lse_b``.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
+    out_axes, lse_axes = "... dst dim", "... dst"
     edge_checks.axes(
-        out_a=(out_a, "... dst dim"),
-        lse_a=(lse_a, "... dst"),
-        out_b=(out_b, "... dst dim"),
-        lse_b=(lse_b, "... dst"),
+        out_a=(out_a, out_axes), lse_a=(lse_a, lse_axes), out_b=(out_b, out_axes), lse_b=(lse_b, lse_axes)
     )
     (share_a, share_b), lse = shares(lse_a, lse_b)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
@@ -196,10 +187,10 @@ def merge(
 def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Float[Tensor, "..."]]:
     """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
 
-    Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum to 1
-    up to one rounding. ``e^(lse - total)`` would have the rounding error of a large total, which would
-    reach the gradient of a receiver with all its weight on one side, whose true gradient is 0. A sigmoid
-    would not do either: a share that it rounds to 1 loses the other in its derivative.
+    Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
+    to 1 up to one rounding. ``e^(lse - total)`` would have the rounding error of a large total,
+    which would reach the gradient of a receiver with all its weight on one side, whose true
+    gradient is 0. A sigmoid that rounds one share to 1 would lose the other in its derivative.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf.

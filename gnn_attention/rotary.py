@@ -16,12 +16,12 @@ __all__ = ["Rotary"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotate pair i of channels of a query or key at position p by the angle ``p * base^(-2 i / dim)``.
+    """Rotate pair i of the channels of a query or key at position p by ``p * base^(-2 i / dim)``.
 
     The dot product of two rotated vectors depends on their distance only:
     ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channels i and i + dim/2
-    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, the angle of each
-    pair at position 1, replace the powers of ``base``; Llama 3 and YaRN need them.
+    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, the angle of
+    each pair at position 1, replace the powers of ``base``; Llama 3 and YaRN need them.
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -40,9 +40,9 @@ class Rotary:
         try:
             object.__setattr__(self, "frequencies", tuple(map(float, self.frequencies)))
         except (TypeError, ValueError):
+            values = checks.quote(self.frequencies)
             raise TypeError(
-                "frequencies must be numbers, one for each pair of channels, "
-                f"got {checks.quote(self.frequencies)}"
+                f"frequencies must be numbers, one for each pair of channels, got {values}"
             ) from None
         if not all(map(math.isfinite, self.frequencies)):
             raise ValueError(f"frequencies must be finite, got {self.frequencies}")
@@ -50,12 +50,10 @@ class Rotary:
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "*lead tokens dim"]:
-        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better. ValueError for an odd dim."""
+        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError for odd dim."""
         if positions.shape != x.shape[-2:-1]:
-            raise ValueError(
-                f"positions must be one for each of the {x.shape[-2]} tokens, "
-                f"got shape {list(positions.shape)}"
-            )
+            shape, tokens = list(positions.shape), x.shape[-2]
+            raise ValueError(f"positions must be one for each of the {tokens} tokens, got shape {shape}")
         upcast = x if x.dtype == torch.float64 else x.float()
         cos, sin = (table.to(upcast.dtype) for table in self._angles(x.shape[-1], positions))
         if self.interleaved:
@@ -65,7 +63,7 @@ class Rotary:
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
     def matrix(self, distance: int, dim: int) -> Float[Tensor, "dim dim"]:
-        """Return R with ``(R_dst q) . (R_src k) = q^T R k`` for ``distance = dst - src``, in float64."""
+        """Return the float64 R with ``(R_dst q) . (R_src k) = q^T R k``, ``distance = dst - src``."""
         identity = torch.eye(dim, dtype=torch.float64)
         return self.turn(identity.unsqueeze(1), torch.tensor([distance])).squeeze(1)
 
@@ -78,8 +76,8 @@ class Rotary:
             frequencies = self.base ** (-torch.arange(0, dim, 2, **options) / dim)
         else:
             frequencies = torch.tensor(self.frequencies, **options)
-        count = len(frequencies)
-        if count != dim // 2:
-            raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {count}")
+        count, pairs = len(frequencies), dim // 2
+        if count != pairs:
+            raise ValueError(f"frequencies must be one for each of {pairs} pairs of channels, got {count}")
         angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
         return angle.cos(), angle.sin()

@@ -1,9 +1,8 @@
 """Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
-This is FlexAttention's form. ``score`` is the scaled dot product; b, h, dst and src are broadcastable
-index tensors (h counts query heads, dst and src are absolute positions). A score_mod is applied before
-the per-edge ``bias``. Those of this module are objects, not closures, so that layers which hold one can
-be printed, copied and pickled.
+This is FlexAttention's form. ``score`` is the scaled dot product; b, h, dst and src are index
+tensors (h counts query heads, dst and src are absolute positions). Score_mods are applied before
+``bias``. They are objects, not closures, so that their layers can be printed, copied and pickled.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _probes = WeakIdKeyDictionary()
 
 def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     """Return ``score_mod``; TypeError unless it is None or takes ``(score, b, h, dst, src)``."""
-    # Signatures cannot be read in a compiled program, where a wrong call raises a clear error anyway.
+    # A compiled program cannot read signatures, but its error for a wrong call is clear.
     if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
         checks.takes("score_mod", function, "score", "b", "h", "dst", "src")
@@ -50,19 +49,16 @@ def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
 
 
 def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> ScoreMod:
-    """Return a score_mod that takes tensors: itself, or mapped over the pairs if it needs single numbers.
+    """Return ``score_mod``, mapped over the pairs if it needs single numbers.
 
-    It is called once on one pair of positions ``(dst, src)`` to find out, on the device of ``query``.
+    A call on one pair of positions ``(dst, src)``, on the device of ``query``, shows whether it does.
     """
     is_fake = hasattr(query, "fake_mode")
     if torch.compiler.is_compiling() and not is_fake:
-        needs_mapping: bool | None = COMPILERS_KNOW_OBJECTS and _needs_mapping_if_compiled(
-            score_mod, query.device
-        )
+        needs_mapping: bool | None = COMPILERS_KNOW_OBJECTS and _needs_mapping(score_mod, query.device)
         if needs_mapping and torch.compiler.is_exporting():
             raise NotImplementedError(
-                "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
-                "export with strict=False, the default"
+                "torch.export(strict=True) cannot map a score_mod of single numbers: export with strict=False"
             )
     else:
         try:
@@ -77,15 +73,13 @@ def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> 
     # A mapped function is correct even where a transform replaces the tensors that it holds.
     if needs_mapping or (needs_mapping is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
-    if needs_mapping is False:
-        return score_mod
-    return partial(single_pairs.call_at_once, "score_mod", score_mod)
+    return score_mod if needs_mapping is False else partial(single_pairs.call_at_once, "score_mod", score_mod)
 
 
-def _needs_mapping_if_compiled(score_mod: Any, device: torch.device) -> bool:
+def _needs_mapping(score_mod: Any, device: torch.device) -> bool:
     # A chain, method or partial made in a compiled program is no constant, but what it holds is.
     if isinstance(score_mod, chain):
-        return any(_needs_mapping_if_compiled(mod, device) for mod in score_mod.mods)
+        return any(_needs_mapping(mod, device) for mod in score_mod.mods)
     if isinstance(score_mod, MethodType):
         return _call_needs_mapping(device, score_mod.__func__, "", score_mod.__self__)
     if not isinstance(score_mod, partial):
@@ -107,14 +101,14 @@ def _call_needs_mapping(device: torch.device, function: Any, keywords: str, *val
 
 
 def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) -> bool | None:
-    """Return True if a score_mod needs single numbers, False if it takes tensors, None if both fail."""
+    """Return True if a score_mod needs single numbers, False if not, None if it fails either way."""
     if isinstance(score_mod, chain):
         results = [_needs_single_pairs(mod, pair, query) for mod in score_mod.mods]
         return None if None in results and True not in results else True in results
     if _is_known(score_mod):
         return False
     check_score_mod(score_mod)
-    # torch.export pushes each module that is called on a stack, and does not pop one whose call fails.
+    # torch.export pushes a called module on a stack, from which a failed call does not remove it.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
 
     def probe() -> bool | None:
@@ -130,7 +124,7 @@ def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) ->
 
 
 def _is_known(score_mod: Any) -> bool:
-    """Return True for a score_mod of this library or of transformers that holds no unknown functions."""
+    """Return True for a score_mod of this library or of transformers without unknown parts."""
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
@@ -157,8 +151,8 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-def _hash_field(value: object) -> int:
-    """Hash the current fields: Dynamo before torch 2.12 hashes objects before their fields are set."""
+def _hash_fields(value: object) -> int:
+    """Hash the fields that are set, because Dynamo before torch 2.12 hashes unfinished objects."""
     return hash((type(value), *vars(value).values()))
 
 
@@ -174,7 +168,7 @@ class alibi:  # noqa: N801 (it is used like a function)
     """
 
     slopes: tuple[float, ...]
-    __hash__ = _hash_field
+    __hash__ = _hash_fields
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
@@ -201,7 +195,7 @@ class softcap:  # noqa: N801
     """
 
     cap: float
-    __hash__ = _hash_field
+    __hash__ = _hash_fields
 
     def __post_init__(self) -> None:
         checks.number("cap", self.cap, positive=True)
@@ -214,8 +208,8 @@ class softcap:  # noqa: N801
 class log_multiplicity:  # noqa: N801
     """Count a sender, or an edge, m times: ``score + log m``.
 
-    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. It
-    makes a multigraph of a graph, which is a set: m equal edges have the weight of one with ``+ log m``.
+    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
+    It makes a graph a multigraph: m equal edges together weigh as much as one with ``+ log m``.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -238,8 +232,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
 
-    ``table`` is ``[heads, 2 * reach + 1]``. Its middle column is distance 0, and its first and last
-    columns serve all larger distances.
+    ``table`` is ``[heads, 2 * reach + 1]``: distance 0 in the middle, and all beyond at the ends.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).
@@ -263,7 +256,7 @@ class relative_bias:  # noqa: N801
 
 
 class RelativeBias(nn.Module):
-    """A learned :class:`relative_bias`, whose parameter ``table [heads, 2 * reach + 1]`` starts at 0."""
+    """A learned :class:`relative_bias`: the parameter ``table [heads, 2 * reach + 1]`` starts at 0."""
 
     def __init__(self, num_heads: int, reach: int) -> None:
         """``reach`` is the largest distance with its own entry."""

@@ -1,7 +1,6 @@
 """Properties that are computed once for each graph: its mask, its edge list, its counts.
 
-They are functions, not methods, because ``memo.memoized`` finds them by name, in compiled programs
-too.
+They are functions, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
 """
 
 import math
@@ -53,7 +52,7 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
 
 
 def receiver_order(graph: Graph) -> tuple[Tensor | None]:
-    """Return the permutation that sorts the edge list by receiver, then sender; None if it is sorted."""
+    """Return the permutation that sorts the edges by receiver, then sender; None if they are sorted."""
     if isinstance(graph.edges, ListedEdges):
         return (graph.edges.order,)
     return (edge_list.sort_by_receiver(graph.edge_index, graph.num_src)[1],)
@@ -105,7 +104,7 @@ def is_causal(graph: Graph) -> bool:
 
 
 def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
-    """Return the graph without parallel edges, and a score_mod that adds the log of each multiplicity."""
+    """Return the graph without parallel edges, and a score_mod of their multiplicities."""
     # A score_mod receives absolute positions.
     src, dst = graph.edge_index
     num_src = graph.src_offset + graph.num_src

@@ -20,40 +20,29 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sorted keys, and the permutation that sorts the edges by receiver, then sender.
-
-    The permutation is None for a list that is sorted already.
-    """
+    """Return sorted keys and the permutation that sorts edges by receiver, then sender; None if sorted."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
 
 
 def is_increasing(keys: Tensor) -> bool:
-    """Return True if each key is larger than the one before, as in a sorted list without duplicates."""
-    # NumPy takes a third of the time for short lists.
+    """Return True if each key is larger than the one before: a sorted list without duplicates."""
+    # NumPy takes a third of the time that torch takes for short lists.
     array = numpy_view(keys)
     return bool((array[1:] > array[:-1]).all())
 
 
 def numpy_view(x: Tensor) -> NDArray[np.int64]:
-    """Return an integer tensor as an array that shares its memory, inside ``torch.func`` transforms too."""
+    """Return an array that shares the memory of an integer tensor, even inside ``torch.func``."""
     while torch._C._functorch.is_gradtrackingtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     with eagerly():
         return x.numpy()
 
 
-def first_occurrences(keys: Tensor) -> Tensor:
-    """Return the indices at which a key occurs for the first time."""
-    sorted_keys, order = keys.sort(stable=True)
-    is_first = torch.ones_like(sorted_keys, dtype=torch.bool)
-    is_first[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    return order[is_first].sort().values
-
-
 def find_edges(edges: Tensor, pairs: Tensor, num_src: int, name: str) -> Tensor:
-    """Return the index of each pair in a list without duplicates; ValueError for one that is missing."""
+    """Return the index of each pair in a list without duplicates; ValueError if one is missing."""
     keys, order = edge_keys(edges, num_src).sort()
     key = edge_keys(pairs, num_src)
     index = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
@@ -74,7 +63,7 @@ def mask_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
 MAX_DENSE_CELLS = 2**24
 # An entry of a sparse matrix takes two indices and a number.
 BYTES_PER_PAIR = 24
-# A dense product does this many multiplications in the time of one of the sparse product.
+# A dense product does this many multiplications while the sparse product does one.
 DENSE_SPEEDUP = 256
 
 
@@ -88,16 +77,12 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
         right_mask = mask_from_keys(edge_keys(right, num_src), (num_mid, num_src))
         return (left_mask.float() @ right_mask.float()).nonzero().t().flip(0)
     num_pairs = min(int(num_walks), num_dst * num_src)
-    memory.check(
-        f"the product of two graphs, of up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens",
-        BYTES_PER_PAIR * num_pairs,
-        "take some rows(start, stop) of the left one",
-    )
-    # Without this, torch would warn that its CSR format, which the product uses, is in beta.
+    operation = f"the product of two graphs, of up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
+    memory.check(operation, BYTES_PER_PAIR * num_pairs, "take some rows(start, stop) of the left one")
+    # The product uses torch's CSR format, which would warn that it is in beta.
     accept_sparse_matrices()
-    sparse: Tensor = torch.sparse.mm(
-        _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
-    )
+    left, right = _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
+    sparse: Tensor = torch.sparse.mm(left, right)
     return sparse.coalesce().indices().flip(0)
 
 
@@ -112,29 +97,21 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sp
 
 @not_compiled
 def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
-    """Return a ``torch.Tensor`` of one of these layouts; ValueError if its memory does not hold its elements."""
-    # EdgeIndex and Index of torch_geometric
+    """Return an ordinary tensor of one of these layouts; ValueError if its memory holds no values."""
+    # torch_geometric's EdgeIndex and Index have as_tensor.
     values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     kind, inner, functorch = type(values), values, torch._C._functorch
     while functorch.is_gradtrackingtensor(inner):
         inner = functorch.get_unwrapped(inner)
+    is_wrapper = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
     obstacles = (
         (values.is_meta, "a tensor on the meta device has no values"),
-        (functorch.is_batchedtensor(inner), "torch.vmap varies it, so make the graph outside of torch.vmap"),
+        (functorch.is_batchedtensor(inner), "make the graph outside of torch.vmap"),
         (values.is_nested, "pad a nested tensor with torch.nested.to_padded_tensor"),
         (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
-        (
-            values.layout not in layouts,
-            "convert it with x.to_dense(), or a sparse adj_t with convert.from_pyg",
-        ),
-        (
-            kind.__module__ == "torch.nn.attention.bias",
-            "copies of a CausalBias are empty: pass the CausalBias itself",
-        ),
-        (
-            kind.__torch_dispatch__ is not Tensor.__torch_dispatch__,
-            "use x.to_tensor(value) for a MaskedTensor or x.full_tensor() for a DTensor; a traced program has no values",
-        ),
+        (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
+        (kind.__module__ == "torch.nn.attention.bias", "copies of a CausalBias are empty: pass the original"),
+        (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
     )
     for applies, remedy in obstacles:
         if applies:
@@ -142,23 +119,21 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
                 f"{name} must hold values, as an ordinary tensor does, "
                 f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
             )
-    # numpy() fails inside a transform, which an integer tensor may leave because it has no gradient.
+    # numpy() fails inside a transform, which integers may leave because they have no gradient.
     values = values if values.is_floating_point() else inner
     return values if kind is Tensor else values.as_subclass(Tensor)
 
 
 def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return a copy of the list as int64 on the CPU; TypeError, ValueError or IndexError if it is invalid."""
+    """Return a copy of a valid list as int64 on the CPU; else TypeError, ValueError or IndexError."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED_DTYPES:
         kind = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {kind}")
     values = unwrap_tensor("edge_index", edge_index)
     if values.dim() != 2 or values.shape[0] != 2:
         hint = "; for a list of (src, dst) pairs use pairs.t()" if values.shape[1:] == (2,) else ""
-        raise ValueError(
-            "edge_index must have shape [2, E] (row 0 senders, row 1 receivers), "
-            f"got {list(values.shape)}{hint}"
-        )
+        shape = f"{list(values.shape)}{hint}"
+        raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
     edges = values.detach().to("cpu", torch.int64, copy=True)
     lowest, highest = map(int, edges.aminmax()) if edges.shape[1] else (0, -1)
     if lowest >= 0 and highest < min(num_dst, num_src):
@@ -174,11 +149,10 @@ def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edges
 
 
-@not_compiled
 def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
     """Raise ValueError for a list that holds an edge more than once."""
     keys = edge_keys(edges, num_src)
-    unique_keys, counts = torch.unique(keys, return_counts=True)
+    unique_keys, counts = keys.unique(return_counts=True)
     first, second = (keys == unique_keys[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first].tolist()
     raise ValueError(
@@ -189,10 +163,9 @@ def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
 
 
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return the edges from ``src`` to ``dst``, in order, with tokens replaced by their index in these."""
-    renumbered = torch.stack(
-        [_index_of_tokens(src, num_src)[edges[0]], _index_of_tokens(dst, num_dst)[edges[1]]]
-    )
+    """Return the edges from ``src`` to ``dst``, in order, with tokens numbered by these lists."""
+    new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
+    renumbered = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
     return renumbered[:, (renumbered >= 0).all(0)]
 
 

@@ -1,7 +1,7 @@
 """Edges from an index ``[..., dst, K]`` of chosen senders, or of chosen blocks of senders.
 
-The rows of the index are sorted, and repeated entries are dropped. The rows of all samples and
-heads, one after the other, are then a CSR matrix. No tensor has tokens x tokens elements.
+The sorted, distinct rows of all samples and heads, one after the other, are a CSR matrix. No tensor
+has tokens x tokens elements.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def read_table(
     """Check an index and copy it to four axes, as int32 if possible; ``num_src`` stands for no sender."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
         raise TypeError(
-            f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; torch.as_tensor("
-            "index).long() makes one of other integers, convert.from_mask takes a mask"
+            f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; use "
+            "torch.as_tensor(index).long() for other integers, convert.from_mask for a mask"
         )
     index = unwrap_tensor("index", index)
     if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
+        shape = list(index.shape)
         raise ValueError(
-            "index must be [dst, K], [heads, dst, K] or [batch, heads or 1, dst, K], "
-            f"got shape {list(index.shape)}"
+            f"index must be [dst, K], [heads, dst, K] or [batch, heads or 1, dst, K], got {shape}"
         )
     table = index.detach()[(None,) * (4 - index.dim())]
     if count is not None:
@@ -62,15 +62,14 @@ def _valid_mask(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
     if count.shape != index.shape[:-1]:
         raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
     most = index.shape[-1]
-    if count.numel() and (int(count.min()) < 0 or int(count.max()) > most):
-        raise IndexError(
-            f"count must be in 0 .. {most}, the K of index, got {int(count.min())} .. {int(count.max())}"
-        )
+    low, high = (int(count.min()), int(count.max())) if count.numel() else (0, 0)
+    if low < 0 or high > most:
+        raise IndexError(f"count must be in 0 .. {most}, the K of index, got {low} .. {high}")
     return torch.arange(most, device=index.device) < count.unsqueeze(-1)
 
 
 def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
-    """Return the first wrong entry of a table, and its receiver with the head and sample, as text."""
+    """Return the first wrong entry of a table, and its receiver, head and sample as text."""
     index = is_wrong.nonzero()[0].tolist()
     axes = zip(("sample", "head"), table.shape[:2], index, strict=False)
     location = "".join(f" of {axis} {number}" for axis, size, number in axes if size > 1)
@@ -78,13 +77,10 @@ def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
 
 
 class Rows:
-    """The sorted rows of an index: which entries are valid, and which repeat the entry before.
-
-    ``is_distinct`` says that no entry repeats, which is then not checked.
-    """
+    """The sorted rows of an index: which entries are valid, and which repeat the entry before."""
 
     def __init__(
-        self, table: Int[Tensor, "batch heads dst most"], num_src: int, is_distinct: bool = False
+        self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
     ) -> None:
         self.num_src = num_src
         # Only one slice keeps the order of its index: writing fresh memory costs more than the sort.
@@ -106,8 +102,8 @@ class Rows:
         src, dst = _find_first(self.table, self.repeats)
         raise ValueError(
             f"index holds sender {src} more than once for receiver {dst} (entries that repeat: "
-            f"{self.repeats.sum()}), but a graph is a set: pass coalesce=True to take it once, "
-            "or coalesce='count' to weigh it by its multiplicity"
+            f"{self.repeats.sum()}), but a graph is a set: pass coalesce=True to take it once, or "
+            "coalesce='count' to weigh it by its multiplicity"
         )
 
     def check_causal(self) -> None:
@@ -116,10 +112,10 @@ class Rows:
         dst = torch.arange(table.shape[2], device=table.device, dtype=table.dtype).unsqueeze(-1)
         is_late = (table > dst).logical_and_(self.valid)
         if bool(is_late.any()):
-            late_src, late_dst = _find_first(table, is_late)
+            edge = "{} -> {}".format(*_find_first(table, is_late))
             raise ValueError(
-                f"index holds the edge {late_src} -> {late_dst}, which is not causal (src <= dst): "
-                "put -1 in its place, or leave causal out"
+                f"index holds the edge {edge}, which is not causal (src <= dst): put -1 in its place, "
+                "or leave causal out"
             )
 
     @cached_property
@@ -134,7 +130,7 @@ class Rows:
         return log_count.from_keys(keys[self.valid], (*self.table.shape[:3], self.num_src))
 
     def to_edges(self) -> ChosenEdges:
-        # torch widens bools before it adds them up, so slices are added one by one to save memory.
+        # torch widens bools before it adds them up, so slices are added one by one.
         ends = torch.cat([edge.sum(-1) for edge in self.is_edge.flatten(0, 1)]).cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
         all_edges = int(ptr[-1]) == self.is_edge.numel()
@@ -155,7 +151,7 @@ class Rows:
 def read_senders(
     index: Tensor, num_src: int, count: Tensor | None, coalesce: object, causal: bool
 ) -> tuple[ChosenEdges, log_count | None]:
-    """Return the edges of ``TokenGraph.from_indices``, and multiplicities for ``coalesce="count"``."""
+    """Return the edges of ``TokenGraph.from_indices``, and their multiplicities if asked for."""
     if not isinstance(coalesce, bool) and coalesce != COUNT:
         raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quote(coalesce)}")
     num_src = checks.size("num_src", num_src)
@@ -185,23 +181,23 @@ def read_block_rows(index: Tensor, block_size: int, num_dst: int, num_src: int) 
     if rows.repeats is not None:
         src, dst = _find_first(rows.table, rows.repeats)
         raise ValueError(
-            f"index holds block {src} more than once for block of receivers {dst} (entries that repeat: "
-            f"{rows.repeats.sum()}), but a graph is a set: put -1 in the place of all but one"
+            f"index holds block {src} more than once for block of receivers {dst} (entries that "
+            f"repeat: {rows.repeats.sum()}), but a graph is a set: put -1 in the place of all but one"
         )
     return rows
 
 
 def check_blocks(index: Tensor, block_size: int, num_dst: int) -> None:
     """Raise ValueError unless the index has a row for each block of receivers."""
-    num_blocks = -(-num_dst // block_size)
-    if index.shape[-2] != num_blocks:
+    rows, num_blocks = index.shape[-2], -(-num_dst // block_size)
+    if rows != num_blocks:
         raise ValueError(
-            f"index must have a row for each of the {num_blocks} blocks of receivers, "
-            f"got {index.shape[-2]} for {num_dst} receivers in blocks of {block_size}"
+            f"index must have a row for each of the {num_blocks} blocks of receivers, got {rows} for "
+            f"{num_dst} receivers in blocks of {block_size}"
         )
 
 
 def varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
-    """Return the numbers ``(batch, heads)`` of samples and heads by which the graph of an index differs."""
+    """Return the sizes ``(batch, heads)`` by which the graph of an index differs."""
     heads = index.shape[-3] if index.dim() > 2 else 1
     return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

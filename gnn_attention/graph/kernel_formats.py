@@ -1,7 +1,7 @@
 """Graphs in the forms of attention kernels: SDPA's mask, FlexAttention's BlockMask, varlen, a window.
 
-A graph that a kernel cannot express raises ValueError. Only SDPA's mask takes a visit to every
-pair. The functions are public in ``gnn_attention.convert``.
+A graph that a kernel cannot express raises ValueError. Only SDPA's mask visits every pair. The
+functions are public in ``gnn_attention.convert``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from gnn_attention.graph.token_graph import TokenGraph
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+# The lists of a BlockMask would take more than 8 GiB above this number of tiles.
+MAX_TILES = 2**28
+
 
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
     """Return SDPA's ``attn_mask``: ``graph.mask()``, or 0.0 and -inf in a float dtype.
@@ -45,10 +48,9 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     """Return FlexAttention's ``BlockMask`` of the graph, made without a ``dst x src`` tensor.
 
     Its ``mask_mod`` is the graph's rule, and tiles that reach over the border are partial. The
-    lists hold an int32 for every tile. ``device`` must be that of the queries, where
-    FlexAttention's kernels read the lists and the tables of the rule; ``BlockMask.to`` does not
-    move the tables. Raises ValueError for a graph without receivers or senders, and above 2^28
-    tiles.
+    lists hold an int32 for every tile. ``device`` must be that of the queries, where the kernels
+    read the lists and the tables of the rule; ``BlockMask.to`` does not move the tables. Raises
+    ValueError for a graph without receivers or senders, and above 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -65,7 +67,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     if tiling.num_tiles > MAX_TILES:
         raise ValueError(
             f"the lists of {tiling.num_tiles} tiles would take {32 * tiling.num_tiles / 2**30:.0f} GiB "
-            f"for {graph!r}: take a larger block_size than {block_size}, or tiling.tiles, whose runs are small"
+            f"for {graph!r}: take a larger block_size than {block_size}, or tiling.tiles, whose runs are "
+            "small"
         )
     kinds = tiling.table()
     # FlexAttention does not mask full tiles, so a tile at the border must be partial.
@@ -78,15 +81,11 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     return mask.to(str(device))
 
 
-MAX_TILES = 2**28
-
-
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    Its edges are the pairs of full blocks, and the pairs of partial blocks for which ``mask_mod``
-    is True. It differs by head or sample if the lists of the mask do. Raises TypeError for another
-    object.
+    An edge is a pair in a full block, or in a partial block if ``mask_mod`` is True. The graph
+    differs by head or sample if the lists of the mask do. Raises TypeError for another object.
 
     >>> from gnn_attention import patterns
     >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)
@@ -154,10 +153,10 @@ def to_varlen(graph: TokenGraph) -> Varlen:
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
-    """Return the graph as flash-attention's ``window_size=(left, right)``: tokens before and after, -1 for all.
+    """Return flash-attention's ``window_size=(left, right)``: tokens before and after, -1 for all.
 
-    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` is ``(w -
-    1, 0)``, because w counts the token itself. Raises ValueError for a graph that is no such
+    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` is
+    ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is no such
     window, or that differs by head or sample.
 
     >>> from gnn_attention import patterns

@@ -1,8 +1,7 @@
 """The last receiver of each sender, and the last sender of each receiver.
 
 In decoding, a sender may be evicted after its last receiver, and a receiver needs all tokens up to
-its last sender. Both come from the boxes of ``regions.quadtree``, without a visit to the pairs of a
-structured graph.
+its last sender. Structured graphs are read by boxes (``regions.quadtree``), not pair by pair.
 """
 
 from collections.abc import Iterator
@@ -12,50 +11,37 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import quadtree
-from gnn_attention.graph.regions.quadtree import (
-    Bands,
-    Boxes,
-    bands_of_piece,
-    decompose,
-    enumerate_groups,
-    profile,
-    root,
-)
+from gnn_attention.graph.regions.quadtree import Bands, Boxes, Piece, enumerate_groups
 from gnn_attention.graph.token_graph import TokenGraph
 
 
 def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
-    """Return the last receiver of each sender over all samples and heads, or -1 for a sender without one.
-
-    Receivers are counted from the first one of the graph.
+    """Return the last receiver of each sender over all samples and heads, from 0; -1 for no receiver.
 
     >>> from gnn_attention import patterns
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
     [5, 3, 4, 5, 5, 5]
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
-    if graph.edges.stored_list() is None:
-        candidates = last_edges(graph.edges, root(graph.shape4))
-    else:
-        src, dst = graph.edge_index
-        candidates = iter([(src, dst)])
-    for src, dst in candidates:
+    stored = None if graph.edges.stored_list() is None else graph.edge_index
+    edges = last_edges(graph.edges, quadtree.root(graph.shape4)) if stored is None else [stored]
+    for src, dst in edges:
         last.scatter_reduce_(0, src, dst, "amax")
     return last
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """Return the last sender of each receiver over all samples and heads, or -1 for a receiver without one."""
+    """Return the last sender of each receiver over all samples and heads; -1 for no sender."""
     return last_receivers(graph.T)
 
 
 def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
     """Yield ``(src, dst)`` of edges in some boxes, including the last edge of each sender in each box."""
-    for piece in decompose(edges, boxes):
+    for piece in quadtree.decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
             yield _last_edges_of_diagonals(edges, piece)
         else:
-            yield from map(_last_edges_of_bands, bands_of_piece(edges, piece))
+            yield from map(_last_edges_of_bands, quadtree.bands_of_piece(edges, piece))
 
 
 def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
@@ -67,9 +53,9 @@ def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
     return src[selected][band] + column, last[selected][band]
 
 
-def _last_edges_of_diagonals(edges: EdgeSet, piece: quadtree.Piece) -> tuple[Tensor, Tensor]:
+def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
     """Column c of a box meets diagonal ``width - 1 - c`` in row 0, and the next ones in the rows below."""
-    is_edge, _, _ = profile(edges, piece)
+    is_edge, _, _ = quadtree.profile(edges, piece)
     boxes, index = piece.boxes, torch.arange(len(is_edge), device="cpu")
     # For each diagonal, the last one up to it that has edges, which may lie in a box before.
     last_filled = torch.where(is_edge, index, -1).cummax(0).values

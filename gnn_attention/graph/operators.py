@@ -35,9 +35,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """Return the graph of receivers ``start .. stop - 1`` over all senders, as in a decoding step.
-
-        Raises IndexError for rows that the graph does not have.
+        """Return receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
@@ -47,15 +45,11 @@ class GraphOperators(Frozen):
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
             raise IndexError(
-                f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}"
+                f"rows({start}, {stop}): expected 0 <= start <= stop <= {self.num_dst} = num_dst"
             )
-        return replace(
-            self,
-            edges=self.edges.rows(start, stop),
-            num_dst=stop - start,
-            dst_offset=self.dst_offset + start,
-            name=f"{text.parenthesize(self.name)}.rows({start}, {stop})",
-        )
+        edges, offset = self.edges.rows(start, stop), self.dst_offset + start
+        name = f"{text.parenthesize(self.name)}.rows({start}, {stop})"
+        return replace(self, edges=edges, num_dst=stop - start, name=name, dst_offset=offset)
 
     @not_compiled
     def select(self: G, batch: int = 0, head: int = 0) -> G:
@@ -108,10 +102,9 @@ class GraphOperators(Frozen):
         return replace(self, edges=edges, name=f"~{text.parenthesize(self.name)}")
 
     def __matmul__(self: G, other: G) -> G:
-        """Return the graph of two hops, the boolean product of the masks: ``other`` first, then ``self``.
+        """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        Its edges are a list. Raises ValueError unless the senders of ``self`` are the receivers of
-        ``other``, and for graphs that differ by head or sample.
+        Raises ValueError unless the middle tokens are the same, and if a graph differs by slice.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented
@@ -121,22 +114,14 @@ class GraphOperators(Frozen):
                 f"the senders of {self.name}, got {other.num_dst} receivers of {other!r}"
             )
         left, right = cast("tuple[Graph, Graph]", (self.coalesce(), other.coalesce()))
-        edge_index = edge_list.product(
-            left.edge_index, right.edge_index, self.num_dst, self.num_src, other.num_src
-        )
-        return replace(
-            self,
-            edges=ListedEdges(edge_index, self.num_dst, other.num_src),
-            num_src=other.num_src,
-            src_offset=other.src_offset,
-            name=f"{text.parenthesize(self.name)} @ {text.parenthesize(other.name)}",
-        )
+        sizes = self.num_dst, self.num_src, other.num_src
+        edge_index = edge_list.product(left.edge_index, right.edge_index, *sizes)
+        edges = ListedEdges(edge_index, self.num_dst, other.num_src)
+        name = f"{text.parenthesize(self.name)} @ {text.parenthesize(other.name)}"
+        return replace(self, edges=edges, num_src=other.num_src, name=name, src_offset=other.src_offset)
 
     def __pow__(self: G, hops: int) -> G:
-        """Return the graph of exactly ``hops`` hops: ``g ** 2 == g @ g``, and ``g ** 0`` has the self loops.
-
-        Raises ValueError unless receivers and senders are the same tokens.
-        """
+        """Return the graph of exactly ``hops`` hops: ``g ** 2 == g @ g``; ValueError unless square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
@@ -154,10 +139,10 @@ def _combine(left: G, right: G, sign: str, operation: Callable[..., Any]) -> G:
     """Apply a set operator to the edges of two graphs with the same tokens."""
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
         return cast("G", NotImplemented)
-    same_tokens = (left.num_dst, left.num_src) == (right.num_dst, right.num_src)
-    same_offsets = (left.dst_offset, left.src_offset) == (right.dst_offset, right.src_offset)
+    nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
     sizes = ((left.heads, right.heads), (left.batch, right.batch))
-    if not (same_tokens and same_offsets) or any(None not in pair and pair[0] != pair[1] for pair in sizes):
+    same_nodes = all(getattr(left, name) == getattr(right, name) for name in nodes)
+    if not same_nodes or any(None not in pair and pair[0] != pair[1] for pair in sizes):
         raise ValueError(
             f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
             f"got {left!r} and {right!r}"
@@ -182,8 +167,8 @@ def _combine_stored_edges(
     first, second = left.stored_list(), right.stored_list()
     if sizes != (1, 1) or first is None or second is None:
         return None
-    both = torch.cat([first, second], dim=1)
-    union = ListedEdges(both, graph.num_dst, graph.num_src, "keep").unique_edges
+    all_edges = torch.cat([first, second], dim=1)
+    union = ListedEdges(all_edges, graph.num_dst, graph.num_src, "keep").unique_edges
     if sign == "|":
         return union
     return union.restrict_to(CombinedEdges(operator.xor, operands), True, sizes)

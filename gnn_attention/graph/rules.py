@@ -88,7 +88,6 @@ def is_listed(keys: Tensor, num_src: int, b: Token, h: Token, dst: Token, src: T
 
 
 def is_chosen(keys: Tensor, shape: Shape, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    """Look a pair up among the chosen rows of all samples and heads."""
     return is_listed(keys, shape[3], b, h, row_index(shape, b, h, dst), src)
 
 
@@ -99,12 +98,10 @@ def row_index(shape: Shape, b: Token, h: Token, dst: Token) -> Any:
 
 
 def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
-    """Return ``table[b, h, *index]``, without ``b`` or ``h`` where the table has no such axis.
-
-    A head axis of size 1 serves all heads.
-    """
+    """Return ``table[b, h, *index]``, without ``b`` or ``h`` where the table has no such axis."""
     table = table.to(index[0].device)
     num_leading_axes = table.dim() - len(index)
+    # Next to an axis of samples, heads may have an axis of size 1.
     if num_leading_axes == 2:
         return table[(b, h % table.shape[1], *index)]
     return table[(h, *index)] if num_leading_axes else table[index]
@@ -136,7 +133,7 @@ def check_signature(rule: object) -> None:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
         raise TypeError(
-            f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quote(rule)}"
+            f"rule must be a function of (b, h, dst, src), got the builtin {quote(rule)}"
         ) from None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]

@@ -44,10 +44,7 @@ class Expression(partial[Any]):
 
 
 def compute(function: Callable[..., Any], *operands: Any) -> Any:
-    """Return the expression ``function(*operands)``; the function must not modify its operands.
-
-    Operands are numbers, tables and expressions.
-    """
+    """Return ``function(*operands)`` of numbers, tables and expressions, which it must not modify."""
     for operand in operands:
         if isinstance(operand, Expression):
             operand.uses += 1

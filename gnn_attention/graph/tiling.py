@@ -1,7 +1,7 @@
 """The empty, full and partial tiles of a mask, for block-sparse kernels.
 
-Structured graphs are tiled by boxes (``regions.quadtree``), without a visit to their pairs, and
-lists by their edges. No tensor has tokens x tokens elements.
+Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, and lists
+by their edges. No tensor has tokens x tokens elements.
 """
 
 from collections.abc import Iterable
@@ -21,6 +21,8 @@ __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
 
 # The kinds of tiles in Tiles.table()
 EMPTY, PARTIAL, FULL_TILE = 0, 1, 2
+# The columns row, first, stop, full and edges of Tiles
+Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +101,9 @@ class Tiles:
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """Return the empty, full and partial tiles of a graph.
 
-    Takes time proportional to the partial tiles of a structured graph, and O(E log E) for a list of
-    edges. A rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. The
-    runs are cached with the graph for each block. Raises TypeError or ValueError unless ``block``
-    is a positive integer.
+    Takes time proportional to the partial tiles of a structured graph, and O(E log E) for a list. A
+    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. The runs are
+    cached for each block. Raises TypeError or ValueError unless ``block`` is a positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
@@ -111,10 +112,6 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     checks.instance("graph", graph, TokenGraph)
     # The cache holds the runs only, because a graph must not refer to itself.
     return Tiles(graph, block, *memoized(_runs, graph, checks.size("block", block, 1)))
-
-
-# row, first, stop, full, edges
-Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Columns:
@@ -178,7 +175,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
 
 
 def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return FlexAttention's lists of tiles: their number in each row, and all columns, selected ones first."""
+    """Return FlexAttention's lists: the number of tiles in each row, and the columns, theirs first."""
     number = selected.sum(-1).to(torch.int32)
     columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return number, columns

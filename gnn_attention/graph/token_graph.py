@@ -7,9 +7,8 @@ token = node            ``src`` is the sender, ``dst`` the receiver; ``src -> ds
 rule                    ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``
 ======================  =====================================================================================
 
-A graph is sizes and a *set* of edges, which are stored as a rule, a list, or the chosen rows of a
-selection. Masks, lists and counts are computed when they are first used and then cached, because a
-graph never changes.
+A graph is a *set* of edges, which is stored as a rule, a list, or the chosen rows of a selection.
+Masks, lists and counts are computed at their first use and cached, because a graph never changes.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class TokenGraph(GraphOperators):
 
     ``heads`` and ``batch`` are the numbers of heads and samples by which the graph differs, or None
     if it is the same for all. ``dst_offset`` and ``src_offset`` are the absolute positions of the
-    first receiver and the first sender, which :meth:`rows` moves; score_mods receive absolute
-    positions.
+    first receiver and sender, which score_mods receive; :meth:`rows` moves them.
 
     >>> print(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 3, name="causal(3)"))
     causal(3): mask[dst, src] and in-edges
@@ -54,11 +52,11 @@ class TokenGraph(GraphOperators):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # gnn_attention.backends sets these: from_indices and from_block_indices in a traced program.
+    # gnn_attention.backends sets these, which replace from_indices and from_block_indices when traced.
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
-    # gnn_attention.backends caches the slices of the graph here, one graph for each sample and head.
+    # gnn_attention.backends caches the graph of each sample and head here.
     _slices: list[list[TokenGraph]] = field(default_factory=list, init=False)
 
     @classmethod
@@ -74,11 +72,10 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph:
         """Return the graph of all pairs ``(src, dst)`` for which ``rule(b, h, dst, src)`` is True.
 
-        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor, as
-        FlexAttention's ``mask_mod`` does. It is tried on one pair first: a rule that needs single
-        numbers is mapped over the pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``.
-        ``heads`` and ``batch`` are required if the rule uses ``h`` or ``b``. Raises TypeError for
-        another signature or result, and ValueError for negative sizes.
+        ``rule`` maps broadcastable int64 tensors to a bool tensor, as FlexAttention's ``mask_mod``
+        does. A rule that needs single numbers, as a trial on one pair shows, is mapped over the
+        pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``. ``heads`` and ``batch`` are
+        required if the rule uses them. Raises TypeError for another signature or result.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -110,11 +107,9 @@ class TokenGraph(GraphOperators):
 
         The order of the edges is kept. Sizes come from the caller, never from the largest index.
         ``parallel`` says what to do with parallel edges: "error" raises, "merge" keeps the first of
-        each (as ``coalesce=True`` does), "keep" makes a multigraph, in which each copy is an edge
-        with its own bias and weight, as in torch_geometric, while :meth:`mask`, the set operators
-        and ``==`` see it once. Raises TypeError unless the tensor holds integers, ValueError for
-        another shape, parallel edges or an unknown ``parallel``, and IndexError for tokens out of
-        range.
+        each (as ``coalesce=True`` does), "keep" makes a multigraph: each copy has its own bias and
+        weight, as in torch_geometric, while :meth:`mask`, the set operators and ``==`` see it once.
+        Raises TypeError (no integers), ValueError (shape, parallel edges) or IndexError (range).
 
         >>> edges = torch.tensor([[0, 2, 2], [1, 1, 1]])
         >>> graph = TokenGraph.from_edges(edges, 3, parallel="keep")
@@ -124,11 +119,10 @@ class TokenGraph(GraphOperators):
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         kind = checks.choice("parallel", "merge" if coalesce else parallel, get_args(Parallel))
-        edges = ListedEdges(
-            edge_list.check_edge_index(edge_index, num_dst, num_src), num_dst, num_src, parallel="keep"
-        )
+        edge_index = edge_list.check_edge_index(edge_index, num_dst, num_src)
+        edges = ListedEdges(edge_index, num_dst, num_src, parallel="keep")
         if kind == "error" and edges.has_parallel_edges:
-            edge_list.raise_duplicate_error(edges.edge_index, num_src)
+            edge_list.raise_duplicate_error(edge_index, num_src)
         return cls(edges if kind == "keep" else edges.unique_edges, num_dst, num_src, name=name)
 
     @classmethod
@@ -173,19 +167,16 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph | tuple[TokenGraph, log_count]:
         """Return the graph of the senders that each receiver chose: ``src in index[..., dst]``.
 
-        ``index`` is an integer tensor ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1,
-        dst, K]``, in which -1 means no sender; with ``count [..., dst]`` only the first entries of
-        each receiver are valid. ``coalesce=True`` merges a sender that a receiver chose several
-        times. ``coalesce="count"`` returns ``(graph, score_mod)``, with which ``attend(q, k, v,
-        graph, score_mod=score_mod)`` gives a sender that was chosen m times the score ``score + log
-        m`` (unsupported by flex). ``causal=True`` checks ``src <= dst``.
-
-        Takes O(E log K) time and O(E) memory for E = heads dst K, and makes no dst x src tensor.
-        :attr:`edge_index` is sorted by receiver and keeps the order of the index within each. In a
-        program of ``torch.compile`` or ``torch.export`` the index may change at every call, or be
-        computed there. Raises TypeError unless the index holds integers, ValueError for another
-        shape, duplicates, an edge that is not causal or an unknown ``coalesce``, and IndexError for
-        senders out of range.
+        ``index`` is an integer tensor ``[dst, K]``, ``[heads, dst, K]`` or
+        ``[batch, heads or 1, dst, K]``, in which -1 means no sender; with ``count [..., dst]`` only
+        the first entries of each receiver are valid. ``coalesce=True`` merges repeated senders of a
+        receiver, and ``coalesce="count"`` returns ``(graph, score_mod)``: with this score_mod,
+        ``attend`` gives a sender that was chosen m times the score ``score + log m`` (unsupported
+        by flex). ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for E
+        = heads dst K. :attr:`edge_index` is sorted by receiver, in the order of the index within
+        each. A program of ``torch.compile`` or ``torch.export`` may compute the index, or take
+        another one at every call. Raises TypeError (no integers), ValueError (shape, duplicates,
+        not causal, unknown ``coalesce``) or IndexError (range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
         [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
@@ -209,10 +200,9 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph:
         """Return the graph in which each block of receivers attends to the blocks of senders it chose.
 
-        An edge is a pair with ``src // block_size in index[..., dst // block_size]``, and ``src <=
-        dst`` if ``causal``. ``index`` is as in :meth:`from_indices`, with blocks in place of
-        tokens. The graph stores a table of blocks, not a list of edges. Compiled programs and
-        errors are as for :meth:`from_indices`.
+        An edge has ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if
+        ``causal``. ``index`` is as in :meth:`from_indices`, with blocks in place of tokens, and so
+        are compiled programs and errors. The graph stores a table of blocks, not a list of edges.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
@@ -228,9 +218,8 @@ class TokenGraph(GraphOperators):
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
-        A list keeps its order; other edges are sorted by receiver, then sender. The tensor is
-        cached: do not write into it. Raises ValueError for a graph that differs by head or sample
-        (see :meth:`select`), and if there is not enough memory.
+        A list keeps its order; other edges are sorted by receiver, then sender. Cached: do not
+        write into it. Raises ValueError for a graph that differs by head or sample.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -238,16 +227,13 @@ class TokenGraph(GraphOperators):
         """Return :attr:`edge_index` on a device; the copy is cached."""
         if self.heads is not None or self.batch is not None:
             raise ValueError(
-                f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single edge list; "
-                "use mask(), or select(batch, head) for one of them"
+                f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single "
+                "edge list; use mask(), or select(batch, head) for one of them"
             )
         return memoized(derived.edge_index, self, device)
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
-        """Return the index of each of the edges ``[2, K]`` in :attr:`edge_index`.
-
-        Raises ValueError for a pair that is not an edge.
-        """
+        """Return the index of each edge ``[2, K]`` in :attr:`edge_index`; ValueError for a non-edge."""
         pairs = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
         return edge_list.find_edges(self.edge_index, pairs, self.num_src, repr(self))
 
@@ -255,8 +241,7 @@ class TokenGraph(GraphOperators):
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
         It is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs by
-        head or sample. The tensor is cached: do not write into it. Raises ValueError if there is
-        not enough memory.
+        head or sample. Cached: do not write into it.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")
@@ -264,7 +249,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def rule(self) -> Rule:
-        """The edges as ``rule(b, h, dst, src) -> bool tensor``, which is FlexAttention's ``mask_mod``."""
+        """The edges as ``rule(b, h, dst, src) -> bool tensor``, FlexAttention's ``mask_mod``."""
         return self.edges.rule
 
     @property
@@ -274,7 +259,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def num_edges(self) -> int:
-        """Number of edges, over all heads and samples where the graph differs by them."""
+        """Number of edges, over all heads and samples by which the graph differs."""
         return int(memoized(derived.num_edges, self))
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
@@ -283,14 +268,11 @@ class TokenGraph(GraphOperators):
         return torch.arange(offset, offset + count, device=device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any] | None:
-        """Return a function ``call -> (out, lse)`` that replaces the backend, or None to run the backend."""
+        """Return a function ``call -> (out, lse)`` to run instead of the backend, or None."""
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
-        """Return the number of in-edges of each receiver: int64 ``[dst]``, after the axes of :meth:`mask`.
-
-        The tensor is cached: do not write into it.
-        """
+        """Return the number of in-edges of each receiver, int64 ``[..., dst]``. Do not write into it."""
         return memoized(derived.in_degree, self)
 
     @property
@@ -326,7 +308,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def is_prepared(self) -> bool:
-        """False for the first calls along a list of edges, for which counting and planning do not pay."""
+        """False for the first calls along a list, for which counting and planning do not pay."""
         return self.edges.stored_list() is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
 
     def count_call(self) -> None:
@@ -334,7 +316,7 @@ class TokenGraph(GraphOperators):
         self._memo["calls"] = self._memo.data.get("calls", 0) + 1
 
     def __eq__(self, other: object) -> bool:
-        """True if sizes, offsets and edge sets are equal; names and the order of edges do not matter."""
+        """True if sizes, offsets and edge sets are equal; names and edge order do not matter."""
         if not isinstance(other, TokenGraph):
             return NotImplemented
         return self.frame == other.frame and self.has_edges_of(other.edges)
@@ -346,8 +328,8 @@ class TokenGraph(GraphOperators):
         return text.summary(self)
 
     def __str__(self) -> str:
-        has_picture = max(self.num_dst, self.num_src) <= text.LARGEST_PICTURE and not self.varying_axes
-        return text.picture(self.name, self.mask()) if has_picture else repr(self)
+        is_small = max(self.num_dst, self.num_src) <= text.LARGEST_PICTURE
+        return text.picture(self.name, self.mask()) if is_small and not self.varying_axes else repr(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_slices": []}

@@ -80,7 +80,7 @@ def test_count_and_coalesce():
         ([[0, -2]], {}, IndexError, "holds -2 for receiver 0"),
         ([[0], [2]], {"causal": True}, ValueError, "the edge 2 -> 1, which is not causal .*: put -1"),
         ([[0.0]], {}, TypeError, "index must be a tensor of signed integers"),
-        ([[True]], {}, TypeError, "bool and shape .* convert.from_mask takes a mask"),
+        ([[True]], {}, TypeError, "bool and shape .* convert.from_mask for a mask"),
         ([0], {}, ValueError, r"index must be \[dst, K\]"),
         ([[0, 1]], {"count": torch.tensor([3])}, IndexError, "count must be in 0 .. 2"),
         ([[0, 1]], {"count": torch.tensor([[1]])}, ValueError, r"count must be \[1\]"),

@@ -1,6 +1,6 @@
-"""Edges that are stored as chosen rows: the senders that each receiver of each sample and head chose.
+"""Edges that are stored as chosen rows: the senders that each receiver chose.
 
-The rows of all samples and heads follow one another in one CSR matrix. No tensor has tokens x
+The rows of all samples and heads, one after the other, are one CSR matrix. No tensor has tokens x
 tokens elements, and none leaves the device on which the senders were chosen.
 """
 
@@ -24,9 +24,8 @@ class ChosenEdges(EdgeSet):
     """Row ``r = (b * heads + h) * num_dst + dst`` holds the senders ``src[ptr[r] : ptr[r + 1]]``.
 
     The senders of a row are sorted and distinct. ``shape`` is ``(batch, heads, num_dst, num_src)``,
-    with 1 where the graph does not differ. A graph of one slice may have ``index_order``, its edges
-    in the order of the index that it was made from; otherwise they are listed by receiver, then
-    sender.
+    with 1 where the graph does not differ. One slice may have ``index_order``, its edges in the
+    order of the index that they came from, instead of by receiver, then sender.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -44,7 +43,6 @@ class ChosenEdges(EdgeSet):
 
     @property
     def num_slices(self) -> int:
-        """The number of samples times the number of heads."""
         return self.shape[0] * self.shape[1]
 
     @cached_property
@@ -53,7 +51,6 @@ class ChosenEdges(EdgeSet):
 
     @property
     def row_of_edge(self) -> Int[Tensor, " edges"]:
-        """The row ``r`` of each edge."""
         return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.src))
 
     @cached_property
@@ -73,9 +70,8 @@ class ChosenEdges(EdgeSet):
 
     @cached_property
     def _edge_list(self) -> Int[Tensor, "2 edges"]:
-        if self.index_order is not None:
-            return self.index_order
-        return torch.stack([self.src.long(), self.row_of_edge])
+        edges = self.index_order
+        return torch.stack([self.src.long(), self.row_of_edge]) if edges is None else edges
 
     def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]]:
         return self.ptr, self.src
@@ -88,10 +84,7 @@ class ChosenEdges(EdgeSet):
 
     def rows(self, start: int, stop: int) -> EdgeSet:
         num_dst = self.shape[2]
-        slices = [
-            self._slice_rows(number * num_dst + start, number * num_dst + stop)
-            for number in range(self.num_slices)
-        ]
+        slices = [self._slice_rows(i * num_dst + start, i * num_dst + stop) for i in range(self.num_slices)]
         ends = torch.cat([ptr.diff() for ptr, _ in slices]).cumsum(0)
         edges = self.index_order
         if edges is not None:
@@ -102,7 +95,6 @@ class ChosenEdges(EdgeSet):
         return ChosenEdges(torch.cat([ends.new_zeros(1), ends]), src, shape, edges)
 
     def _slice_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return ``ptr`` and ``src`` of the rows ``r = start .. stop - 1``."""
         ptr = self.ptr[start : stop + 1]
         begin, end = ptr[[0, -1]].tolist()
         return ptr - begin, self.src[begin:end]
@@ -110,11 +102,10 @@ class ChosenEdges(EdgeSet):
     def select(self, batch: int, head: int) -> EdgeSet:
         if self.num_slices == 1:
             return self
+        batches, heads, num_dst, num_src = self.shape
         # Rows of one sample serve all samples, and rows of one head all heads.
-        batch = batch if self.shape[0] > 1 else 0
-        head = head if self.shape[1] > 1 else 0
-        first = (batch * self.shape[1] + head) * self.shape[2]
-        return ChosenEdges(*self._slice_rows(first, first + self.shape[2]), (1, 1, *self.shape[2:]))
+        first = (batch % batches * heads + head % heads) * num_dst
+        return ChosenEdges(*self._slice_rows(first, first + num_dst), (1, 1, num_dst, num_src))
 
     def transpose(self) -> EdgeSet:
         batch, heads, num_dst, num_src = self.shape

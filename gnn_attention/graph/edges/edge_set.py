@@ -1,8 +1,7 @@
 """The interface of all edge sets.
 
-A method returns ``None`` where the storage does not know the answer at once: then the caller
-searches the pairs, with ``graph.regions``. Code outside of ``graph/`` never asks which class an
-edge set has.
+A method returns ``None`` where the storage does not hold the answer: then the caller searches the
+pairs, with ``graph.regions``. Code outside of ``graph/`` never asks for the class of an edge set.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class EdgeSet:
     has_parallel_edges: bool = False
 
     def contains(self, b: Any, h: Any, dst: Any, src: Any) -> Any:
-        """Return which pairs are edges: a bool tensor for tensors of tokens, a ``TriState`` for ranges."""
+        """Return which pairs are edges: a bool tensor for tensors, a ``TriState`` for ranges."""
         return self.rule(b, h, dst, src)
 
     def boxes(self, b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState:
-        """Return for each box whether it may hold an edge, and whether all of its pairs are edges."""
+        """Return for each box whether it may hold an edge, and whether all its pairs are edges."""
         return as_tristate(dst.box, self.contains(b, h, dst, src))
 
     @property
@@ -59,13 +58,11 @@ class EdgeSet:
         return None
 
     def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]] | None:
-        """Return CSR rows ``(ptr, src)``: row ``r = (b * heads + h) * num_dst + dst`` has the senders
-        ``src[ptr[r] : ptr[r + 1]]``.
-        """
+        """Return CSR rows ``(ptr, src)``, numbered by ``r = (b * heads + h) * num_dst + dst``."""
         return None
 
     def keys(self) -> Int[Tensor, " edges"] | None:
-        """Return the sorted, distinct keys ``r * num_src + src``, with ``r`` as in :meth:`pointers`."""
+        """Return the sorted, distinct keys ``r * num_src + src``; ``r`` is as in :meth:`pointers`."""
         return None
 
     def in_degree(self) -> Int[Tensor, " rows"] | None:
@@ -85,17 +82,16 @@ class EdgeSet:
         raise NotImplementedError
 
     def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
-        """Keep the stored edges that are edges of ``other``, or with ``is_edge=False`` those that are not.
+        """Keep the stored edges for which membership in ``other`` equals ``is_edge``.
 
-        ``sizes`` are the numbers of samples and heads by which the two differ. Return None if no
-        edges are stored for these.
+        Return None if no edges are stored for ``sizes = (batch, heads)``, by which the two differ.
         """
         return None
 
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
         """Return edges that differ from these at listed pairs only, and the keys of those pairs.
 
-        A key is ``dst * num_src + src``. Some may be of pairs outside ``num_dst`` x ``num_src``.
+        A key is ``dst * num_src + src``. Pairs outside ``num_dst`` x ``num_src`` may be among them.
         """
         return self, []
 
@@ -103,8 +99,7 @@ class EdgeSet:
 def on_device(value: Any, device: torch.device) -> Any:
     """Return a rule, or a value bound to one, as functions whose tables are all on ``device``.
 
-    FlexAttention cannot compile a ``mask_mod`` that is a method or copies a table from another
-    device.
+    FlexAttention cannot compile a ``mask_mod`` that copies a table from another device.
 
     >>> from gnn_attention.graph import rules
     >>> table = torch.tensor([0, 0, 1])

@@ -24,9 +24,8 @@ Parallel = Literal["error", "merge", "keep"]
 class ListedEdges(EdgeSet):
     """The edges ``edge_index [2, E]`` in this order, int64 on the CPU.
 
-    With ``parallel="keep"`` the list may hold an edge several times, as in a multigraph. Masks, set
-    operators and comparisons then see it once. With any other value the caller promises that the
-    edges are distinct.
+    With ``parallel="keep"`` an edge may repeat, as in a multigraph; masks, set operators and
+    comparisons see it once. Otherwise the caller promises that the edges are distinct.
     """
 
     edge_index: Int[Tensor, "2 edges"]
@@ -64,7 +63,10 @@ class ListedEdges(EdgeSet):
             # This spares rows and the transpose the search for parallel edges.
             self.parallel = "error"
             return self
-        first = edge_list.first_occurrences(edge_list.edge_keys(self.edge_index, self.num_src))
+        keys, order = edge_list.edge_keys(self.edge_index, self.num_src).sort(stable=True)
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        first = order[is_first].sort().values
         return ListedEdges(self.edge_index[:, first], self.num_dst, self.num_src)
 
     @cached_property
@@ -117,10 +119,10 @@ class ListedEdges(EdgeSet):
 
 @dataclass(frozen=True, eq=False)
 class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
-    """The score_mod ``score + log m`` for pairs that occur m times in sample b and head h of a graph.
+    """The score_mod ``score + log m`` for pairs that occur m times in a sample and head of a graph.
 
-    ``keys`` are the sorted ``r * num_src + src`` of the pairs with m > 1, followed by the largest
-    int64, and ``logs`` are their log m, followed by 0.
+    ``keys`` are the sorted ``r * num_src + src`` of pairs with m > 1, followed by the largest
+    int64. ``logs`` are their log m, followed by 0.
     """
 
     keys: Int[Tensor, " repeated_and_one"]

@@ -2,9 +2,8 @@
 
 A rule that is called with an ``Interval`` for ``dst`` and ``src`` returns a ``TriState``: can there
 be an edge in this box of receivers and senders, are all its pairs edges, and what does the answer
-depend on? The operators are on the safe side: they never rule out an edge that may exist. An
-operator without bounds for its operands returns :class:`Unknown`, and one that is not implemented
-here raises :class:`UnsupportedError`.
+depend on? The operators never rule out an edge that may exist. An operator without bounds for its
+operands returns :class:`Unknown`, and one that is missing here raises :class:`UnsupportedError`.
 """
 
 import operator
@@ -15,25 +14,9 @@ from typing import Any
 import torch
 
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph.intervals import values
 from gnn_attention.graph.intervals.table_bounds import extremes
-from gnn_attention.graph.intervals.values import (
-    MAX_MAGNITUDE,
-    OPERATORS,
-    Box,
-    Interval,
-    TriState,
-    UnboundedError,
-    Unknown,
-    UnsupportedError,
-    Value,
-    affine,
-    as_interval,
-    as_tristate,
-    box_of,
-    interval,
-    scalar,
-    tristate,
-)
+from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine, box_of, interval, tristate
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,31 +24,30 @@ def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def operator_of_values(*operands: Any, **options: Any) -> Any:
-        values = [x for y in (*operands, *options.values()) for x in (y if type(y) is tuple else (y,))]
-        if any(isinstance(value, Unknown) for value in values) and function not in (_and, _or):
-            return Unknown(box_of(*values))
+        leaves = [x for y in (*operands, *options.values()) for x in (y if type(y) is tuple else (y,))]
+        if any(isinstance(leaf, values.Unknown) for leaf in leaves) and function not in (_and, _or):
+            return values.Unknown(box_of(*leaves))
         try:
             return function(*operands, **options)
-        except UnboundedError:
-            return Unknown(box_of(*values))
+        except values.UnboundedError:
+            return values.Unknown(box_of(*leaves))
 
     return operator_of_values
 
 
 def token_ranges(box: Box) -> tuple[Interval, Interval]:
-    """Return the intervals of ``dst`` and ``src``."""
     return affine(box, (1, 0), 0), affine(box, (0, 1), 0)
 
 
 def constant(box: Box, value: Tensor | int) -> Interval:
-    """Return a value that is constant in each box: one number, or a tensor ``[K]`` of one for each."""
+    """Return a value that is constant in each box: one number for all, or a tensor ``[K]``."""
     return affine(box, (0, 0), value)
 
 
-def _as_intervals(*values: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
+def _as_intervals(*operands: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
     """Convert two operands to intervals of the dtype in which torch would compute."""
-    box = box_of(*values)
-    a, b = (as_interval(box, value) for value in values)
+    box = box_of(*operands)
+    a, b = (values.as_interval(box, value) for value in operands)
     dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
     return box, a.to(dtype), b.to(dtype), dtype
 
@@ -98,8 +80,8 @@ def _multiply(a: Any, b: Any) -> Interval:
         a, b = b, a
     if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
-    if _magnitude(a) * _magnitude(b) > MAX_MAGNITUDE:
-        raise UnboundedError("a product that may wrap round")
+    if _magnitude(a) * _magnitude(b) > values.MAX_MAGNITUDE:
+        raise values.UnboundedError("a product that may wrap round")
     return _hull(operator.mul, box, a, b, dtype)
 
 
@@ -116,7 +98,7 @@ def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
 def _remainder(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _as_intervals(a, b)
     _check_divisor(b)
-    # The remainder rises from low to high if no multiple of b lies between.
+    # The remainder rises with a if no multiple of b lies between.
     is_rising = (b.low == b.high) & (a.low // b.low == a.high // b.low)
     low = torch.where(is_rising, a.low % b.low, 0)
     high = torch.where(is_rising, a.high % b.low, b.high - 1)
@@ -125,13 +107,13 @@ def _remainder(a: Any, b: Any) -> Interval:
 
 def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> None:
     if rounding_mode != "floor":
-        raise UnsupportedError("a quotient that is not rounded down")
+        raise values.UnsupportedError("a quotient that is not rounded down")
     if not bool((divisor.low > 0).all()):
-        raise UnboundedError("a division by a number that may not be positive")
+        raise values.UnboundedError("a division by a number that may not be positive")
 
 
 def _hull(function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: Any) -> Interval:
-    """Return the range of a function that is monotonic in each operand, from its values at the corners."""
+    """Return the range of a function that is monotonic in each operand, from its corners."""
     corners = torch.stack([function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
     return interval(box, corners.amin(0), corners.amax(0), a.axes | b.axes, dtype)
 
@@ -152,12 +134,12 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Return ``a ^ b`` of truth values, or of numbers from 0 on, whose bits are fixed above all varying ones."""
+    """Return ``a ^ b`` of truth values, or of numbers from 0 on, whose highest bits are fixed."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _not_equal_bools(a, b)
     box, a, b, dtype = _as_intervals(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
-        raise UnboundedError("bits of negative numbers")
+        raise values.UnboundedError("bits of negative numbers")
     varying = (a.low ^ a.high) | (b.low ^ b.high)
     # Set every bit below the highest one that varies.
     for shift in (1, 2, 4, 8, 16, 32):
@@ -184,25 +166,25 @@ def _equal(a: Any, b: Any) -> TriState:
 
 
 def _not(a: Any) -> TriState:
-    a = as_tristate(box_of(a), a)
+    a = values.as_tristate(box_of(a), a)
     return TriState(a.box, ~a.every, ~a.some, a.axes)
 
 
 def _and(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_tristate(box, a), as_tristate(box, b)
+    a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     return tristate(box, a.some & b.some, a.every & b.every, a.axes | b.axes)
 
 
 def _or(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_tristate(box, a), as_tristate(box, b)
+    a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     return tristate(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
 
 
 def _not_equal_bools(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
-    a, b = as_tristate(box, a), as_tristate(box, b)
+    a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     is_certain = (a.every | ~a.some) & (b.every | ~b.some)
     differ = a.every != b.every
     return tristate(box, ~is_certain | differ, is_certain & differ, a.axes | b.axes)
@@ -210,21 +192,21 @@ def _not_equal_bools(a: Any, b: Any) -> TriState:
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
     box = box_of(condition, a, b)
-    condition = as_tristate(box, condition)
+    condition = values.as_tristate(box, condition)
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
-    _, a, b, dtype = _as_intervals(as_interval(box, a), b)
-    # a if the condition is True for every pair, b if it is False for every pair, and otherwise their union
+    _, a, b, dtype = _as_intervals(values.as_interval(box, a), b)
+    # The result is a if the condition holds for every pair, b if for none, and else their union.
     low = torch.minimum(*(torch.where(state, a.low, b.low) for state in (condition.some, condition.every)))
     high = torch.maximum(*(torch.where(state, a.high, b.high) for state in (condition.some, condition.every)))
     return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
 def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Implement ``a |= b``, which changes the object itself as in torch; supported for truth values only."""
+    """Implement ``a |= b`` of truth values, which changes the object itself as in torch."""
     if not isinstance(a, TriState):
-        raise UnsupportedError("a number changed in place")
-    result = as_tristate(a.box, function(a, b))
+        raise values.UnsupportedError("a number changed in place")
+    result = values.as_tristate(a.box, function(a, b))
     for name in ("some", "every", "axes"):
         object.__setattr__(a, name, getattr(result, name))
     return a
@@ -236,11 +218,11 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     box = box_of(*index)
     has_integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
     if not has_integers or table.dim() != len(index) or not table.numel():
-        raise UnsupportedError("only tables of integers or bools, with an index for every axis")
-    spans = [as_interval(box, i) for i in index]
+        raise values.UnsupportedError("only tables of integers or bools, with an index for every axis")
+    spans = [values.as_interval(box, i) for i in index]
     range_axes = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())]
     if len(range_axes) > 1:
-        raise UnboundedError("a table looked up by more than one range")
+        raise values.UnboundedError("a table looked up by more than one range")
     axis = range_axes[0] if range_axes else len(spans) - 1
     # The other indices are constant in each box. Together they are one flat index.
     lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
@@ -258,22 +240,22 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
 
 def _search_sorted(table: Any, a: Any, *, right: bool = False, **options: Any) -> Interval:
     if options or not isinstance(a, Interval):
-        raise UnsupportedError("searchsorted only takes a range, a sorted table and right")
+        raise values.UnsupportedError("searchsorted only takes a range, a sorted table and right")
     low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
     return interval(a.box, low, high, a.axes)
 
 
 def _full_like(a: Any, value: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
     if (dtype or a.dtype) == torch.bool:
-        return as_tristate(a.box, bool(value))
-    return as_interval(a.box, value).to(dtype or a.dtype)
+        return values.as_tristate(a.box, bool(value))
+    return values.as_interval(a.box, value).to(dtype or a.dtype)
 
 
 def _new_bool(a: Any, value: bool, size: Any, dtype: Any = None, **options: Any) -> TriState:
-    """Implement ``new_ones((), dtype=torch.bool)``, with which ``and_masks`` of torch and transformers begin."""
+    """Implement ``new_ones((), dtype=torch.bool)``, which torch's and transformers' ``and_masks`` call."""
     if size != () or dtype != torch.bool:
-        raise UnsupportedError("only a single bool can be new")
-    return as_tristate(a.box, value)
+        raise values.UnsupportedError("only a single bool can be new")
+    return values.as_tristate(a.box, value)
 
 
 def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -290,8 +272,8 @@ _BINARY: dict[Callable[[Any, Any], Any], str] = {
     _and: "and bitwise_and logical_and",
     _or: "or bitwise_or logical_or",
     _exclusive_or: "xor bitwise_xor",
-    lambda a, b: _divide(a, 1 << int(scalar(b))): "rshift bitwise_right_shift",
-    lambda a, b: _multiply(a, 1 << int(scalar(b))): "lshift bitwise_left_shift",
+    lambda a, b: _divide(a, 1 << int(values.scalar(b))): "rshift bitwise_right_shift",
+    lambda a, b: _multiply(a, 1 << int(values.scalar(b))): "lshift bitwise_left_shift",
 }
 _UNARY_AND_COMPARISONS: dict[Callable[..., Any], str] = {
     _less: "lt less",
@@ -306,13 +288,13 @@ _UNARY_AND_COMPARISONS: dict[Callable[..., Any], str] = {
 }
 for _function, _names in (_BINARY | _UNARY_AND_COMPARISONS).items():
     _python = f"__{_names.split()[0]}__"
-    OPERATORS |= dict.fromkeys((*_names.split(), _python), with_unknown_bounds(_function))
-    setattr(Value, _python, with_unknown_bounds(_function))
+    values.OPERATORS |= dict.fromkeys((*_names.split(), _python), with_unknown_bounds(_function))
+    setattr(values.Value, _python, with_unknown_bounds(_function))
 for _function, _names in _BINARY.items():
     _first = _names.split()[0]
-    OPERATORS[f"__r{_first}__"] = with_unknown_bounds(_swap(_function))
-    setattr(Value, f"__r{_first}__", with_unknown_bounds(_swap(_function)))
-    setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
+    values.OPERATORS[f"__r{_first}__"] = with_unknown_bounds(_swap(_function))
+    setattr(values.Value, f"__r{_first}__", with_unknown_bounds(_swap(_function)))
+    setattr(values.Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "long": lambda a: a.to(torch.int64),
@@ -338,4 +320,4 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "zeros_like": lambda a, **options: _full_like(a, 0, **options),
     "ones_like": lambda a, **options: _full_like(a, 1, **options),
 }
-OPERATORS |= {name: with_unknown_bounds(function) for name, function in _FUNCTIONS.items()}
+values.OPERATORS |= {name: with_unknown_bounds(function) for name, function in _FUNCTIONS.items()}

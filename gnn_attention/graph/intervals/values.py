@@ -1,4 +1,4 @@
-"""The values of interval arithmetic: :class:`Interval` for ``dst`` and ``src``, :class:`TriState` for answers.
+"""The values of interval arithmetic: :class:`Interval` for tokens, :class:`TriState` for answers.
 
 ``intervals.arithmetic`` implements torch's operators for them and fills :data:`OPERATORS`. All
 bounds are int64 tensors ``[K]``, one entry for each of K boxes, and are inclusive.
@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """Base class: it has no truth value, and takes torch's functions and methods from :data:`OPERATORS`."""
+    """Base class without a truth value, whose functions and methods come from :data:`OPERATORS`."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -72,9 +72,8 @@ class Interval(Value):
     """The integers ``low .. high`` that an expression can be in each box.
 
     With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; None means another
-    form. ``axes`` are bits of what it depends on, 0 where it is constant. ``dtype`` is the dtype in
-    which torch would compute it and beyond which it would overflow; None is a number, which takes
-    that of the other operand.
+    form. ``axes`` are bits of what it depends on, 0 where it is constant. ``dtype`` is that of
+    torch's result, which must not overflow; a number has None and takes that of the other operand.
     """
 
     box: Box
@@ -100,7 +99,7 @@ class Interval(Value):
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):
-    """``some``: the box may hold an edge; ``every``: all pairs are edges; ``axes``: as in :class:`Interval`."""
+    """``some``: the box may hold an edge; ``every``: all pairs are edges; ``axes`` as in Interval."""
 
     box: Box
     some: Tensor

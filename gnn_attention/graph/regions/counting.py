@@ -1,9 +1,8 @@
-"""Exact degrees, counts, edge lists and equality, which large graphs get from boxes (``regions.quadtree``).
+"""Exact degrees, counts, edge lists and equality, from boxes (``regions.quadtree``) if the graph is large.
 
 Let ``R`` be an expression of edges that includes lists, and ``R_0`` the same with empty lists. The
 two differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: structured
-edges are counted by boxes, and scattered pairs, which would break every box, one by one. A list
-inside a rule is not taken out.
+edges are counted by boxes, and scattered pairs, which would break the boxes, one by one.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import CombinedEdges
 from gnn_attention.graph.intervals.table_bounds import Grid
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
-from gnn_attention.graph.regions.quadtree import (
-    DIFFERENCE,
-    Bands,
-    Boxes,
-    Piece,
-    bands_of_piece,
-    enumerate_groups,
-    root,
-)
+from gnn_attention.graph.regions.quadtree import Bands, Boxes, Piece, bands_of_piece, enumerate_groups
 from gnn_attention.graph.rules import Shape
 
 # Up to this number of pairs it is fastest to visit all of them for a list, which is then sorted.
@@ -67,12 +58,11 @@ def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
         return
     sizes = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
     split = split_edge_lists(edges, *sizes)
+    structured = edges if split is None else split.edges
+    for piece in quadtree.decompose(structured, boxes):
+        yield from bands_of_piece(structured, piece)
     if split is None:
-        for piece in quadtree.decompose(edges, boxes):
-            yield from bands_of_piece(edges, piece)
         return
-    for piece in quadtree.decompose(split.edges, boxes):
-        yield from bands_of_piece(split.edges, piece)
     for box, pair in _find_boxes(split, boxes, sizes):
         dst, src = split.dst[pair], split.src[pair]
         owner, b, h = (number[box].expand_as(dst) for number in (boxes.owner, boxes.batch, boxes.head))
@@ -106,9 +96,9 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
     if enumerate_pairs.has_few_pairs(shape):
         return enumerate_pairs.dense_mask(edges.contains, name, shape).sum(-1)
     batch, heads, num_dst, _ = shape
-    # The change of the degree from each receiver to the next: a band adds two entries, however long it is.
+    # The change of the degree from each receiver to the next: a band of any length changes two.
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
-    for bands in bands_of_boxes(edges, root(shape)):
+    for bands in bands_of_boxes(edges, quadtree.root(shape)):
         first = bands.owner * (num_dst + 1) + bands.dst
         change.view(-1).index_add_(0, first, bands.width)
         change.view(-1).index_add_(0, first + bands.rows, -bands.width)
@@ -119,9 +109,9 @@ def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """Return the number of edges in each box."""
     boxes = piece.boxes
     number = torch.arange(len(boxes), device="cpu")
-    if piece.kind == DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
+    if piece.kind == quadtree.DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
         key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
-        # Boxes of equal shape on the same diagonals have equal counts, so one of each group is counted.
+        # Boxes of equal shape on the same diagonals are equal, so one of each group is counted.
         unique, group = torch.unique(key, dim=1, return_inverse=True)
         boxes = boxes.at(torch.empty_like(unique[0]).scatter_(0, group, number))
         number = group
@@ -141,7 +131,7 @@ def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
     height = zero + (boxes.dst + boxes.height).max()
     width = zero + (boxes.src + boxes.width).max()
     around = replace(boxes, dst=zero, src=zero, height=height, width=width)
-    return bool((quadtree.classify(edges, around) == DIFFERENCE).all())
+    return bool((quadtree.classify(edges, around) == quadtree.DIFFERENCE).all())
 
 
 def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
@@ -151,25 +141,18 @@ def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bo
     if enumerate_pairs.has_few_pairs(shape):
         left_mask = enumerate_pairs.dense_mask(left.contains, name, shape)
         return torch.equal(left_mask, enumerate_pairs.dense_mask(right.contains, name, shape))
-    # Rules that differ do so at a few probes already, nearly always.
-    if _differ_at_probes(left, right, name, shape):
-        return False
-    difference = CombinedEdges(operator.xor, (left, right))
-    if split_edge_lists(difference, *shape[2:]) is not None:
-        return not in_degree(difference, name, shape).any()
-    return not any(len(bands.dst) for bands in bands_of_boxes(difference, root(shape)))
-
-
-def _differ_at_probes(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
-    """Return True if two edge sets differ at some pairs of tokens that are spread over the graph."""
+    # Rules that differ nearly always do so at some of these pairs, which are spread over all tokens.
     batch, heads, num_dst, num_src = shape
     dst, src = (torch.linspace(0, n - 1, PROBES, device="cpu").round().long() for n in (num_dst, num_src))
     b, h = (torch.arange(n, device="cpu").view(-1, 1, 1)[:PROBES] for n in (batch, heads))
     pairs = b.unsqueeze(1), h, dst.unsqueeze(1), torch.cat([src, dst.clamp(max=num_src - 1)])
-    is_left_edge, is_right_edge = (
-        enumerate_pairs.evaluate(edges.contains, name, *pairs) for edges in (left, right)
-    )
-    return bool((is_left_edge != is_right_edge).any())
+    is_left, is_right = (enumerate_pairs.evaluate(edges.contains, name, *pairs) for edges in (left, right))
+    if bool((is_left != is_right).any()):
+        return False
+    difference = CombinedEdges(operator.xor, (left, right))
+    if split_edge_lists(difference, *shape[2:]) is not None:
+        return not in_degree(difference, name, shape).any()
+    return not any(len(bands.dst) for bands in bands_of_boxes(difference, quadtree.root(shape)))
 
 
 def edge_list(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "2 edges"]:
@@ -177,7 +160,7 @@ def edge_list(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "2 edges"]
     if math.prod(shape[2:]) <= MANY_PAIRS:
         mask = enumerate_pairs.dense_mask(edges.contains, name, (1, 1, *shape[2:]))
         return mask[0, 0].nonzero().t().flip(0)
-    return edges_in(edges, root((1, 1, *shape[2:])), shape[3])
+    return edges_in(edges, quadtree.root((1, 1, *shape[2:])), shape[3])
 
 
 def edges_in(edges: EdgeSet, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:

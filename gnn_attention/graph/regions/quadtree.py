@@ -31,6 +31,7 @@ LEAF = 32
 MAX_BOXES = 2**15
 # Boxes are grouped into pieces of about this many rows and columns, a million tokens.
 MAX_PIECE_SIDES = 2**21
+Items = Int[Tensor, " items"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ class Piece(NamedTuple):
 
 
 def root(shape: Shape) -> Boxes:
-    """Return one box for each sample and head."""
     batch, heads, num_dst, num_src = shape
     batch = batch if num_dst and num_src else 0
     b = torch.arange(batch, device="cpu").repeat_interleave(heads)
@@ -99,10 +99,11 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
             if side <= leaf:
                 yield Piece(CELLS, undecided)
             else:
-                smaller_side = leaf
-                while smaller_side * 4 < side:
-                    smaller_side *= 4
-                stack.append(split_evenly(undecided, smaller_side))
+                # Sides are leaf * 4^k, so that boxes stay aligned.
+                next_side = leaf
+                while next_side * 4 < side:
+                    next_side *= 4
+                stack.append(split_evenly(undecided, next_side))
 
 
 def _split_into_pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
@@ -112,7 +113,6 @@ def _split_into_pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
 
 
 def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
-    """Return the kind of each box: EMPTY, or that of the piece it belongs to."""
     box = values.Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
     answer = edges.boxes(b, h, *arithmetic.token_ranges(box))
@@ -132,21 +132,17 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
     return replace(parents, dst=parents.dst + top, src=parents.src + left, height=height, width=width)
 
 
-def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
-    """Return the group of each item and its number in that group, for ``counts[g]`` items of each group g."""
+def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
+    """Return the group and the number in the group of each item, for ``counts[g]`` items in group g."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
 
-Items = Int[Tensor, " items"]
-
-
 def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
-    """Evaluate the lines of boxes that are decided by lines, and return ``(is_edge, box, number)`` of each.
+    """Evaluate the lines that decide boxes, and return ``(is_edge, box, number)`` of each line.
 
-    The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals
-    (DIFFERENCE), numbered from 0: diagonal t holds the pairs with ``dst - src = dst_0 - (src_0 +
-    width - 1) + t``.
+    The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals: diagonal
+    number t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
     """
     boxes = piece.boxes
     counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]
@@ -182,7 +178,7 @@ def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "b
 
 
 class Bands(NamedTuple):
-    """Parallelograms of edges: row i of ``rows`` has ``width`` edges, starting at ``(dst + i, src + i * slope)``."""
+    """Parallelograms of edges: row i has ``width`` edges, from ``(dst + i, src + i * slope)`` on."""
 
     owner: Tensor
     dst: Tensor
@@ -199,7 +195,13 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
         return
     if piece.kind == CELLS:
-        yield from (_runs_of_cells(selected, is_edge) for selected, is_edge in cells(edges, boxes))
+        for selected, is_edge in cells(edges, boxes):
+            # A band is a run of edges in one row.
+            padded = torch.nn.functional.pad(is_edge, (1, 1))
+            box, row, first = (is_edge & ~padded[..., :-2]).nonzero(as_tuple=True)
+            last = (is_edge & ~padded[..., 2:]).nonzero(as_tuple=True)[2]
+            dst, src = selected.dst[box] + row, selected.src[box] + first
+            yield Bands(selected.owner[box], dst, src, torch.ones_like(row), last - first + 1)
         return
     is_edge, box, number = profile(edges, piece)
     boxes, number = boxes.at(box[is_edge]), number[is_edge]
@@ -213,11 +215,3 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
         row, column = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
         rows = torch.minimum(boxes.height - row, boxes.width - column)
         yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, rows, ones, slope=1)
-
-
-def _runs_of_cells(boxes: Boxes, is_edge: Bool[Tensor, "boxes height width"]) -> Bands:
-    padded = torch.nn.functional.pad(is_edge, (1, 1))
-    box, row, first = (is_edge & ~padded[..., :-2]).nonzero(as_tuple=True)
-    last = (is_edge & ~padded[..., 2:]).nonzero(as_tuple=True)[2]
-    dst, src = boxes.dst[box] + row, boxes.src[box] + first
-    return Bands(boxes.owner[box], dst, src, torch.ones_like(row), last - first + 1)
