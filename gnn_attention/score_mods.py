@@ -95,8 +95,8 @@ def _needs_mapping(score_mod: Any, device: torch.device) -> bool:
 def _call_needs_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
     names = keywords.split()
     num_positional = len(values) - len(names)
-    named = dict(zip(names, values[num_positional:], strict=True))
-    score_mod = partial(function, *values[:num_positional], **named) if values else function
+    keyword_values = dict(zip(names, values[num_positional:], strict=True))
+    score_mod = partial(function, *values[:num_positional], **keyword_values) if values else function
     return bool(_needs_single_pairs(score_mod, (0, 0), torch.empty(0, device=device)))
 
 

@@ -37,12 +37,12 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
 
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
-    stored = cast("Tensor | None", graph.edges.stored_list())
+    stored_edges = cast("Tensor | None", graph.edges.stored_list())
     if device.type != "cpu":
-        return cast("Tensor", graph.edge_index if stored is None else stored).to(device)
-    if stored is not None:
+        return cast("Tensor", graph.edge_index if stored_edges is None else stored_edges).to(device)
+    if stored_edges is not None:
         # Cloning an inference tensor outside of inference mode makes a list for training.
-        return stored.clone() if stored.is_inference() else stored.cpu()
+        return stored_edges.clone() if stored_edges.is_inference() else stored_edges.cpu()
     # Counting the edges takes time, so it is skipped where even a list of all pairs would fit.
     if memory.shortage(BYTES_PER_EDGE * graph.num_dst * graph.num_src):
         operation = f"the list of the {graph.num_edges:,} edges of {graph!r}"

@@ -46,9 +46,9 @@ def find_edges(edges: Tensor, pairs: Tensor, num_src: int, name: str) -> Tensor:
     keys, order = edge_keys(edges, num_src).sort()
     key = edge_keys(pairs, num_src)
     index = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
-    missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[index] != key
-    if missing.any():
-        src, dst = pairs[:, missing][:, 0].tolist()
+    is_missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[index] != key
+    if is_missing.any():
+        src, dst = pairs[:, is_missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {name}")
     return order[index]
 
@@ -69,10 +69,10 @@ DENSE_SPEEDUP = 256
 
 def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
     """Return the boolean product of two adjacency matrices, sorted by receiver, then sender."""
-    largest = max(num_dst * num_mid, num_mid * num_src, num_dst * num_src)
+    num_cells = max(num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     out_degree = left[0].bincount(minlength=num_mid).double()
     num_walks = out_degree @ right[1].bincount(minlength=num_mid).double()
-    if largest <= MAX_DENSE_CELLS and num_walks * DENSE_SPEEDUP > num_dst * num_mid * num_src:
+    if num_cells <= MAX_DENSE_CELLS and num_walks * DENSE_SPEEDUP > num_dst * num_mid * num_src:
         left_mask = mask_from_keys(edge_keys(left, num_mid), (num_dst, num_mid))
         right_mask = mask_from_keys(edge_keys(right, num_src), (num_mid, num_src))
         return (left_mask.float() @ right_mask.float()).nonzero().t().flip(0)
@@ -165,8 +165,8 @@ def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
     """Return the edges from ``src`` to ``dst``, in order, with tokens numbered by these lists."""
     new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
-    renumbered = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
-    return renumbered[:, (renumbered >= 0).all(0)]
+    new_edges = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
+    return new_edges[:, (new_edges >= 0).all(0)]
 
 
 def _index_of_tokens(tokens: Tensor, count: int) -> Tensor:

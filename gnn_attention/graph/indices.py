@@ -25,7 +25,7 @@ COUNT = "count"
 
 def read_table(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
-) -> Int[Tensor, "batch heads dst most"]:
+) -> Int[Tensor, "batch heads dst K"]:
     """Check an index and copy it to four axes, as int32 if possible; ``num_src`` stands for no sender."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
         raise TypeError(
@@ -83,26 +83,26 @@ class Rows:
         self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
     ) -> None:
         self.num_src = num_src
-        # Only one slice keeps the order of its index: writing fresh memory costs more than the sort.
+        # Only a graph of one slice needs the order of its index, and a copy costs more than the sort.
         self.unsorted_table = table.clone() if table.shape[:2] == (1, 1) else table
         if table.device.type == "cpu":
             # torch takes twenty times as long for many short rows.
             table.numpy().sort(axis=-1)
         self.table = table if table.device.type == "cpu" else table.sort(dim=-1).values
-        self.valid = self.table < num_src
-        self.repeats = None
+        self.is_valid = self.table < num_src
+        self.is_repeat = None
         if not is_distinct:
-            repeats = (self.table[..., 1:] == self.table[..., :-1]).logical_and_(self.valid[..., 1:])
-            self.repeats = torch.nn.functional.pad(repeats, (1, 0)) if bool(repeats.any()) else None
+            is_repeat = (self.table[..., 1:] == self.table[..., :-1]).logical_and_(self.is_valid[..., 1:])
+            self.is_repeat = torch.nn.functional.pad(is_repeat, (1, 0)) if bool(is_repeat.any()) else None
 
     def check_distinct(self) -> None:
         """Raise ValueError if a receiver chose a sender more than once."""
-        if self.repeats is None:
+        if self.is_repeat is None:
             return
-        src, dst = _find_first(self.table, self.repeats)
+        src, dst = _find_first(self.table, self.is_repeat)
         raise ValueError(
             f"index holds sender {src} more than once for receiver {dst} (entries that repeat: "
-            f"{self.repeats.sum()}), but a graph is a set: pass coalesce=True to take it once, or "
+            f"{self.is_repeat.sum()}), but a graph is a set: pass coalesce=True to take it once, or "
             "coalesce='count' to weigh it by its multiplicity"
         )
 
@@ -110,7 +110,7 @@ class Rows:
         """Raise ValueError if a receiver chose a later token."""
         table = self.table
         dst = torch.arange(table.shape[2], device=table.device, dtype=table.dtype).unsqueeze(-1)
-        is_late = (table > dst).logical_and_(self.valid)
+        is_late = (table > dst).logical_and_(self.is_valid)
         if bool(is_late.any()):
             edge = "{} -> {}".format(*_find_first(table, is_late))
             raise ValueError(
@@ -119,15 +119,15 @@ class Rows:
             )
 
     @cached_property
-    def is_edge(self) -> Bool[Tensor, "batch heads dst most"]:
+    def is_edge(self) -> Bool[Tensor, "batch heads dst K"]:
         """Which entries are edges: valid, and the first of equal ones."""
-        return self.valid if self.repeats is None else self.valid & ~self.repeats
+        return self.is_valid if self.is_repeat is None else self.is_valid & ~self.is_repeat
 
     def count_entries(self) -> log_count:
         """Return the score_mod ``score + log m`` for a sender that was chosen m times."""
         row = torch.arange(math.prod(self.table.shape[:3]), device=self.table.device)
         keys = row.view(*self.table.shape[:3], 1) * self.num_src + self.table
-        return log_count.from_keys(keys[self.valid], (*self.table.shape[:3], self.num_src))
+        return log_count.from_keys(keys[self.is_valid], (*self.table.shape[:3], self.num_src))
 
     def to_edges(self) -> ChosenEdges:
         # torch widens bools before it adds them up, so slices are added one by one.
@@ -141,7 +141,7 @@ class Rows:
     def _list_in_index_order(self) -> Int[Tensor, "2 edges"]:
         table = self.unsorted_table[0, 0]
         is_edge = table < self.num_src
-        if self.repeats is not None:
+        if self.is_repeat is not None:
             order = table.sort(dim=-1, stable=True).indices
             is_edge = torch.zeros_like(is_edge).scatter(-1, order, self.is_edge[0, 0])
         dst = torch.arange(len(table), device=table.device).unsqueeze(-1).expand_as(table)
@@ -178,11 +178,11 @@ def read_block_rows(index: Tensor, block_size: int, num_dst: int, num_src: int) 
     columns = -(-num_src // checks.size("block_size", block_size, 1))
     rows = Rows(read_table(index, columns, None, blocks=True), columns)
     check_blocks(index, block_size, num_dst)
-    if rows.repeats is not None:
-        src, dst = _find_first(rows.table, rows.repeats)
+    if rows.is_repeat is not None:
+        src, dst = _find_first(rows.table, rows.is_repeat)
         raise ValueError(
             f"index holds block {src} more than once for block of receivers {dst} (entries that "
-            f"repeat: {rows.repeats.sum()}), but a graph is a set: put -1 in the place of all but one"
+            f"repeat: {rows.is_repeat.sum()}), but a graph is a set: put -1 in the place of all but one"
         )
     return rows
 

@@ -67,8 +67,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     if tiling.num_tiles > MAX_TILES:
         raise ValueError(
             f"the lists of {tiling.num_tiles} tiles would take {32 * tiling.num_tiles / 2**30:.0f} GiB "
-            f"for {graph!r}: take a larger block_size than {block_size}, or tiling.tiles, whose runs are "
-            "small"
+            f"for {graph!r}: take a larger block_size than {block_size}, or the runs of tiling.tiles"
         )
     kinds = tiling.table()
     # FlexAttention does not mask full tiles, so a tile at the border must be partial.
@@ -137,14 +136,14 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     _check_one_slice(graph)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"varlen kernels need as many receivers as senders, got {graph!r}; see to_window")
-    before, after = _count_before_and_after(graph, 0)
+    num_before, num_after = _count_before_and_after(graph, 0)
     # A document starts at a token that no edge crosses, in either direction.
-    is_start = before == 0
-    is_start[1:] &= after[:-1] == 0
+    is_start = num_before == 0
+    is_start[1:] &= num_after[:-1] == 0
     bounds = torch.cat([is_start.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
     lengths = bounds.diff()
     document = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
-    left, right, longest = (int(counts.max()) if len(lengths) else 0 for counts in (before, after, lengths))
+    left, right, longest = (int(x.max()) if len(lengths) else 0 for x in (num_before, num_after, lengths))
     expected = _band(left, right, 0) & (look_up(document, dst) == look_up(document, src))
     if not graph.has_edges_of(RuleEdges(expected)):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
@@ -165,11 +164,11 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     """
     _check_one_slice(graph)
     shift = graph.num_src - graph.num_dst
-    before, after = _count_before_and_after(graph, shift)
+    num_before, num_after = _count_before_and_after(graph, shift)
     # A receiver that comes before all senders reaches over the gap between.
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
-    after = torch.where(after > 0, after + gap, 0)
-    left, right = (int(counts.max()) if len(counts) else 0 for counts in (before, after))
+    num_after = torch.where(num_after > 0, num_after + gap, 0)
+    left, right = (int(counts.max()) if len(counts) else 0 for counts in (num_before, num_after))
     if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
         raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
     return _window_side(left, graph.num_src - 1), _window_side(right, graph.num_dst - 1)
@@ -191,9 +190,9 @@ def _window_side(count: int, furthest: int) -> int:
 def _count_before_and_after(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
     """Count the senders before, and after, position ``dst + shift`` for each receiver."""
     halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
-    edges_of_sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
-    before, after = (counting.in_degree(edges, repr(graph), graph.shape4)[0, 0] for edges in edges_of_sides)
-    return before, after
+    sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
+    num_before, num_after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
+    return num_before, num_after
 
 
 def _band(left: int, right: int, shift: int) -> Any:

@@ -23,8 +23,8 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
     [5, 3, 4, 5, 5, 5]
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
-    stored = None if graph.edges.stored_list() is None else graph.edge_index
-    edges = last_edges(graph.edges, quadtree.root(graph.shape4)) if stored is None else [stored]
+    edge_index = None if graph.edges.stored_list() is None else graph.edge_index
+    edges = last_edges(graph.edges, quadtree.root(graph.shape4)) if edge_index is None else [edge_index]
     for src, dst in edges:
         last.scatter_reduce_(0, src, dst, "amax")
     return last

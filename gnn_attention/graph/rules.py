@@ -72,11 +72,11 @@ def embed_rule(inner: Rule, rectangle: Shape, b: Token, h: Token, dst: Token, sr
     """Apply ``inner`` inside ``rectangle = (top, left, height, width)``; no other pair is an edge."""
     top, left, height, width = rectangle
     i, j = dst - top, src - left
-    inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    is_inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
     # The inner rule must see its own tokens only, but a range may reach beyond them.
     if not isinstance(dst, Interval):
         i, j = i.clamp(0, height - 1), j.clamp(0, width - 1)
-    return inside & inner(b, h, i, j)
+    return is_inside & inner(b, h, i, j)
 
 
 def is_listed(keys: Tensor, num_src: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
@@ -135,8 +135,8 @@ def check_signature(rule: object) -> None:
         raise TypeError(
             f"rule must be a function of (b, h, dst, src), got the builtin {quote(rule)}"
         ) from None
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional_kinds and p.default is inspect.Parameter.empty]
     if len(required) != 4:
         names = ", ".join(map(str, parameters))
         raise TypeError(f"rule must take four named positional parameters (b, h, dst, src), got ({names})")

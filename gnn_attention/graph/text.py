@@ -28,9 +28,9 @@ def parenthesize(name: str) -> str:
     return f"({name})" if is_expression else name
 
 
-def format_list(values: Sequence[object], noun: str, longest: int = 6) -> str:
-    """Format a list as Python does, or a list above ``longest`` by its length: ``[50 lengths]``."""
-    return str(list(values)) if len(values) <= longest else f"[{len(values)} {noun}]"
+def format_list(values: Sequence[object], noun: str, max_length: int = 6) -> str:
+    """Format a list as Python does, or a list above ``max_length`` by its length: ``[50 lengths]``."""
+    return str(list(values)) if len(values) <= max_length else f"[{len(values)} {noun}]"
 
 
 def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:

@@ -124,10 +124,10 @@ def _runs(graph: TokenGraph, block: int) -> Columns:
     row, first, stop, _, _ = columns
     order = (row * (int(stop.max()) + 1 if len(stop) else 1) + first).argsort()
     row, first, stop, full, edges = (column[order] for column in columns)
-    starts = torch.ones_like(full)
-    starts[1:] = (row[1:] != row[:-1]) | (first[1:] != stop[:-1]) | ~(full[1:] & full[:-1])
-    ends = torch.cat([starts[1:], torch.ones_like(starts[:1])])
-    return row[starts], first[starts], stop[ends], full[starts], edges[starts]
+    is_start = torch.ones_like(full)
+    is_start[1:] = (row[1:] != row[:-1]) | (first[1:] != stop[:-1]) | ~(full[1:] & full[:-1])
+    is_end = torch.cat([is_start[1:], torch.ones_like(is_start[:1])])
+    return row[is_start], first[is_start], stop[is_end], full[is_start], edges[is_start]
 
 
 def _runs_of_pairs(graph: TokenGraph, block: int) -> Columns:

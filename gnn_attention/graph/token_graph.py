@@ -52,7 +52,7 @@ class TokenGraph(GraphOperators):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # gnn_attention.backends sets these, which replace from_indices and from_block_indices when traced.
+    # Set by gnn_attention.backends: from_indices and from_block_indices in a traced program.
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 

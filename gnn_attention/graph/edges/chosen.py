@@ -88,8 +88,8 @@ class ChosenEdges(EdgeSet):
         ends = torch.cat([ptr.diff() for ptr, _ in slices]).cumsum(0)
         edges = self.index_order
         if edges is not None:
-            inside = (edges[1] >= start) & (edges[1] < stop)
-            edges = edges[:, inside] - edges.new_tensor([[0], [start]])
+            is_inside = (edges[1] >= start) & (edges[1] < stop)
+            edges = edges[:, is_inside] - edges.new_tensor([[0], [start]])
         src = torch.cat([src for _, src in slices])
         shape = (*self.shape[:2], stop - start, self.shape[3])
         return ChosenEdges(torch.cat([ends.new_zeros(1), ends]), src, shape, edges)

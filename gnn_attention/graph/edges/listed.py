@@ -14,7 +14,7 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import RuleEdges
 from gnn_attention.graph.rules import Rule, Shape
 
-# A list up to this length is sorted again when its order is needed, instead of caching the order.
+# Lists up to this length are sorted without their order, which few of them need.
 SHORT_LIST = 2**14
 # What to do with an edge that occurs several times in a list
 Parallel = Literal["error", "merge", "keep"]
@@ -113,8 +113,8 @@ class ListedEdges(EdgeSet):
         if num_src > self.num_src:
             return self, []
         dst, src = self.keys() // max(self.num_src, 1), self.keys() % max(self.num_src, 1)
-        inside = src < num_src
-        return RuleEdges(rules.no_pair), [dst[inside] * num_src + src[inside]]
+        is_inside = src < num_src
+        return RuleEdges(rules.no_pair), [dst[is_inside] * num_src + src[is_inside]]
 
 
 @dataclass(frozen=True, eq=False)

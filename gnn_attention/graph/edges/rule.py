@@ -94,6 +94,5 @@ class CombinedEdges(EdgeSet):
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
         pairs = [edges.remove_lists(num_dst, num_src) for edges in self.operands]
         keys = [key for _, keys_of_operand in pairs for key in keys_of_operand]
-        if not keys:
-            return self, keys
-        return CombinedEdges(self.operation, tuple(edges for edges, _ in pairs)), keys
+        edges = CombinedEdges(self.operation, tuple(edges for edges, _ in pairs))
+        return edges if keys else self, keys

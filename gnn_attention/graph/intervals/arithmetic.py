@@ -23,7 +23,7 @@ def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make an operator return :class:`Unknown` where it has no bounds."""
 
     @wraps(function)
-    def operator_of_values(*operands: Any, **options: Any) -> Any:
+    def guarded_function(*operands: Any, **options: Any) -> Any:
         leaves = [x for y in (*operands, *options.values()) for x in (y if type(y) is tuple else (y,))]
         if any(isinstance(leaf, values.Unknown) for leaf in leaves) and function not in (_and, _or):
             return values.Unknown(box_of(*leaves))
@@ -32,7 +32,7 @@ def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
         except values.UnboundedError:
             return values.Unknown(box_of(*leaves))
 
-    return operator_of_values
+    return guarded_function
 
 
 def token_ranges(box: Box) -> tuple[Interval, Interval]:
@@ -66,8 +66,8 @@ def _negate(a: Interval, dtype: torch.dtype | None = None) -> Interval:
 
 
 def _subtract(a: Any, b: Any, dtype: torch.dtype | None = None) -> Interval:
-    box, a, b, common = _as_intervals(a, b)
-    return _sum(box, a, _negate(b, torch.int64), dtype or common)
+    box, a, b, common_dtype = _as_intervals(a, b)
+    return _sum(box, a, _negate(b, torch.int64), dtype or common_dtype)
 
 
 # Numbers are compared by their difference in int64, which does not overflow.
@@ -140,12 +140,12 @@ def _exclusive_or(a: Any, b: Any) -> Any:
     box, a, b, dtype = _as_intervals(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
         raise values.UnboundedError("bits of negative numbers")
-    varying = (a.low ^ a.high) | (b.low ^ b.high)
+    varying_bits = (a.low ^ a.high) | (b.low ^ b.high)
     # Set every bit below the highest one that varies.
     for shift in (1, 2, 4, 8, 16, 32):
-        varying = varying | (varying >> shift)
-    fixed = (a.low ^ b.low) & ~varying
-    return interval(box, fixed, fixed | varying, a.axes | b.axes, dtype)
+        varying_bits = varying_bits | (varying_bits >> shift)
+    fixed_bits = (a.low ^ b.low) & ~varying_bits
+    return interval(box, fixed_bits, fixed_bits | varying_bits, a.axes | b.axes, dtype)
 
 
 def _less(a: Any, b: Any) -> TriState:
@@ -167,26 +167,26 @@ def _equal(a: Any, b: Any) -> TriState:
 
 def _not(a: Any) -> TriState:
     a = values.as_tristate(box_of(a), a)
-    return TriState(a.box, ~a.every, ~a.some, a.axes)
+    return TriState(a.box, ~a.all_true, ~a.any_true, a.axes)
 
 
 def _and(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
-    return tristate(box, a.some & b.some, a.every & b.every, a.axes | b.axes)
+    return tristate(box, a.any_true & b.any_true, a.all_true & b.all_true, a.axes | b.axes)
 
 
 def _or(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
-    return tristate(box, a.some | b.some, a.every | b.every, a.axes | b.axes)
+    return tristate(box, a.any_true | b.any_true, a.all_true | b.all_true, a.axes | b.axes)
 
 
 def _not_equal_bools(a: Any, b: Any) -> TriState:
     box = box_of(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
-    is_certain = (a.every | ~a.some) & (b.every | ~b.some)
-    differ = a.every != b.every
+    is_certain = (a.all_true | ~a.any_true) & (b.all_true | ~b.any_true)
+    differ = a.all_true != b.all_true
     return tristate(box, ~is_certain | differ, is_certain & differ, a.axes | b.axes)
 
 
@@ -197,8 +197,9 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
         return _or(_and(condition, a), _and(_not(condition), b))
     _, a, b, dtype = _as_intervals(values.as_interval(box, a), b)
     # The result is a if the condition holds for every pair, b if for none, and else their union.
-    low = torch.minimum(*(torch.where(state, a.low, b.low) for state in (condition.some, condition.every)))
-    high = torch.maximum(*(torch.where(state, a.high, b.high) for state in (condition.some, condition.every)))
+    any_true, all_true = condition.any_true, condition.all_true
+    low = torch.minimum(torch.where(any_true, a.low, b.low), torch.where(all_true, a.low, b.low))
+    high = torch.maximum(torch.where(any_true, a.high, b.high), torch.where(all_true, a.high, b.high))
     return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
@@ -207,7 +208,7 @@ def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     if not isinstance(a, TriState):
         raise values.UnsupportedError("a number changed in place")
     result = values.as_tristate(a.box, function(a, b))
-    for name in ("some", "every", "axes"):
+    for name in ("any_true", "all_true", "axes"):
         object.__setattr__(a, name, getattr(result, name))
     return a
 
@@ -226,13 +227,13 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     axis = range_axes[0] if range_axes else len(spans) - 1
     # The other indices are constant in each box. Together they are one flat index.
     lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
-    inside = torch.ones_like(lead, dtype=torch.bool)
+    is_inside = torch.ones_like(lead, dtype=torch.bool)
     for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
         axes = axes | span.axes
         if i != axis:
             lead = lead * size + span.low
-            inside = inside & (span.low >= 0) & (span.low < size)
-    low, high = extremes(table, axis, torch.where(inside, lead, -1), spans[axis].low, spans[axis].high)
+            is_inside = is_inside & (span.low >= 0) & (span.low < size)
+    low, high = extremes(table, axis, torch.where(is_inside, lead, -1), spans[axis].low, spans[axis].high)
     if table.dtype == torch.bool:
         return tristate(box, high.bool(), low.bool(), axes)
     return interval(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)

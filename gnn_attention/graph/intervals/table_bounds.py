@@ -25,29 +25,30 @@ def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges
     of two such ranges that cover it. An index outside the table gets bounds of the whole table.
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
-    inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
+    is_inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
     lead = lead.clamp(0, len(levels[0][0]) - 1)
     first, last = first.clamp(0, size - 1), last.clamp(0, size - 1)
     exponent = int((last - first).max()).bit_length() if len(first) else 0
     low, high = levels[min(exponent, len(levels) - 1)]
     left, right = first >> exponent, last >> exponent
-    low = torch.where(inside, torch.minimum(low[lead, left], low[lead, right]), levels[-1][0].amin())
-    return low, torch.where(inside, torch.maximum(high[lead, left], high[lead, right]), levels[-1][1].amax())
+    low = torch.where(is_inside, torch.minimum(low[lead, left], low[lead, right]), levels[-1][0].amin())
+    high = torch.where(is_inside, torch.maximum(high[lead, left], high[lead, right]), levels[-1][1].amax())
+    return low, high
 
 
 def _pyramid(table: Tensor, axis: int) -> Levels:
     """Return for each k the lowest and highest of ``2^k`` entries along ``axis``, [other, n / 2^k]."""
-    cached = _pyramids.setdefault(table, {})
-    flat = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
+    levels_of_axis = _pyramids.setdefault(table, {})
+    flat_table = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
     # The copy shows whether a buffer was overwritten since.
-    if axis not in cached or not torch.equal(cached[axis][0], flat):
-        copy = flat.clone()
+    if axis not in levels_of_axis or not torch.equal(levels_of_axis[axis][0], flat_table):
+        copy = flat_table.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]
         while levels[-1][0].shape[1] > 1:
             low, high = levels[-1]
             levels.append((_reduce_pairs(low, torch.amin), _reduce_pairs(high, torch.amax)))
-        cached[axis] = copy, levels
-    return cached[axis][1]
+        levels_of_axis[axis] = copy, levels
+    return levels_of_axis[axis][1]
 
 
 def _reduce_pairs(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
@@ -85,23 +86,24 @@ def has_edge_in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) 
     The answer is exact for boxes that are cells of one grid, and otherwise on the safe side. It
     never says that all pairs of a box are listed.
     """
-    axes, every = torch.full_like(dst.axes, ANYTHING), torch.zeros_like(dst.low, dtype=torch.bool)
-    if not len(every):
-        return TriState(dst.box, every, every, axes)
+    axes = torch.full_like(dst.axes, ANYTHING)
+    all_true = torch.zeros_like(dst.low, dtype=torch.bool)
+    if not len(all_true):
+        return TriState(dst.box, all_true, all_true, axes)
     height, width = (int((side.high - side.low).max()) + 1 for side in (dst, src))
     grid = Grid.from_boxes(dst.low, src.low, height, width, num_src)
-    cached = _grids.get(keys)
-    if cached is None or cached[0] != grid:
+    entry = _grids.get(keys)
+    if entry is None or entry[0] != grid:
         cell = grid.cell(keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1))
         num_cells = int(cell.max()) + 1 if len(cell) else 0
         # A table of all cells is faster than sorting, but takes memory.
         is_small = num_cells <= 4 * len(cell)
         cells = torch.bincount(cell, minlength=1).nonzero().flatten() if is_small else torch.unique(cell)
-        _grids[keys] = cached = grid, torch.cat([cells, keys[-1:]])
-    _, cells = cached
+        _grids[keys] = entry = grid, torch.cat([cells, keys[-1:]])
+    _, cells = entry
     # A box touches at most the four cells at its corners.
     corners = torch.stack([grid.cell(*pair) for pair in product((dst.low, dst.high), (src.low, src.high))])
     has_edge = (cells[torch.searchsorted(cells, corners)] == corners).any(0)
     # A sender that the list does not have would share its key with another pair.
-    some = has_edge | (src.low < 0) | (src.high >= num_src)
-    return tristate(dst.box, some, every, axes)
+    any_true = has_edge | (src.low < 0) | (src.high >= num_src)
+    return tristate(dst.box, any_true, all_true, axes)

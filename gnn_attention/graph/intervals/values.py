@@ -99,11 +99,11 @@ class Interval(Value):
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):
-    """``some``: the box may hold an edge; ``every``: all pairs are edges; ``axes`` as in Interval."""
+    """``any_true``: the box may hold an edge; ``all_true``: all pairs are edges; ``axes`` as in Interval."""
 
     box: Box
-    some: Tensor
-    every: Tensor
+    any_true: Tensor
+    all_true: Tensor
     axes: Tensor
 
     device = torch.device("cpu")
@@ -130,8 +130,8 @@ class Unknown(Value):
 
 def unknown(box: Box) -> TriState:
     """Return the answer that is always correct: there may be an edge, and some pair may not be one."""
-    some = torch.ones_like(box.dst_low, dtype=torch.bool)
-    return TriState(box, some, ~some, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+    yes = torch.ones_like(box.dst_low, dtype=torch.bool)
+    return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 
 
 def _find_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -164,9 +164,9 @@ def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = tor
     return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 
 
-def tristate(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> TriState:
+def tristate(box: Box, any_true: Tensor, all_true: Tensor, axes: Tensor) -> TriState:
     """Return the answer, which depends on nothing where it is certain."""
-    return TriState(box, some, every, axes.masked_fill(every | ~some, 0))
+    return TriState(box, any_true, all_true, axes.masked_fill(all_true | ~any_true, 0))
 
 
 def box_of(*values: Any) -> Any:
@@ -194,5 +194,5 @@ def as_tristate(box: Box, value: Any) -> TriState:
         return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
         raise UnsupportedError("a number is no bool")
-    every = torch.full_like(box.dst_low, value, dtype=torch.bool)
-    return TriState(box, every, every, torch.zeros_like(box.dst_low, dtype=torch.uint8))
+    truth = torch.full_like(box.dst_low, value, dtype=torch.bool)
+    return TriState(box, truth, truth, torch.zeros_like(box.dst_low, dtype=torch.uint8))

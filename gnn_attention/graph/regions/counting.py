@@ -39,13 +39,13 @@ class SplitEdges(NamedTuple):
 
 def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges | None:
     """Split edges into those without lists and the listed pairs; None if there is no list."""
-    structured, keys = edges.remove_lists(num_dst, num_src)
+    structured_edges, keys = edges.remove_lists(num_dst, num_src)
     if not keys:
         return None
     # The keys of a single list are sorted already.
     key = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
     key = key[(key >= 0) & (key < num_dst * num_src)]
-    return SplitEdges(structured, key % max(num_src, 1), key // max(num_src, 1))
+    return SplitEdges(structured_edges, key % max(num_src, 1), key // max(num_src, 1))
 
 
 def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
@@ -58,9 +58,9 @@ def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
         return
     sizes = int((boxes.dst + boxes.height).max()), int((boxes.src + boxes.width).max())
     split = split_edge_lists(edges, *sizes)
-    structured = edges if split is None else split.edges
-    for piece in quadtree.decompose(structured, boxes):
-        yield from bands_of_piece(structured, piece)
+    structured_edges = edges if split is None else split.edges
+    for piece in quadtree.decompose(structured_edges, boxes):
+        yield from bands_of_piece(structured_edges, piece)
     if split is None:
         return
     for box, pair in _find_boxes(split, boxes, sizes):
@@ -88,8 +88,8 @@ def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iter
     for number in torch.unique(slice_of_box).tolist():
         key = number * cells + cell
         index = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
-        inside = (keys[index] == key).nonzero().flatten()
-        yield order[index[inside]], inside
+        pair = (keys[index] == key).nonzero().flatten()
+        yield order[index[pair]], pair
 
 
 def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch heads dst"]:
@@ -112,8 +112,8 @@ def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     if piece.kind == quadtree.DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
         key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
         # Boxes of equal shape on the same diagonals are equal, so one of each group is counted.
-        unique, group = torch.unique(key, dim=1, return_inverse=True)
-        boxes = boxes.at(torch.empty_like(unique[0]).scatter_(0, group, number))
+        unique_keys, group = torch.unique(key, dim=1, return_inverse=True)
+        boxes = boxes.at(torch.empty_like(unique_keys[0]).scatter_(0, group, number))
         number = group
     boxes = replace(boxes, owner=torch.arange(len(boxes), device="cpu"))
     total = torch.zeros_like(boxes.owner)
@@ -128,10 +128,9 @@ def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
     In each box alone they may depend on it in another way, for instance in different documents.
     """
     zero = torch.zeros_like(boxes.dst)
-    height = zero + (boxes.dst + boxes.height).max()
-    width = zero + (boxes.src + boxes.width).max()
-    around = replace(boxes, dst=zero, src=zero, height=height, width=width)
-    return bool((quadtree.classify(edges, around) == quadtree.DIFFERENCE).all())
+    height, width = zero + (boxes.dst + boxes.height).max(), zero + (boxes.src + boxes.width).max()
+    bounding_boxes = replace(boxes, dst=zero, src=zero, height=height, width=width)
+    return bool((quadtree.classify(edges, bounding_boxes) == quadtree.DIFFERENCE).all())
 
 
 def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
@@ -146,8 +145,8 @@ def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bo
     dst, src = (torch.linspace(0, n - 1, PROBES, device="cpu").round().long() for n in (num_dst, num_src))
     b, h = (torch.arange(n, device="cpu").view(-1, 1, 1)[:PROBES] for n in (batch, heads))
     pairs = b.unsqueeze(1), h, dst.unsqueeze(1), torch.cat([src, dst.clamp(max=num_src - 1)])
-    is_left, is_right = (enumerate_pairs.evaluate(edges.contains, name, *pairs) for edges in (left, right))
-    if bool((is_left != is_right).any()):
+    left_mask = enumerate_pairs.evaluate(left.contains, name, *pairs)
+    if bool((left_mask != enumerate_pairs.evaluate(right.contains, name, *pairs)).any()):
         return False
     difference = CombinedEdges(operator.xor, (left, right))
     if split_edge_lists(difference, *shape[2:]) is not None:

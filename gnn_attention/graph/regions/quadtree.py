@@ -22,24 +22,23 @@ from gnn_attention.graph.intervals import arithmetic, values
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Shape
 
-# The kind of a piece: what it depends on whether a pair is an edge.
+# The kind of a piece says what decides whether a pair is an edge.
 FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
 EMPTY = 255
 # The smallest boxes have this number of tokens on a side.
 LEAF = 32
 # At most this number of boxes is evaluated at once.
 MAX_BOXES = 2**15
-# Boxes are grouped into pieces of about this many rows and columns, a million tokens.
+# The boxes of a piece have about this number of rows and columns in all.
 MAX_PIECE_SIDES = 2**21
 Items = Int[Tensor, " items"]
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes, each of one sample and head: receivers ``dst .. dst + height - 1`` and senders
-    ``src .. src + width - 1``.
+    """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    ``owner`` is a number chosen by the caller, which the boxes that a box is cut into inherit.
+    Each has one sample and head, and an ``owner``, which its parts inherit: a number of the caller.
     """
 
     owner: Tensor
@@ -93,17 +92,17 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
             kind_of_box = torch.where(is_done, kind_of_box, CELLS)
         for kind in (FULL, DST, SRC, DIFFERENCE):
             yield from _split_into_pieces(kind, boxes.at(kind_of_box == kind))
-        undecided = boxes.at(kind_of_box == CELLS)
-        if len(undecided):
-            side = int(torch.maximum(undecided.height, undecided.width).max())
+        undecided_boxes = boxes.at(kind_of_box == CELLS)
+        if len(undecided_boxes):
+            side = int(torch.maximum(undecided_boxes.height, undecided_boxes.width).max())
             if side <= leaf:
-                yield Piece(CELLS, undecided)
+                yield Piece(CELLS, undecided_boxes)
             else:
                 # Sides are leaf * 4^k, so that boxes stay aligned.
                 next_side = leaf
                 while next_side * 4 < side:
                     next_side *= 4
-                stack.append(split_evenly(undecided, next_side))
+                stack.append(split_evenly(undecided_boxes, next_side))
 
 
 def _split_into_pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
@@ -117,8 +116,8 @@ def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
     answer = edges.boxes(b, h, *arithmetic.token_ranges(box))
     has_one_axis = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
-    kind = torch.where(has_one_axis, answer.axes, CELLS).masked_fill(answer.every, FULL)
-    return kind.masked_fill(~answer.some, EMPTY)
+    kind = torch.where(has_one_axis, answer.axes, CELLS).masked_fill(answer.all_true, FULL)
+    return kind.masked_fill(~answer.any_true, EMPTY)
 
 
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
@@ -197,9 +196,9 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
     if piece.kind == CELLS:
         for selected, is_edge in cells(edges, boxes):
             # A band is a run of edges in one row.
-            padded = torch.nn.functional.pad(is_edge, (1, 1))
-            box, row, first = (is_edge & ~padded[..., :-2]).nonzero(as_tuple=True)
-            last = (is_edge & ~padded[..., 2:]).nonzero(as_tuple=True)[2]
+            padded_mask = torch.nn.functional.pad(is_edge, (1, 1))
+            box, row, first = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
+            last = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
             dst, src = selected.dst[box] + row, selected.src[box] + first
             yield Bands(selected.owner[box], dst, src, torch.ones_like(row), last - first + 1)
         return
