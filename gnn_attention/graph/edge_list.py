@@ -152,7 +152,7 @@ def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
 def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
     """Raise ValueError for a list that holds an edge more than once."""
     keys = edge_keys(edges, num_src)
-    unique_keys, counts = keys.unique(return_counts=True)
+    unique_keys, counts = torch.unique(keys, return_counts=True)
     first, second = (keys == unique_keys[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first].tolist()
     raise ValueError(

@@ -75,7 +75,7 @@ class TokenGraph(GraphOperators):
         ``rule`` maps broadcastable int64 tensors to a bool tensor, as FlexAttention's ``mask_mod``
         does. A rule that needs single numbers, as a trial on one pair shows, is mapped over the
         pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``. ``heads`` and ``batch`` are
-        required if the rule uses them. Raises TypeError for another signature or result.
+        required if the rule uses them. Raises TypeError for a wrong rule, ValueError for a wrong size.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -172,11 +172,11 @@ class TokenGraph(GraphOperators):
         the first entries of each receiver are valid. ``coalesce=True`` merges repeated senders of a
         receiver, and ``coalesce="count"`` returns ``(graph, score_mod)``: with this score_mod,
         ``attend`` gives a sender that was chosen m times the score ``score + log m`` (unsupported
-        by flex). ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for E
-        = heads dst K. :attr:`edge_index` is sorted by receiver, in the order of the index within
-        each. A program of ``torch.compile`` or ``torch.export`` may compute the index, or take
-        another one at every call. Raises TypeError (no integers), ValueError (shape, duplicates,
-        not causal, unknown ``coalesce``) or IndexError (range).
+        by flex). ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for
+        ``E = heads * dst * K``, without a dst x src tensor. :attr:`edge_index` is sorted by receiver,
+        in the order of the index within each. A program of ``torch.compile`` or ``torch.export``
+        may compute the index, or take another one at every call. Raises TypeError (no integers),
+        ValueError (shape, duplicates, not causal, unknown ``coalesce``) or IndexError (range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
         [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
@@ -219,7 +219,7 @@ class TokenGraph(GraphOperators):
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
         A list keeps its order; other edges are sorted by receiver, then sender. Cached: do not
-        write into it. Raises ValueError for a graph that differs by head or sample.
+        write into it. ValueError for a graph that differs by head or sample, and for lack of memory.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -241,7 +241,7 @@ class TokenGraph(GraphOperators):
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
         It is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs by
-        head or sample. Cached: do not write into it.
+        head or sample. Cached: do not write into it. Raises ValueError for lack of memory.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")

@@ -355,7 +355,7 @@ def test_a_graph_made_from_another_has_its_own_cache():
 OF, SPANS = torch.tensor([0, 0, 1, 1, 1, 2, 2]), torch.tensor([[0, 2], [1, 5], [4, 7]])
 LEFT, RIGHT = torch.randn(2, 2, 3, 7, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
 # FlexAttention calls a mask_mod with single numbers. Called with tensors, these give errors or other edges.
-OF_SINGLE_NUMBERS = {
+SINGLE_NUMBER_RULES = {
     "a row of a table": lambda b, h, dst, src: (src >= SPANS[OF[dst]][0]) & (src < SPANS[OF[dst]][1]),
     "a product of vectors": lambda b, h, dst, src: torch.dot(LEFT[b, h, dst], RIGHT[b, h, src]) > 0,
     "a sum": lambda b, h, dst, src: LEFT[b, h, dst].sum() > RIGHT[b, h, src, 0],
@@ -363,7 +363,7 @@ OF_SINGLE_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("rule", OF_SINGLE_NUMBERS.values(), ids=OF_SINGLE_NUMBERS)
+@pytest.mark.parametrize("rule", SINGLE_NUMBER_RULES.values(), ids=SINGLE_NUMBER_RULES)
 def test_rules_of_single_numbers(rule):
     """Compare all views with FlexAttention's mask, also after set operators and for some receivers."""
     graph = TokenGraph.from_rule(rule, 7, heads=3, batch=2)

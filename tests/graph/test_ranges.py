@@ -189,7 +189,7 @@ class TestUnknown:
 class TestInPlace:
     """``|=``, ``&=`` and ``^=`` change the object, as they change a tensor."""
 
-    @pytest.mark.parametrize("change", [operator.ior, operator.iand, operator.ixor])
+    @pytest.mark.parametrize("update", [operator.ior, operator.iand, operator.ixor])
     def test_all_names_see_it(self, update):
         def rule(b, h, dst, src):
             first = src <= dst

@@ -35,7 +35,7 @@ class RuleEdges(EdgeSet):
             try:
                 # The arithmetic of ranges needs __torch_function__, which `eagerly` disables.
                 with torch._C._EnableTorchFunction():
-                    return as_tristate(dst.box, self.rule(b, h, dst, src))
+                    return as_tristate(dst.box, self.rule(b, h, dst, src))  # type: ignore[arg-type]
             # A user's rule may raise any error for values that are not tensors.
             except Exception as error:
                 self._obstacles.append(f"{type(error).__name__}: {error}")

@@ -38,7 +38,7 @@ Items = Int[Tensor, " items"]
 class Boxes:
     """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    Each has one sample and head, and an ``owner``, which its parts inherit: a number of the caller.
+    Each has one sample and head, and a number ``owner`` of the caller, which its parts inherit.
     """
 
     owner: Tensor
@@ -98,7 +98,6 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
             if side <= leaf:
                 yield Piece(CELLS, undecided_boxes)
             else:
-                # Sides are leaf * 4^k, so that boxes stay aligned.
                 next_side = leaf
                 while next_side * 4 < side:
                     next_side *= 4
