@@ -170,7 +170,7 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """Merge results of disjoint in-edges, each weighted by its share of ``e^lse_a + e^lse_b``.
+    """Merge results of disjoint sets of in-edges by their shares of ``e^lse_a + e^lse_b``.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)

@@ -50,7 +50,7 @@ class Rotary:
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "*lead tokens dim"]:
-        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError for odd dim."""
+        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
             shape, tokens = list(positions.shape), x.shape[-2]
             raise ValueError(f"positions must be one for each of the {tokens} tokens, got shape {shape}")

@@ -134,7 +134,7 @@ def _is_known(score_mod: Any) -> bool:
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi: ``2^(-8 i / n)`` for i = 1 .. n, if n heads are a power of two.
+    """Return the slopes of ALiBi: ``2^(-8 i / n)`` for heads i = 1 .. n, if n is a power of two.
 
     For other n, they are the slopes of the power below, then every second slope of the power above.
 

@@ -20,7 +20,7 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return sorted keys and the permutation that sorts edges by receiver, then sender; None if sorted."""
+    """Return sorted keys, and the permutation by receiver, then sender, or None for a sorted list."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
@@ -97,7 +97,7 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sp
 
 @not_compiled
 def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
-    """Return an ordinary tensor of one of these layouts; ValueError if its memory holds no values."""
+    """Return an ordinary tensor of one of these layouts; ValueError if it does not hold values."""
     # torch_geometric's EdgeIndex and Index have as_tensor.
     values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     kind, inner, functorch = type(values), values, torch._C._functorch
@@ -163,7 +163,7 @@ def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
 
 
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return the edges from ``src`` to ``dst``, in order, with tokens numbered by these lists."""
+    """Return the edges from ``src`` to ``dst``, with each token replaced by its index in that list."""
     new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
     new_edges = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
     return new_edges[:, (new_edges >= 0).all(0)]

@@ -16,7 +16,7 @@ from gnn_attention.graph.token_graph import TokenGraph
 
 
 def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
-    """Return the last receiver of each sender over all samples and heads, from 0; -1 for no receiver.
+    """Return the index of the last receiver of each sender over all samples and heads; -1 for none.
 
     >>> from gnn_attention import patterns
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
@@ -31,7 +31,7 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """Return the last sender of each receiver over all samples and heads; -1 for no sender."""
+    """Return the index of the last sender of each receiver over all samples and heads; -1 for none."""
     return last_receivers(graph.T)
 
 

@@ -35,7 +35,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """Return receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
+        """Return the graph of rows ``start .. stop - 1`` over all senders, as in decoding; else IndexError.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)

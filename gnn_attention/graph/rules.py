@@ -56,7 +56,7 @@ def transpose(inner: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
 def map_tokens(
     inner: Rule, dst_map: int | Tensor, src_map: int | Tensor, b: Token, h: Token, dst: Token, src: Token
 ) -> Any:
-    """Evaluate ``inner`` on other tokens: an int shifts all tokens, a tensor holds the token of each."""
+    """Evaluate ``inner`` on other tokens: an int is added to them, a tensor is a table of them."""
     return inner(b, h, _map_token(dst_map, dst), _map_token(src_map, src))
 
 

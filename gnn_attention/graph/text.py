@@ -22,7 +22,7 @@ def summary(graph: Any) -> str:
 
 
 def parenthesize(name: str) -> str:
-    """Put the name of an operand in parentheses if it is an expression: has a space outside of brackets."""
+    """Put a name in parentheses if it is an expression, that is, has a space outside of brackets."""
     depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
     is_expression = any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
     return f"({name})" if is_expression else name

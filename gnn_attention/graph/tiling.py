@@ -175,7 +175,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
 
 
 def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return FlexAttention's lists: the number of tiles in each row, and the columns, theirs first."""
+    """Return the number of selected tiles in each row, and their columns, followed by the others."""
     number = selected.sum(-1).to(torch.int32)
     columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return number, columns

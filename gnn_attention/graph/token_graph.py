@@ -272,7 +272,7 @@ class TokenGraph(GraphOperators):
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
-        """Return the number of in-edges of each receiver, int64 ``[..., dst]``. Do not write into it."""
+        """Return the in-degree of each receiver, int64 ``[..., dst]``. It is cached: do not write into it."""
         return memoized(derived.in_degree, self)
 
     @property

@@ -134,7 +134,7 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Return ``a ^ b`` of truth values, or of numbers from 0 on, whose highest bits are fixed."""
+    """Return ``a ^ b`` of truth values, or of numbers from 0 on, of which only the lower bits vary."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _not_equal_bools(a, b)
     box, a, b, dtype = _as_intervals(a, b)
