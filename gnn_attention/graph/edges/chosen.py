@@ -105,7 +105,8 @@ class ChosenEdges(EdgeSet):
         batches, heads, num_dst, num_src = self.shape
         # Rows of one sample serve all samples, and rows of one head all heads.
         first = (batch % batches * heads + head % heads) * num_dst
-        return ChosenEdges(*self._slice_rows(first, first + num_dst), (1, 1, num_dst, num_src))
+        ptr, src = self._slice_rows(first, first + num_dst)
+        return ChosenEdges(ptr, src, (1, 1, num_dst, num_src))
 
     def transpose(self) -> EdgeSet:
         batch, heads, num_dst, num_src = self.shape
