@@ -1,10 +1,9 @@
-"""The arithmetic of one edge: logit, softmax over in-edges, and how partial results are merged.
+"""The arithmetic of edges: logits, the softmax over in-edges, and the merge of partial results.
 
-Over every edge ``src -> dst`` of a head: a *logit* ``q_dst . k_src * scale``; over the in-edges of a
-receiver: the softmax, which gives *weights* and the logarithm of their normaliser (``lse``). Tensors have
-edges on their last axis (``[..., E]``), with an index ``dst [E]``. Everything is done in the dtype that comes
-in: callers bring float32 or better. The public functions raise TypeError, ValueError or IndexError by name
-for arguments that do not fit together.
+An edge ``src -> dst`` of a head has a *logit* ``q_dst . k_src * scale``. The softmax over the
+in-edges of a receiver turns logits into *weights*, and returns the logarithm of their normaliser
+(``lse``). Edges are the last axis of a tensor (``[..., E]``), with an index ``dst [E]``. Inputs
+should be float32 or better, and results have their dtype. Public functions check their arguments.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ import torch
 from gnn_attention._support import edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-__all__ = ["accumulation_dtype", "logit", "per_query_head", "softmax", "weights_from_lse"]
-__all__ += ["add_sinks", "merge"]
+__all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
+__all__ += ["softmax", "weights_from_lse"]
 
-REACH = 8.0  # of logits: exp(+-8) is far from both ends of float32, and the exponent has few roundings
+# exp(+-8) is far from both ends of float32, so smaller logits need no shift before exp.
+SAFE_LOGIT = 8.0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for sums: float64 stays, everything else becomes float32.
+    """Return the dtype in which to add numbers up: float64 for float64, otherwise float32.
 
     >>> accumulation_dtype(torch.bfloat16)
     torch.float32
@@ -30,9 +30,9 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def per_query_head(x: Tensor, num_heads: int) -> Tensor:
-    """Grouped heads, of any dtype, ``[batch, kv_heads, ...]`` to ``[batch, heads, ...]``.
+    """Repeat key/value heads ``[batch, kv_heads, ...]`` for query heads ``[batch, heads, ...]``.
 
-    Key/value head ``h`` serves the query heads ``h * g .. h * g + g - 1``, g = query heads per group.
+    Key/value head ``h`` serves query heads ``h * g .. h * g + g - 1`` in groups of g.
 
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]
@@ -44,7 +44,7 @@ def per_query_head(x: Tensor, num_heads: int) -> Tensor:
 def logit(
     q_dst: Float[Tensor, "... dim"], k_src: Float[Tensor, "... dim"], scale: float
 ) -> Float[Tensor, "..."]:
-    """``q . k * scale`` for each edge: how well the receiver's query fits the sender's key.
+    """Compute ``q . k * scale`` for each edge: how well the query matches the sender's key.
 
     >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
     tensor(5.5000)
@@ -60,12 +60,12 @@ def softmax(
     sink_logits: Float[Tensor, "..."] | None = None,
     check: bool = True,
 ) -> tuple[Float[Tensor, "... edges"], Float[Tensor, "... dst"]]:
-    """Weights ``w_e = exp(l_e) / sum over e' with the same dst of exp(l_e')``, and lse, the log of that sum.
+    """Compute the weights ``w_e = exp(l_e) / sum of exp(l_e') over e' with the same dst``, and lse.
 
-    A receiver without in-edges, or whose logits are all -inf, has weights 0 and lse -inf. ``sink_logits``
-    (broadcastable to the leading axes) is one more logit in every sum, without a weight of its own; a
-    receiver without in-edges has none either (docs/semantics.md, 2). ``check=False`` is for the edges of a
-    graph, which fit together.
+    ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has
+    weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) adds a logit without
+    a weight to the sum of each receiver that has in-edges (docs/semantics.md, 2). ``check=False``
+    skips the checks, for arguments that come from a graph.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -75,70 +75,68 @@ def softmax(
         edge_checks.edges("logits", logits, dst, num_dst)
         if sink_logits is not None:
             edge_checks.sinks(sink_logits, logits)
-    # A program that is compiled or transformed must not depend on numbers, nor a GPU wait for them.
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    traced = traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
-    has_numbers = not traced and logits.device.type == "cpu" and logits.numel() > 0
-    if sink_logits is None and has_numbers and within_reach(logits):
-        # Along its first axis torch sums rows in a third of the time of any other.
+    # A traced program must not depend on numbers, and reading one makes the CPU wait for a GPU.
+    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    is_traced = is_traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
+    has_numbers = not is_traced and logits.device.type == "cpu" and logits.numel() > 0
+    if sink_logits is None and has_numbers and needs_no_shift(logits):
+        # torch adds up along the first axis in a third of the time that any other takes.
         mass = logits.transpose(0, -1).exp()
-        precise = mass.double()
-        total = precise.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, precise)
+        mass64 = mass.double()
+        total = mass64.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, mass64)
         weights = mass / total.index_select(0, dst).to(mass.dtype)
         return weights.transpose(0, -1), total.to(mass.dtype).log().transpose(0, -1)
     index = dst.expand(logits.shape)
-    top = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
-    top = top.scatter_reduce(-1, index, logits.detach(), "amax")
+    shift = logits.new_full((*logits.shape[:-1], num_dst), -torch.inf)
+    shift = shift.scatter_reduce(-1, index, logits.detach(), "amax")
     if sink_logits is not None:
-        sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(top.shape)
-        top = torch.maximum(top, sink.detach())
-    # a receiver's own logits decide, so that its result does not depend on those of others
-    top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)
-    mass = (logits - top.gather(-1, index)).exp()
-    # Equal numbers, added one after the other, are all rounded in one direction. MPS has no float64.
-    wide = mass.dtype if mass.device.type == "mps" else torch.float64
-    total = torch.zeros_like(top, dtype=wide).index_add(-1, dst, mass.to(wide)).to(mass.dtype)
-    nothing = total == 0
+        sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(shift.shape)
+        shift = torch.maximum(shift, sink.detach())
+    # Each receiver decides for itself, so that its result does not depend on other receivers.
+    shift = shift.masked_fill((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
+    mass = (logits - shift.gather(-1, index)).exp()
+    # In float32 the roundings of many equal terms add up in one direction. MPS has no float64.
+    sum_dtype = mass.dtype if mass.device.type == "mps" else torch.float64
+    total = torch.zeros_like(shift, dtype=sum_dtype).index_add(-1, dst, mass.to(sum_dtype)).to(mass.dtype)
+    is_empty = total == 0
     if sink_logits is not None:
         has_in_edges = torch.zeros(num_dst, dtype=torch.bool, device=dst.device).index_fill(0, dst, True)
-        total = total + (sink - top).exp()
-        nothing = (total == 0) | ~has_in_edges
-    total = total.masked_fill(nothing, 1.0)
-    lse = (top + total.log()).masked_fill(nothing, -torch.inf)
-    # the gradient of this look-up is a sum, in float64 too
-    return mass / total.to(wide).gather(-1, index).to(mass.dtype), lse
+        total = total + (sink - shift).exp()
+        is_empty = (total == 0) | ~has_in_edges
+    total = total.masked_fill(is_empty, 1.0)
+    lse = (shift + total.log()).masked_fill(is_empty, -torch.inf)
+    # The backward of gather is a sum, which must be in float64 too.
+    return mass / total.to(sum_dtype).gather(-1, index).to(mass.dtype), lse
 
 
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Weights and lse over the last axis; a row that is -inf throughout has weights 0 and lse -inf.
-
-    ``sinks`` are one more column of logits, which has no weight of its own.
-    """
+    """Compute weights and lse over the last axis and ``sinks``; rows of -inf get weights 0, lse -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
-    nothing = (lse == -torch.inf).unsqueeze(-1)
-    # not exp(logit - lse), which has the rounding of a large lse
-    weights = logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    is_empty = (lse == -torch.inf).unsqueeze(-1)
+    # exp(logit - lse) would have the rounding error of a large lse.
+    weights = logits.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
     return (weights if sinks is None else weights[..., :-1]), lse
 
 
-def within_reach(logits: Tensor) -> bool:
-    """Whether exp of all is far from both ends of float32, so that none is shifted (NaN and inf are not)."""
+def needs_no_shift(logits: Tensor) -> bool:
+    """Return True if exp of all logits is far from both ends of float32; False for NaN and inf."""
     low, high = logits.aminmax()
-    return low.item() >= -REACH and high.item() <= REACH
+    return low.item() >= -SAFE_LOGIT and high.item() <= SAFE_LOGIT
 
 
 def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
-    """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where lse is -inf."""
+    """Compute the weights ``exp(logit - lse[dst])`` of some edges, or 0 where lse is -inf."""
     edge_checks.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
     edge_checks.edges("logits", logits, dst, lse.shape[-1])
-    base = lse.gather(-1, dst.expand(logits.shape))
-    return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
+    lse_of_edge = lse.gather(-1, dst.expand(logits.shape))
+    is_empty = lse_of_edge == -torch.inf
+    return (logits - lse_of_edge.masked_fill(is_empty, 0.0)).exp().masked_fill(is_empty, 0.0)
 
 
 def add_sinks(
@@ -147,10 +145,10 @@ def add_sinks(
     sink_logits: Float[Tensor, " heads"],
     has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """A result with one more logit for each head, without a value: ``lse' = log(e^lse + e^sink)``.
+    """Add a logit without a value for each head to a result: ``lse' = log(e^lse + e^sink)``.
 
-    The output shrinks by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges`` broadcasts to lse)
-    stays at 0 and -inf (docs/semantics.md, 2).
+    The output is scaled by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges``, which
+    broadcasts to lse) keeps the output 0 and lse -inf (docs/semantics.md, 2).
 
     >>> has_in_edges, lse = torch.tensor([True, False]), torch.tensor([[[0.0, -torch.inf]]])
     >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), lse, torch.zeros(1), has_in_edges)
@@ -172,28 +170,30 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """One result from two over disjoint sets of in-edges: each is weighted by its share of ``e^a + e^b``.
+    """Merge results of disjoint sets of in-edges by their shares of ``e^lse_a + e^lse_b``.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
-    outs, lses = "... dst dim", "... dst"
-    edge_checks.axes(out_a=(out_a, outs), lse_a=(lse_a, lses), out_b=(out_b, outs), lse_b=(lse_b, lses))
+    out_axes, lse_axes = "... dst dim", "... dst"
+    edge_checks.axes(
+        out_a=(out_a, out_axes), lse_a=(lse_a, lse_axes), out_b=(out_b, out_axes), lse_b=(lse_b, lse_axes)
+    )
     (share_a, share_b), lse = shares(lse_a, lse_b)
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 
 
 def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Float[Tensor, "..."]]:
-    """The shares of two parts in ``e^a + e^b``, and the logarithm of that sum: the rule of every merge.
+    """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
 
-    Where both are -inf, shares are 0 and the logarithm is -inf. Shares sum to 1 but for a rounding;
-    ``e^(a - total)`` would have the rounding of a large total, and a receiver with all its weight on one part
-    would get a difference as large as that in its gradient, which is 0 in truth. They are a softmax, whose
-    derivative knows both: a sigmoid's share near 1 hides the other.
+    Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
+    to 1 up to one rounding. ``e^(lse - total)`` would have the rounding error of a large total,
+    which would reach the gradient of a receiver with all its weight on one side, whose true
+    gradient is 0. A sigmoid that rounds one share to 1 would lose the other in its derivative.
     """
-    nothing = (lse_a == -torch.inf) & (lse_b == -torch.inf)
-    # logaddexp has no derivative where both are -inf
-    a, b = lse_a.masked_fill(nothing, 0.0), lse_b.masked_fill(nothing, 0.0)
-    share = torch.stack([a, b]).softmax(0).masked_fill(nothing, 0.0)
-    return share, torch.logaddexp(a, b).masked_fill(nothing, -torch.inf)
+    is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
+    # logaddexp has no derivative where both are -inf.
+    a, b = lse_a.masked_fill(is_empty, 0.0), lse_b.masked_fill(is_empty, 0.0)
+    share = torch.stack([a, b]).softmax(0).masked_fill(is_empty, 0.0)
+    return share, torch.logaddexp(a, b).masked_fill(is_empty, -torch.inf)

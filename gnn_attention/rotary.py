@@ -1,4 +1,4 @@
-"""Rotary position embedding: a token's query and key are turned by angles that grow with its position."""
+"""Rotary position embedding: queries and keys are rotated by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Rotary"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns each pair of channels of a query or key at position p by the angle ``p * base^(-2 i / dim)``.
+    """Rotate pair i of the channels of a query or key at position p by ``p * base^(-2 i / dim)``.
 
-    A dot product of two turned vectors depends on their distance alone:
-    ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channel i with i + dim/2 (Llama,
-    GPT-NeoX), True pairs 2i with 2i + 1 (RoFormer, GPT-J). ``frequencies``, an angle per token for each pair,
-    take the place of the powers of ``base`` (Llama 3's and YaRN's are none).
+    The dot product of two rotated vectors depends on their distance only:
+    ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channels i and i + dim/2
+    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, the angle of
+    each pair at position 1, replace the powers of ``base``; Llama 3 and YaRN need them.
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -40,9 +40,9 @@ class Rotary:
         try:
             object.__setattr__(self, "frequencies", tuple(map(float, self.frequencies)))
         except (TypeError, ValueError):
-            got = checks.quote(self.frequencies)
+            values = checks.quote(self.frequencies)
             raise TypeError(
-                f"frequencies must be numbers, one for each pair of channels, got {got}"
+                f"frequencies must be numbers, one for each pair of channels, got {values}"
             ) from None
         if not all(map(math.isfinite, self.frequencies)):
             raise ValueError(f"frequencies must be finite, got {self.frequencies}")
@@ -50,34 +50,34 @@ class Rotary:
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "*lead tokens dim"]:
-        """``x``, its row t turned for ``positions[t]``, in float32 or better. ValueError for an odd dim."""
+        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
-            got = f"got shape {list(positions.shape)}"
-            raise ValueError(f"positions must be one for each of the {x.shape[-2]} tokens, {got}")
-        wide = x if x.dtype == torch.float64 else x.float()
-        cos, sin = (part.to(wide.dtype) for part in self._angles(x.shape[-1], positions))
+            shape, tokens = list(positions.shape), x.shape[-2]
+            raise ValueError(f"positions must be one for each of the {tokens} tokens, got shape {shape}")
+        upcast = x if x.dtype == torch.float64 else x.float()
+        cos, sin = (table.to(upcast.dtype) for table in self._angles(x.shape[-1], positions))
         if self.interleaved:
-            a, b = wide[..., 0::2], wide[..., 1::2]
+            a, b = upcast[..., 0::2], upcast[..., 1::2]
             return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
-        a, b = wide.chunk(2, dim=-1)
+        a, b = upcast.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
     def matrix(self, distance: int, dim: int) -> Float[Tensor, "dim dim"]:
-        """``R`` with ``(R_dst q) . (R_src k) = q^T R k`` for ``distance = dst - src``, in float64."""
-        rows = torch.eye(dim, dtype=torch.float64)
-        return self.turn(rows.unsqueeze(1), torch.tensor([distance])).squeeze(1)
+        """Return the float64 R with ``(R_dst q) . (R_src k) = q^T R k``, ``distance = dst - src``."""
+        identity = torch.eye(dim, dtype=torch.float64)
+        return self.turn(identity.unsqueeze(1), torch.tensor([distance])).squeeze(1)
 
     def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angle of every position and pair of channels, in float64."""
+        """Return cosine and sine of the angle of each position and pair of channels, in float64."""
         if dim % 2:
             raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {dim}")
-        double: dict[str, Any] = {"dtype": torch.float64, "device": positions.device}
+        options: dict[str, Any] = {"dtype": torch.float64, "device": positions.device}
         if self.frequencies is None:
-            frequencies = self.base ** (-torch.arange(0, dim, 2, **double) / dim)
+            frequencies = self.base ** (-torch.arange(0, dim, 2, **options) / dim)
         else:
-            frequencies = torch.tensor(self.frequencies, **double)
-        if len(frequencies) != dim // 2:
-            got = len(frequencies)
-            raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {got}")
+            frequencies = torch.tensor(self.frequencies, **options)
+        count, pairs = len(frequencies), dim // 2
+        if count != pairs:
+            raise ValueError(f"frequencies must be one for each of {pairs} pairs of channels, got {count}")
         angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
         return angle.cos(), angle.sin()

@@ -1,8 +1,8 @@
-"""What an edge adds to its logit: ``score_mod(score, b, h, dst, src) -> score``, FlexAttention's form.
+"""Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
-``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads,
-dst and src are absolute positions). Each is a small object, not a closure, so that layers with one can be
-printed, copied and pickled. They are applied after the scale and before the per-edge ``bias``.
+This is FlexAttention's form. ``score`` is the scaled dot product; b, h, dst and src are index
+tensors (h counts query heads, dst and src are absolute positions). Score_mods are applied before
+``bias``. They are objects, not closures, so that their layers can be printed, copied and pickled.
 """
 
 from __future__ import annotations
@@ -29,115 +29,116 @@ __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
 __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-# Since torch 2.13 a compiler takes objects as arguments of a function whose result is a constant.
+# Since torch 2.13 a function marked `constant` may have objects as arguments in a compiled program.
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
-# A compiler makes a constant of these, among the arguments of a partial.
+# A compiled program takes arguments of these types in a partial as constants.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
-# how fit_score_mod calls a user's function
-FITTED = (single_pairs.map_pairs, single_pairs.call_on_tensors)
-# score_mod -> {(device, whether tensors are fake): whether it needs single numbers, None if neither works}
-_probed = WeakIdKeyDictionary()
+# The functions through which fit_score_mod calls a user's function
+WRAPPERS = (single_pairs.map_pairs, single_pairs.call_on_tensors)
+# score_mod -> {(device, is_fake): True if it needs single numbers, None if it fails either way}
+_probes = WeakIdKeyDictionary()
 
 
 def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
-    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; else TypeError."""
-    # A compiler cannot take a signature, and names a function that does not fit.
+    """Return ``score_mod``; TypeError unless it is None or takes ``(score, b, h, dst, src)``."""
+    # A compiled program cannot read signatures, but its error for a wrong call is clear.
     if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
         checks.check_signature("score_mod", function, "score", "b", "h", "dst", "src")
     return score_mod
 
 
-def fit_score_mod(score_mod: ScoreMod, first: tuple[int, int], like: Tensor) -> ScoreMod:
-    """A checked ``score_mod``, or a function that maps it over the pairs if it needs single numbers.
+def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> ScoreMod:
+    """Return ``score_mod``, mapped over the pairs if it needs single numbers.
 
-    It is tried once on one pair, that of the positions ``first``.
+    A call on one pair of positions ``(dst, src)``, on the device of ``query``, shows whether it does.
     """
-    is_fake = hasattr(like, "fake_mode")
+    is_fake = hasattr(query, "fake_mode")
     if torch.compiler.is_compiling() and not is_fake:
-        is_mapped: bool | None = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
-        if is_mapped and torch.compiler.is_exporting():
+        needs_mapping: bool | None = COMPILERS_KNOW_OBJECTS and _needs_mapping(score_mod, query.device)
+        if needs_mapping and torch.compiler.is_exporting():
             raise NotImplementedError(
-                "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
-                "export with strict=False, the default"
+                "torch.export(strict=True) cannot map a score_mod of single numbers: export with strict=False"
             )
     else:
         try:
-            tried: dict[Any, bool | None] = _probed.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
-        # An object without weak references is tried in every call.
+            results: dict[Any, bool | None] = _probes.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+        # An object without weak references is probed in every call.
         except TypeError:
-            tried = {}
-        key = like.device, is_fake
-        if key not in tried:
-            tried[key] = _needs_single_pairs(score_mod, first, like)
-        is_mapped = tried[key]
-    # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
-    if is_mapped or (is_mapped is None and torch._C._are_functorch_transforms_active()):
+            results = {}
+        key = query.device, is_fake
+        if key not in results:
+            results[key] = _needs_single_pairs(score_mod, pair, query)
+        needs_mapping = results[key]
+    # A mapped function is correct even where a transform replaces the tensors that it holds.
+    if needs_mapping or (needs_mapping is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
-    return score_mod if is_mapped is False else partial(single_pairs.call_on_tensors, "score_mod", score_mod)
+    return (
+        score_mod if needs_mapping is False else partial(single_pairs.call_on_tensors, "score_mod", score_mod)
+    )
 
 
-def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
-    # A compiler knows the links of a chain that is made in the program, but not the whole.
+def _needs_mapping(score_mod: Any, device: torch.device) -> bool:
+    # A chain, method or partial made in a compiled program is no constant, but what it holds is.
     if isinstance(score_mod, chain):
-        return any(_is_mapped_by_a_compiler(mod, device) for mod in score_mod.mods)
-    # The parts of a method or a partial are constants for a compiler, but the whole is none.
+        return any(_needs_mapping(mod, device) for mod in score_mod.mods)
     if isinstance(score_mod, MethodType):
-        return _parts_need_mapping(device, score_mod.__func__, "", score_mod.__self__)
+        return _call_needs_mapping(device, score_mod.__func__, "", score_mod.__self__)
     if not isinstance(score_mod, partial):
-        return _parts_need_mapping(device, score_mod, "")
+        return _call_needs_mapping(device, score_mod, "")
     values = [*score_mod.args, *score_mod.keywords.values()]
     are_constants = all(isinstance(x, CONSTANTS) for x in values)
     if not are_constants or not isinstance(score_mod.func, FunctionType):
         return False
-    return _parts_need_mapping(device, score_mod.func, " ".join(score_mod.keywords), *values)
+    return _call_needs_mapping(device, score_mod.func, " ".join(score_mod.keywords), *values)
 
 
 @constant
-def _parts_need_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
+def _call_needs_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
     names = keywords.split()
-    places = len(values) - len(names)
-    named = dict(zip(names, values[places:], strict=True))
-    score_mod = partial(function, *values[:places], **named) if values else function
+    num_positional = len(values) - len(names)
+    keyword_values = dict(zip(names, values[num_positional:], strict=True))
+    score_mod = partial(function, *values[:num_positional], **keyword_values) if values else function
     return bool(_needs_single_pairs(score_mod, (0, 0), torch.empty(0, device=device)))
 
 
-def _needs_single_pairs(score_mod: Any, first: tuple[int, int], like: Tensor) -> bool | None:
-    """Whether a score_mod needs single numbers, by its operators for one pair; None if neither works."""
+def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) -> bool | None:
+    """Return True if a score_mod needs single numbers, False if not, None if it fails either way."""
     if isinstance(score_mod, chain):
-        links = [_needs_single_pairs(mod, first, like) for mod in score_mod.mods]
-        return None if None in links and True not in links else True in links
+        results = [_needs_single_pairs(mod, pair, query) for mod in score_mod.mods]
+        return None if None in results and True not in results else True in results
     if _is_known(score_mod):
         return False
     check_score_mod(score_mod)
-    # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed.
+    # torch.export pushes a called module on a stack, from which a failed call does not remove it.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
 
     def probe() -> bool | None:
-        fake_mode = getattr(like, "fake_mode", nullcontext())
-        # Random numbers that the score_mod draws here are not those of the call.
+        fake_mode = getattr(query, "fake_mode", nullcontext())
+        # A score_mod that draws random numbers must not change those of the call.
         with fake_mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            ends = [torch.full((1, 1, 1, 1), at, device=like.device) for at in (0, 0, *first)]
-            score = torch.zeros(1, 1, 1, 1, device=like.device)
-            scores = lambda mod: mod(score, *ends).expand(1, 1, 1, 1)  # noqa: E731
-            return single_pairs.needs_single_pairs(scores, function, [score, *ends])
+            indices = [torch.full((1, 1, 1, 1), i, device=query.device) for i in (0, 0, *pair)]
+            score = torch.zeros(1, 1, 1, 1, device=query.device)
+            evaluate_pair = lambda mod: mod(score, *indices).expand(1, 1, 1, 1)  # noqa: E731
+            return single_pairs.needs_single_pairs(evaluate_pair, function, [score, *indices])
 
     return single_pairs.call_in_thread(probe)
 
 
 def _is_known(score_mod: Any) -> bool:
-    """True for a score_mod of this library or of transformers, if all mods that it holds are known."""
+    """Return True for a score_mod of this library or of transformers without unknown parts."""
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
-    elif isinstance(score_mod, partial) and score_mod.func not in FITTED:
+    elif isinstance(score_mod, partial) and score_mod.func not in WRAPPERS:
         inner = tuple(filter(callable, score_mod.args))
     return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """The slopes of ALiBi: ``2^(-8 i / n)`` for i = 1 .. n where n is a power of two; else those of the power
-    below, then every second one of the power above.
+    """Return the slopes of ALiBi: ``2^(-8 i / n)`` for heads i = 1 .. n, if n is a power of two.
+
+    For other n, they are the slopes of the power below, then every second slope of the power above.
 
     Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
 
@@ -145,23 +146,23 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     (0.25, 0.0625, 0.015625, 0.00390625)
     """
     num_heads = checks.size("num_heads", num_heads, 1)
-    below = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
-    if below < num_heads:
-        slopes += alibi_slopes(2 * below)[0::2][: num_heads - below]
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    if power < num_heads:
+        slopes += alibi_slopes(2 * power)[0::2][: num_heads - power]
     return tuple(slopes)
 
 
-def _hash_field(value: object) -> int:
-    """A hash by the fields as they are: Dynamo before torch 2.12 hashes a value that is not filled yet."""
+def _hash_fields(value: object) -> int:
+    """Hash the fields that are set, because Dynamo before torch 2.12 hashes unfinished objects."""
     return hash((type(value), *vars(value).values()))
 
 
 @dataclass(frozen=True)
-class alibi:  # noqa: N801 (a value used like the function it stands for)
+class alibi:  # noqa: N801 (it is used like a function)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
-    Source: Press et al. 2022 (arXiv 2108.12409); here distances to later senders are positive, too.
+    Source: Press et al. 2022 (arXiv 2108.12409). Distances to later senders are positive here, too.
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
     >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
@@ -169,7 +170,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
     """
 
     slopes: tuple[float, ...]
-    __hash__ = _hash_field
+    __hash__ = _hash_fields
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
@@ -186,7 +187,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
 @dataclass(frozen=True)
 class softcap:  # noqa: N801
-    """Scores bent into (-cap, cap): ``cap * tanh(score / cap)``.
+    """Bound scores to (-cap, cap) by ``cap * tanh(score / cap)``.
 
     Source: Gemma 2 (arXiv 2408.00118), section 2.
 
@@ -196,7 +197,7 @@ class softcap:  # noqa: N801
     """
 
     cap: float
-    __hash__ = _hash_field
+    __hash__ = _hash_fields
 
     def __post_init__(self) -> None:
         checks.number("cap", self.cap, positive=True)
@@ -207,10 +208,10 @@ class softcap:  # noqa: N801
 
 @dataclass(frozen=True, eq=False)
 class log_multiplicity:  # noqa: N801
-    """A sender (or an edge) that counts m times: ``score + log m``.
+    """Count a sender, or an edge, m times: ``score + log m``.
 
-    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph
-    is a set; this makes it a multigraph: a softmax over m equal edges is that over one plus log m.
+    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
+    It makes a graph a multigraph: m equal edges together weigh as much as one with ``+ log m``.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -231,9 +232,9 @@ class log_multiplicity:  # noqa: N801
 
 @dataclass(frozen=True, eq=False)
 class relative_bias:  # noqa: N801
-    """A number for each head and distance: ``score + table[h, clamp(dst - src, -reach, reach) + reach]``.
+    """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
 
-    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0, the ends all beyond.
+    ``table`` is ``[heads, 2 * reach + 1]``: distance 0 in the middle, and all beyond at the ends.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).
@@ -257,10 +258,10 @@ class relative_bias:  # noqa: N801
 
 
 class RelativeBias(nn.Module):
-    """A learned :class:`relative_bias`: ``table [heads, 2 * reach + 1]`` is a parameter, zero at first."""
+    """A learned :class:`relative_bias`: the parameter ``table [heads, 2 * reach + 1]`` starts at 0."""
 
     def __init__(self, num_heads: int, reach: int) -> None:
-        """``reach``: the largest distance with an entry of its own."""
+        """``reach`` is the largest distance with its own entry."""
         super().__init__()
         num_heads, reach = checks.size("num_heads", num_heads, 1), checks.size("reach", reach)
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
@@ -270,12 +271,12 @@ class RelativeBias(nn.Module):
         nn.init.zeros_(self.table)
 
     def forward(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Add the entry of the distance."""
+        """Add the table's entry for the head and distance."""
         return relative_bias(self.table)(score, b, h, dst, src)
 
 
 class chain(nn.Module):  # noqa: N801
-    """Several score_mods, applied from left to right; a module, so that a learned link is trained.
+    """Apply several score_mods from left to right; a module, so that learned ones are trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)
@@ -283,7 +284,7 @@ class chain(nn.Module):  # noqa: N801
     """
 
     def __init__(self, *mods: ScoreMod) -> None:
-        """``chain()`` alone changes nothing. TypeError for a link that cannot be called."""
+        """``chain()`` is the identity. Raises TypeError for a link that cannot be called."""
         super().__init__()
         for mod in mods:
             if not callable(mod):
@@ -295,7 +296,7 @@ class chain(nn.Module):  # noqa: N801
         return f"chain({', '.join(map(repr, self.mods))})"
 
     def forward(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Apply each."""
+        """Apply each score_mod to the score."""
         for mod in self.mods:
             score = mod(score, b, h, dst, src)
         return score

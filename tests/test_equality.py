@@ -1,4 +1,4 @@
-"""``attend`` and the layer are the float64 formula, whatever graph, options, sizes and dtype meet.
+"""``attend`` and the layer agree with the float64 formula for any graph, options, sizes and dtype.
 
 The problems are draws of guarantee F1 with few tokens. ``ShortDraw(NUMBER)`` repeats a failure. The same
 draws must find known faults.
@@ -33,13 +33,13 @@ def test_every_backend_is_the_formula(number):
 
 @pytest.mark.nightly
 def test_thousands_of_new_draws():
-    """Others each night."""
+    """Draw new problems each night."""
     first = random.randrange(100, 10**9)
     assert compare(map(ShortDraw, range(first, first + 5000)), print).failures == []
 
 
 def is_found(fault, form):
-    """Whether one of 300 draws of this form, each on one graph for all heads, differs from the formula."""
+    """Return True if one of 300 draws of this form, on one graph for all heads, shows the fault."""
     backend = Backend(fault, WRONG_BACKENDS[fault])
     draws = [draw for draw in map(ShortDraw, range(300)) if draw.numbers.form == form]
     problems = (problem_of(draw) for draw in draws if draw.graph.heads is draw.graph.batch is None)

@@ -1,5 +1,5 @@
-"""What an edge adds to its logit: each score_mod against its formula written with plain numbers, and through
-every kernel.
+"""Score_mods: each one against its formula for one edge, which is written with Python numbers, and on every
+backend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gnn_attention import convert, patterns, score_mods
 
 HEADS, NUM_DST, NUM_SRC = 4, 9, 11
 IS_NEW_TORCH = TorchVersion(torch.__version__) >= "2.13"
-UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+NO_COMPILE = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
 SLOPES = score_mods.alibi_slopes(HEADS)
@@ -35,7 +35,7 @@ PAIRS = drawn(NUM_DST, NUM_SRC).abs() + 0.1
 TABLE = drawn(HEADS, 7, seed=1)
 
 
-def learned() -> score_mods.RelativeBias:
+def make_mod() -> score_mods.RelativeBias:
     module = score_mods.RelativeBias(HEADS, 3)
     module.load_state_dict({"table": TABLE.float()})
     return module
@@ -51,7 +51,7 @@ MODS = {
         score_mods.relative_bias(TABLE),
         lambda s, h, i, j: s + float(TABLE[h, 3 + max(-3, min(3, i - j))]),
     ),
-    "RelativeBias": (learned(), lambda s, h, i, j: s + float(TABLE.float()[h, 3 + max(-3, min(3, i - j))])),
+    "RelativeBias": (make_mod(), lambda s, h, i, j: s + float(TABLE.float()[h, 3 + max(-3, min(3, i - j))])),
     "chain": (
         score_mods.chain(score_mods.softcap(0.5), score_mods.alibi(SLOPES)),
         lambda s, h, i, j: 0.5 * math.tanh(s / 0.5) - 2.0 ** (-2 * (h + 1)) * abs(i - j),
@@ -64,20 +64,20 @@ each_mod = pytest.mark.parametrize(("mod", "formula"), MODS.values(), ids=MODS)
 class TestFormulas:
     @each_mod
     def test_on_a_grid(self, mod, formula):
-        """Every (b, h, dst, src), both sides of the receiver."""
+        """Evaluate all (b, h, dst, src), with senders on both sides of the receiver."""
         score = 2 * drawn(2, HEADS, NUM_DST, NUM_SRC, seed=2)
         b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
         result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC)).detach()
         assert result.shape == score.shape
         assert result.dtype == score.dtype
-        places = product(range(2), range(HEADS), range(NUM_DST), range(NUM_SRC))
-        expected = [formula(float(score[place]), *place[1:]) for place in places]
+        indices = product(range(2), range(HEADS), range(NUM_DST), range(NUM_SRC))
+        expected = [formula(float(score[index]), *index[1:]) for index in indices]
         assert_exact(result, torch.tensor(expected, dtype=torch.float64).view_as(score))
 
     @each_mod
     def test_in_eager_flex_attention(self, mod, formula, monkeypatch):
-        # not traced anew in each call
-        monkeypatch.setattr(UNTRACED, True, raising=False)
+        # Otherwise FlexAttention traces the score_mod again in every call.
+        monkeypatch.setattr(NO_COMPILE, True, raising=False)
         graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(drawn(NUM_DST, NUM_SRC, seed=9) > 0.3)
         q, k, v = (drawn(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
         with torch.no_grad():
@@ -88,7 +88,7 @@ class TestFormulas:
 
 class TestAlibi:
     def test_slopes(self):
-        """The paper's sequence for powers of two, and every second of the next one for what is between."""
+        """Powers of two have the paper's sequence; other numbers add every second slope of the next."""
         half = [i / 2 for i in range(1, 17)]
         for exponents in ([8], half[1::2], half, [*half[1::2], *half[:8:2]], [2, 4, 6, 8, 1, 3]):
             for slope, exponent in zip(score_mods.alibi_slopes(len(exponents)), exponents, strict=True):
@@ -112,27 +112,27 @@ def test_made_in_a_compiled_function(make):
 
 
 class TestHash:
-    """Dynamo asks for the hash of a value that it makes before it has filled the fields."""
+    """Dynamo hashes an object before it has set the fields."""
 
     @pytest.mark.parametrize("mod", [score_mods.softcap(2.0), score_mods.alibi((0.5, 0.25))])
-    def test_of_equal_and_of_unfilled_values(self, mod):
+    def test_equal_and_unfinished_objects(self, mod):
         same = type(mod)(*vars(mod).values())
         assert hash(mod) == hash(same)
-        assert {mod: "found"}[same] == "found"
+        assert {mod: "value"}[same] == "value"
         assert isinstance(hash(object.__new__(type(mod))), int)
 
 
 class TestRelativeBias:
-    def test_the_learned_one_starts_at_zero_and_learns(self):
+    def test_it_starts_at_zero_and_is_trained(self):
         module = score_mods.RelativeBias(2, 1).double()
         assert module.table.shape == (2, 3)
         assert not module.table.any()
         q, k, v = (drawn(1, 2, 5, 4, seed=seed) for seed in range(3))
-        plain = ga.attend(q, k, v, patterns.causal(5))
+        expected = ga.attend(q, k, v, patterns.causal(5))
         out = ga.attend(q, k, v, patterns.causal(5), score_mod=module)
-        assert_exact(out, plain)
+        assert_exact(out, expected)
         (out * drawn(1, 2, 5, 4, seed=3)).sum().backward()
-        assert bool((module.table.grad[:, 0] == 0).all())  # causal: no sender stands after its receiver
+        assert bool((module.table.grad[:, 0] == 0).all())  # Causal edges have no later senders.
         assert bool((module.table.grad[:, 1:] != 0).all())
         nn.init.ones_(module.table)
         module.reset_parameters()
@@ -160,57 +160,57 @@ def test_wrong_arguments_are_named():
 A, B = drawn(2, HEADS, NUM_DST, 3, seed=5), drawn(2, HEADS, NUM_SRC, 3, seed=6)
 
 
-def gym(name: str, *numbers: object) -> Callable[..., Tensor]:
-    return lambda *ends: getattr(needs("attn_gym.mods." + name.split(".")[0]), name.split(".")[1])(*numbers)(
-        *ends
-    )
+def attention_gym(name: str, *numbers: object) -> Callable[..., Tensor]:
+    return lambda *indices: getattr(needs("attn_gym.mods." + name.split(".")[0]), name.split(".")[1])(
+        *numbers
+    )(*indices)
 
 
 DISTANCES = torch.arange(2 * NUM_DST * NUM_SRC).view(2, NUM_DST, NUM_SRC) % 5
 TYPES = torch.stack([DISTANCES, DISTANCES // 2], -1)
-# FlexAttention calls a score_mod with single numbers
-OF_SINGLE_NUMBERS = {
+# FlexAttention calls a score_mod with single numbers.
+SINGLE_NUMBER_MODS = {
     "a product of vectors": lambda s, b, h, dst, src: s + torch.dot(A[b, h, dst], B[b, h, src]),
     "a sum": lambda s, b, h, dst, src: s + (2 * A[b, h, dst]).sum() * B[b, h, src, 0],
     "in a chain": score_mods.chain(lambda s, b, h, i, j: s + torch.dot(A[b, h, i], B[b, h, j])),
-    "mla": gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
-    "graphormer": gym(
+    "mla": attention_gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
+    "graphormer": attention_gym(
         "graphormer.generate_graphormer_edge_bias", drawn(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
     ),
-    "alibi": gym("alibi.generate_alibi_bias", HEADS),
-    "activation": gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
+    "alibi": attention_gym("alibi.generate_alibi_bias", HEADS),
+    "activation": attention_gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
 }
 
 
-@pytest.mark.parametrize("mod", OF_SINGLE_NUMBERS.values(), ids=OF_SINGLE_NUMBERS)
+@pytest.mark.parametrize("mod", SINGLE_NUMBER_MODS.values(), ids=SINGLE_NUMBER_MODS)
 def test_score_mods_of_single_numbers(mod, monkeypatch):
-    """FlexAttention's numbers, and the gradients of a loop over pairs, on every backend that takes any."""
-    monkeypatch.setattr(UNTRACED, True)
+    """Compare backends with FlexAttention, and their gradients with those of a loop over pairs."""
+    monkeypatch.setattr(NO_COMPILE, True)
     rule = lambda b, h, dst, src: (dst - src).abs() < 4  # noqa: E731
     graph = ga.TokenGraph.from_rule(rule, NUM_DST, NUM_SRC)
-    q, k, v = given = given_tensors()
+    q, k, v = inputs = draw_inputs()
     block_mask = create_block_mask(rule, None, None, NUM_DST, NUM_SRC, device="cpu")
-    # FlexAttention of torch 2.9 cannot look up a table by indices among which are numbers or slices
-    theirs = flex_attention(*given, score_mod=mod, block_mask=block_mask) if IS_NEW_TORCH else None
-    for x in given:
+    # FlexAttention of torch 2.9 cannot index a table with a mix of tensors, numbers and slices.
+    theirs = flex_attention(*inputs, score_mod=mod, block_mask=block_mask) if IS_NEW_TORCH else None
+    for x in inputs:
         x.requires_grad_()
     scores = q @ k.mT * 8**-0.5
     pairs = [torch.tensor(pair) for pair in product(*map(range, scores.shape))]
-    changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
-    expected = changed.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
+    logits = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
+    expected = logits.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
     if theirs is not None:
         assert_exact(expected, theirs)
     direction = drawn(2, HEADS, NUM_DST, 8, seed=3)
-    gradients = torch.autograd.grad((expected * direction).sum(), given)
+    gradients = torch.autograd.grad((expected * direction).sum(), inputs)
     for backend in ("reference", "dense", "tiles", "rows", "auto"):
-        out = ga.attend(*given, graph, score_mod=mod, backend=backend)
+        out = ga.attend(*inputs, graph, score_mod=mod, backend=backend)
         assert_exact(out, expected)
-        found = torch.autograd.grad((out * direction).sum(), given)
-        assert_exact(list(found), list(gradients))
+        grads = torch.autograd.grad((out * direction).sum(), inputs)
+        assert_exact(list(grads), list(gradients))
 
 
 class LowRank(nn.Module):
-    """A learned table of two factors, of which the second is zero at first."""
+    """A learned table, the product of two factors, of which the second starts at zero."""
 
     def __init__(self):
         super().__init__()
@@ -227,27 +227,27 @@ def softmax_with(table, q, k, v):
 FULL = patterns.cross(NUM_DST, NUM_SRC)
 
 
-def given_tensors():
+def draw_inputs():
     return [drawn(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
 
 
-def test_tables_that_are_filled_later():
-    """As long as they are zero, a call with tensors of indices gives the same numbers."""
-    mod, given = LowRank(), given_tensors()
+def test_tables_that_start_at_zero():
+    """While the table is zero, a call with tensors of indices gives the same numbers."""
+    mod, inputs = LowRank(), draw_inputs()
     for scale in (0.0, 1.0):
         with torch.no_grad():
             mod.b.copy_(scale * B[0, 0])
-        out = ga.attend(*given, FULL, score_mod=mod)
-        assert_exact(out, softmax_with(scale * A[0, 0] @ B[0, 0].mT, *given))
+        out = ga.attend(*inputs, FULL, score_mod=mod)
+        assert_exact(out, softmax_with(scale * A[0, 0] @ B[0, 0].mT, *inputs))
 
 
-def counting_flops(call, q):
+def count_flops(call, q):
     with FlopCounterMode(display=False):
         return call(q)
 
 
 CONTEXTS = {
-    "flops": counting_flops,
+    "flops": count_flops,
     "vmap": lambda call, q: torch.func.vmap(lambda x: call(x[None])[0])(q),
     "jvp": lambda call, q: torch.func.jvp(call, (q,), (q,))[1],
 }
@@ -255,7 +255,7 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("run", CONTEXTS.values(), ids=CONTEXTS)
 def test_score_mods_of_single_numbers_in_modes_and_transforms(run):
-    q, k, v = given_tensors()
+    q, k, v = draw_inputs()
     k, v = k[:1].clone(), v[:1].clone()
     mod = lambda s, b, h, dst, src: s + (A[0, 0][dst] * B[0, 0][src]).sum()  # noqa: E731
     table = A[0, 0] @ B[0, 0].mT
@@ -264,7 +264,7 @@ def test_score_mods_of_single_numbers_in_modes_and_transforms(run):
 
 
 class Products(nn.Module):
-    """A score_mod as a module, or as its method."""
+    """A score_mod that is a module."""
 
     def __init__(self):
         super().__init__()
@@ -282,16 +282,16 @@ def add_product(a, s, b, h, dst, src, *, by):
     return s + torch.dot(a[dst], by[src])
 
 
-by_parts = partial(add_product, A[0, 0], by=B[0, 0])
-IN_PROGRAMS = {
+product_by_keyword = partial(add_product, A[0, 0], by=B[0, 0])
+PROGRAM_MODS = {
     "function": add_product_of_tables,
     "module": Products(),
-    "partial": by_parts,
-    "chain of a chain": score_mods.chain(score_mods.chain(by_parts)),
+    "partial": product_by_keyword,
+    "chain of a chain": score_mods.chain(score_mods.chain(product_by_keyword)),
 }
 
 
-class Attending(nn.Module):
+class AttentionModule(nn.Module):
     def __init__(self, mod):
         super().__init__()
         self.mod = mod
@@ -300,30 +300,30 @@ class Attending(nn.Module):
         return ga.attend(q, k, v, FULL, score_mod=self.mod)
 
 
-@pytest.mark.parametrize("kind", IN_PROGRAMS)
+@pytest.mark.parametrize("kind", PROGRAM_MODS)
 def test_score_mods_of_single_numbers_are_exported(kind):
-    """For any batch, also one that is mapped in parts otherwise."""
-    given, module = tuple(given_tensors()), Attending(IN_PROGRAMS[kind])
+    """An exported program takes any batch, also one that eager calls map in several pieces."""
+    inputs, module = tuple(draw_inputs()), AttentionModule(PROGRAM_MODS[kind])
     sizes = {0: torch.export.Dim("batch", max=1000)}
-    program = torch.export.export(module, given, dynamic_shapes=(sizes, sizes, sizes))
-    wider = [x.repeat(2, 1, 1, 1) for x in given]
-    assert_exact(program.module()(*wider), module(*wider))
+    program = torch.export.export(module, inputs, dynamic_shapes=(sizes, sizes, sizes))
+    larger_batch = [x.repeat(2, 1, 1, 1) for x in inputs]
+    assert_exact(program.module()(*larger_batch), module(*larger_batch))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not IS_NEW_TORCH, reason="earlier compilers call it at once")
-@pytest.mark.parametrize("kind", IN_PROGRAMS)
+@pytest.mark.skipif(not IS_NEW_TORCH, reason="earlier compilers call it with tensors")
+@pytest.mark.parametrize("kind", PROGRAM_MODS)
 def test_score_mods_of_single_numbers_are_compiled(kind):
     torch.compiler.reset()
-    given, module = given_tensors(), Attending(IN_PROGRAMS[kind])
+    inputs, module = draw_inputs(), AttentionModule(PROGRAM_MODS[kind])
     program = torch.compile(module, fullgraph=True, backend="aot_eager")
-    assert_exact(program(*given), module(*given))
+    assert_exact(program(*inputs), module(*inputs))
     with pytest.raises(Exception, match=r"strict=True\) cannot map a score_mod of single numbers"):
-        torch.export.export(module, tuple(given), strict=True)
+        torch.export.export(module, tuple(inputs), strict=True)
 
 
 ROW, GRID = drawn(NUM_SRC), drawn(NUM_SRC, NUM_SRC)
-OF_TENSORS = {
+TENSOR_MODS = {
     "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
     "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
     "vectors": lambda s, b, h, dst, src: s + (GRID[dst] * GRID[src]).sum(-1),
@@ -331,22 +331,22 @@ OF_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_TENSORS)
+@pytest.mark.parametrize("name", TENSOR_MODS)
 def test_score_mods_whose_operators_work_number_by_number_are_called_once(name):
-    """Those that make vectors of a pair are mapped over the pairs; each pair alone gives the same numbers."""
-    mod, axes = OF_TENSORS[name], set()
+    """Only those that make a vector from a pair are mapped over the pairs."""
+    mod, axes = TENSOR_MODS[name], set()
 
-    def counted(s, *ends):
+    def counting_mod(s, *indices):
         axes.add(s.dim())
-        return mod(s, *ends)
+        return mod(s, *indices)
 
-    q, k, v = given_tensors()
-    out = ga.attend(q, k, v, FULL, score_mod=counted, backend="dense")
+    q, k, v = draw_inputs()
+    out = ga.attend(q, k, v, FULL, score_mod=counting_mod, backend="dense")
     assert (0 in axes) == (name in ("vectors", "a stack"))
     pairs = [torch.tensor(pair) for pair in product(*map(range, (2, HEADS, NUM_DST, NUM_SRC)))]
     scores = q @ k.mT * 8**-0.5
-    changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
-    assert_exact(out, changed.softmax(-1) @ v)
+    logits = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
+    assert_exact(out, logits.softmax(-1) @ v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,25 +358,25 @@ class Shift:
 
 
 def test_a_score_mod_without_weak_references():
-    q, k, v = given_tensors()
+    q, k, v = draw_inputs()
     out = ga.attend(q, k, v, FULL, score_mod=Shift(2.0))
     assert_exact(out, softmax_with(2.0 * (torch.arange(NUM_SRC) == 0), q, k, v))
 
 
 def test_random_numbers_of_the_first_call_are_those_of_the_second():
     mod = lambda s, b, h, dst, src: s + torch.rand(s.shape).double()  # noqa: E731
-    given, results = given_tensors(), []
+    inputs, results = draw_inputs(), []
     for _ in range(2):
         torch.manual_seed(0)
-        results.append(ga.attend(*given, FULL, score_mod=mod))
+        results.append(ga.attend(*inputs, FULL, score_mod=mod))
     assert torch.equal(*results)
 
 
 def test_the_error_of_a_score_mod_is_its_own():
     q = drawn(1, HEADS, 5, 8)
-    only = "score_mod must be made of tensor operators"
+    message = "score_mod must be made of tensor operators"
     for mod in (lambda s, b, h, i, j: s if i > j else -s, lambda s, b, h, i, j: s + [0.0, 1.0][j]):
-        with pytest.raises(TypeError, match=only):
+        with pytest.raises(TypeError, match=message):
             ga.attend(q, q, q, patterns.causal(5), score_mod=mod)
     for mod, error in (
         (lambda s, b, h, dst, src: s + A[7, h, dst, 0], IndexError),

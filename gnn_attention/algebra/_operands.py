@@ -62,7 +62,7 @@ def positions(
 
 def edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
     """Return the edge lists of all graphs, or None if one of them has a rule only."""
-    lists = [edges for graph in graphs if (edges := graph.edges.distinct.listed()) is not None]
+    lists = [edges for graph in graphs if (edges := graph.edges.unique_edges.listed()) is not None]
     return lists if len(lists) == len(graphs) else None
 
 

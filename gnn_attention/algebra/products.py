@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import any_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.rules import Rule, corner, no_pair
+from gnn_attention.graph.rules import Rule, embed_rule, no_pair
 
 __all__ = ["cartesian_product", "disjoint_sum"]
 
@@ -84,7 +84,7 @@ Block = tuple[TokenGraph, int, int]
 def block_rule(blocks: Sequence[Block]) -> Rule:
     """Return the rule of a mask made of blocks, empty elsewhere."""
     rules = [
-        partial(corner, graph.edges.contains, (row, column, graph.num_dst, graph.num_src))
+        partial(embed_rule, graph.edges.contains, (row, column, graph.num_dst, graph.num_src))
         for graph, row, column in blocks
         if graph.num_dst and graph.num_src
     ]

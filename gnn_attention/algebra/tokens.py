@@ -42,9 +42,9 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     name = _operands.name("restrict", (g,), text.format_list(receivers, "tokens"), src_text)
     dst_tokens = torch.tensor(receivers, dtype=torch.int64, device="cpu")
     src_tokens = torch.tensor(senders, dtype=torch.int64, device="cpu")
-    edges = g.edges.distinct.listed()
+    edges = g.edges.unique_edges.listed()
     if edges is None:
-        rule = partial(rules.of_tokens, g.edges.contains, dst_tokens, src_tokens)
+        rule = partial(rules.map_tokens, g.edges.contains, dst_tokens, src_tokens)
         return TokenGraph.from_rule(rule, len(receivers), len(senders), **sizes, name=name)
     edges = edge_list.edges_between(edges, dst_tokens, src_tokens, g.num_dst, g.num_src)
     return TokenGraph.from_edges(edges, len(receivers), len(senders), name=name)

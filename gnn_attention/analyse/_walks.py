@@ -85,7 +85,7 @@ def _listed_senders(first: Tensor, senders: Tensor, tokens: Tensor) -> Tensor:
 
 def _senders_by_rule(graph: TokenGraph, tokens: Tensor) -> Tensor:
     """The rule is evaluated for all tokens together."""
-    rule = partial(rules.of_tokens, graph.edges.contains, tokens.sort().values, 0)
+    rule = partial(rules.map_tokens, graph.edges.contains, tokens.sort().values, 0)
     return TokenGraph(RuleEdges(rule), len(tokens), graph.num_src).T.in_degree().nonzero().flatten()
 
 

@@ -271,14 +271,14 @@ def select_slice(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     if graph.batch is None and graph.heads is None:
         return graph
     memoized(_select_slices, graph)
-    graph_slice: TokenGraph = graph._parts[batch if graph.batch else 0][head if graph.heads else 0]
+    graph_slice: TokenGraph = graph._slices[batch if graph.batch else 0][head if graph.heads else 0]
     return graph_slice
 
 
 def _select_slices(graph: TokenGraph) -> bool:
     # A graph cannot be a constant of a compiled program, so the program reads the slices from here.
     slices = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
-    graph._parts[:] = slices
+    graph._slices[:] = slices
     return True
 
 

@@ -225,7 +225,7 @@ define("chosen_edges", SCHEMA, _chosen_edges, _fake_chosen_edges)
 define(
     "chosen_blocks",
     "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor",
-    lambda *arguments: indices.rows_of_blocks(*arguments).sorted,
+    lambda *arguments: indices.read_block_rows(*arguments).table,
     lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
 )
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

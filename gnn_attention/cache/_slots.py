@@ -17,7 +17,6 @@ from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.edges import ListedEdges, Parallel, RuleEdges
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.rules import of_tokens
 
 SPARE = 16  # rows of new buffers beyond five quarters of those needed
 
@@ -89,7 +88,7 @@ class ResidentSenders:
 
     @property
     def has_few_pairs(self) -> bool:
-        return self.count * len(self.positions) <= enumerate_pairs.FEW
+        return self.count * len(self.positions) <= enumerate_pairs.FEW_PAIRS
 
     @cached_property
     def chunk_graph(self) -> TokenGraph:
@@ -103,7 +102,7 @@ class ResidentSenders:
             chunk_graph = TokenGraph(ListedEdges(index, count, rows, parallel), count, rows, name=name)
         else:
             senders = self.positions if self.has_gap else first
-            rule = partial(of_tokens, graph.edges.contains, self.start, senders)
+            rule = partial(map_tokens, graph.edges.contains, self.start, senders)
             chunk_graph = replace(graph, edges=RuleEdges(rule), num_dst=count, num_src=rows, name=name)
         # If rows have gaps, a score_mod looks up their positions.
         src_offset = 0 if self.has_gap else graph.src_offset + first

@@ -40,7 +40,7 @@ def from_edge_index(
     parallel: Parallel = "error",
 ) -> TokenGraph:
     """Build a graph from an ``edge_index [2, E]`` or ``EdgeIndex``; see ``TokenGraph.from_edges``."""
-    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED_DTYPES:
         raise kind_error("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce, parallel=parallel)
 
@@ -204,7 +204,7 @@ def from_pyg(
             raise ValueError("data holds neither an edge_index nor an adj_t")
     if hasattr(edges, "to_torch_sparse_coo_tensor"):
         edges = edges.to_torch_sparse_coo_tensor()
-    if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE:
+    if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE_LAYOUTS:
         sizes.append((edges.shape[0], edges.shape[1]))
         edges, values = read_sparse_entries("adj_t", edges)
         weights = values if weight is True else weights
@@ -252,7 +252,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
 def read_sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the edges ``(src, dst)`` and values that a sparse ``[dst, src]`` stores, in its order."""
-    matrix = edge_list.elements(argument, matrix, edge_list.SPARSE)
+    matrix = edge_list.unwrap_tensor(argument, matrix, edge_list.SPARSE_LAYOUTS)
     if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
         raise ValueError(
             f"{argument} must have two sparse axes [dst, src], "

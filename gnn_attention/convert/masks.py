@@ -40,7 +40,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         checks.choice("meaning", meaning or "attend", ("attend",))
         bias: Any = mask
         return patterns.causal_aligned(bias.seq_len_q, bias.seq_len_kv, bias.variant.name.lower())
-    mask = edge_list.elements("mask", mask, (torch.strided, *edge_list.SPARSE))
+    mask = edge_list.unwrap_tensor("mask", mask, (torch.strided, *edge_list.SPARSE_LAYOUTS))
     if not 2 <= mask.dim() <= 4 or 0 in mask.shape[:-2]:
         raise ValueError(
             "mask must be [dst, src], [heads, dst, src] or [batch, heads, dst, src], heads and batch "
@@ -50,7 +50,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     checks.choice("meaning", convention, ("attend", "masked", "additive"))
     if (convention == "additive") != is_float:
         raise TypeError(f"meaning={convention!r} does not fit a {mask.dtype} mask: additive masks are float")
-    if mask.layout in edge_list.SPARSE:
+    if mask.layout in edge_list.SPARSE_LAYOUTS:
         if convention == "additive":
             raise ValueError(
                 "a sparse float mask does not say whether a missing entry is an edge: from_pyg(mask, "

@@ -9,7 +9,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.distributed.partition import Partition, partition_of
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.liveness import ends
+from gnn_attention.graph.liveness import last_edges
 from gnn_attention.graph.regions.quadtree import Boxes, split_evenly
 
 SIDE = 2**13  # of the boxes of receivers and senders of which a rule is asked first whether they have an edge
@@ -53,6 +53,6 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)
         (start, stop), zero = ranges[i].unbind(1), torch.zeros_like(i)
         boxes = Boxes(zero, b, h, start, zero, stop - start, zero + graph.num_src)
-        for src, _ in ends(graph.edges, split_evenly(boxes, SIDE)):
+        for src, _ in last_edges(graph.edges, split_evenly(boxes, SIDE)):
             attended[src] = True
     return attended & (partition.src.owner != rank)

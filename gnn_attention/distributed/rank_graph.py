@@ -10,7 +10,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, edge_list, text
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import of_tokens
+from gnn_attention.graph.rules import map_tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -72,7 +72,7 @@ def subgraph(
         edges = edge_list.edges_between(graph.edge_index, dst, src, graph.num_dst, graph.num_src)
         part = TokenGraph.from_edges(edges, len(dst), len(src), name=name, parallel="keep")
     else:
-        rule = partial(of_tokens, graph.edges.contains, row_of_dst, row_of_src)
+        rule = partial(map_tokens, graph.edges.contains, row_of_dst, row_of_src)
         part = TokenGraph(RuleEdges(rule), len(dst), len(src), graph.heads, graph.batch, name)
     dst_offset, dst_at = _offset_or_positions(graph.dst_offset, row_of_dst)
     src_offset, src_at = _offset_or_positions(graph.src_offset, row_of_src)

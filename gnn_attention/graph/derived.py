@@ -1,6 +1,6 @@
-"""What is computed once for each graph: its mask, its edge list, its counts.
+"""Properties that are computed once for each graph: its mask, its edge list, its counts.
 
-Functions of a module, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
+They are functions, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
 """
 
 import math
@@ -14,50 +14,54 @@ from gnn_attention.graph import edge_list, rules
 from gnn_attention.graph.edges import EdgeSet, ListedEdges, RuleEdges, log_count
 from gnn_attention.graph.regions import counting, enumerate_pairs
 
-# a TokenGraph, whose module imports this one
+# A TokenGraph, which cannot be imported here because its module imports this one.
 Graph = Any
 
-# bytes for each edge while a list is made: its keys, their order, and the list
-LISTING_BYTES = 48
-TAKE_ROWS = "take some rows(start, stop)"
-EVERY_PAIR, PAST = RuleEdges(rules.all_pairs), RuleEdges(rules.causal)
+# Listing an edge takes these bytes: for its key, the order of the keys, and the list.
+BYTES_PER_EDGE = 48
+ALL_PAIRS = RuleEdges(rules.all_pairs)
+CAUSAL = RuleEdges(rules.causal)
 
 
 def mask(graph: Graph, device: torch.device) -> Tensor:
-    if device.type == "cpu" and memory.shortage(needed := math.prod(graph.shape4)):
-        instead = f"{TAKE_ROWS}, or attend along the graph without its mask"
-        memory.check(f"mask() of {graph!r}", needed, instead)
+    num_pairs = math.prod(graph.shape4)
+    if device.type == "cpu" and memory.shortage(num_pairs):
+        remedy = "take some rows(start, stop), or attend along the graph without its mask"
+        memory.check(f"mask() of {graph!r}", num_pairs, remedy)
     keys = graph.edges.keys()
     if keys is not None:
-        return _squeeze(graph, edge_list.mask(keys.to(device), graph.shape4))
-    return _squeeze(graph, enumerate_pairs.dense(graph.edges.contains, repr(graph), graph.shape4, device))
+        return _squeeze(graph, edge_list.mask_from_keys(keys.to(device), graph.shape4))
+    return _squeeze(
+        graph, enumerate_pairs.dense_mask(graph.edges.contains, repr(graph), graph.shape4, device)
+    )
 
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
-    listed = cast("Tensor | None", graph.edges.listed())
+    stored_edges = cast("Tensor | None", graph.edges.listed())
     if device.type != "cpu":
-        return cast("Tensor", graph.edge_index if listed is None else listed).to(device)
-    if listed is not None:
-        # A clone is no inference tensor, so that it can be used in training.
-        return listed.clone() if listed.is_inference() else listed.cpu()
-    # edges are counted only where there is no memory for every pair
-    if memory.shortage(LISTING_BYTES * graph.num_dst * graph.num_src):
-        what = f"the list of the {graph.num_edges:,} edges of {graph!r}"
-        instead = f"{TAKE_ROWS}, or attend along the graph without its list"
-        memory.check(what, LISTING_BYTES * graph.num_edges, instead)
+        return cast("Tensor", graph.edge_index if stored_edges is None else stored_edges).to(device)
+    if stored_edges is not None:
+        # Cloning an inference tensor outside of inference mode makes a list for training.
+        return stored_edges.clone() if stored_edges.is_inference() else stored_edges.cpu()
+    # Counting the edges takes time, so it is skipped where even a list of all pairs would fit.
+    if memory.shortage(BYTES_PER_EDGE * graph.num_dst * graph.num_src):
+        operation = f"the list of the {graph.num_edges:,} edges of {graph!r}"
+        remedy = "take some rows(start, stop), or attend along the graph without its list"
+        memory.check(operation, BYTES_PER_EDGE * graph.num_edges, remedy)
     return counting.edge_list(graph.edges, repr(graph), graph.shape4)
 
 
 def receiver_order(graph: Graph) -> tuple[Tensor | None]:
-    """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
+    """Return the permutation that sorts the edges by receiver, then sender; None if they are sorted."""
     if isinstance(graph.edges, ListedEdges):
         return (graph.edges.order,)
     return (edge_list.sort_by_receiver(graph.edge_index, graph.num_src)[1],)
 
 
 def in_degree(graph: Graph) -> Tensor:
-    if memory.shortage(needed := 24 * math.prod(graph.shape4[:3])):
-        memory.check(f"the in-degrees of {graph!r}", needed, TAKE_ROWS)
+    # Counting takes up to three int64 numbers for each receiver.
+    num_bytes = 24 * math.prod(graph.shape4[:3])
+    memory.check(f"the in-degrees of {graph!r}", num_bytes, "take some rows(start, stop)")
     degrees = graph.edges.in_degree()
     if degrees is None and graph.edges.has_slices:
         degrees = torch.stack([graph.select(b, h).in_degree() for b, h in slices(graph)])
@@ -67,7 +71,6 @@ def in_degree(graph: Graph) -> Tensor:
 
 
 def num_edges(graph: Graph) -> int:
-    # The number of chosen senders is known without a look at a device.
     count = graph.edges.count()
     return int(graph.in_degree().sum()) if count is None else cast("int", count)
 
@@ -86,50 +89,51 @@ def is_full(graph: Graph) -> bool:
     count = graph.edges.count()
     if count is not None:
         return bool(count >= pairs and len(graph.edges.keys()) == pairs)
-    return has_edges_of(graph, EVERY_PAIR)
+    return has_edges_of(graph, ALL_PAIRS)
 
 
 def is_causal(graph: Graph) -> bool:
     if graph.num_dst != graph.num_src:
         return False
-    slices, count = (graph.batch or 1) * (graph.heads or 1), graph.edges.count()
-    # The length of a list is another one nearly always.
-    if count is not None and count < slices * graph.num_dst * (graph.num_dst + 1) // 2:
+    count = graph.edges.count()
+    num_causal = math.prod(graph.shape4[:2]) * graph.num_dst * (graph.num_dst + 1) // 2
+    # The number of stored edges rules out nearly every list without a comparison.
+    if count is not None and count < num_causal:
         return False
-    return has_edges_of(graph, PAST)
+    return has_edges_of(graph, CAUSAL)
 
 
 def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
-    """The graph without parallel edges, and the score_mod that counts each edge as often as it stood."""
-    width = graph.src_offset + graph.num_src
-    dst, src = graph.edge_index[1] + graph.dst_offset, graph.edge_index[0] + graph.src_offset
-    keys = (dst * width + src).sort().values
-    return graph.coalesce(), log_count.of(keys, (1, 1, graph.dst_offset + graph.num_dst, width))
+    """Return the graph without parallel edges, and a score_mod of their multiplicities."""
+    # A score_mod receives absolute positions.
+    src, dst = graph.edge_index
+    num_src = graph.src_offset + graph.num_src
+    keys = ((dst + graph.dst_offset) * num_src + src + graph.src_offset).sort().values
+    return graph.coalesce(), log_count.from_keys(keys, (1, 1, graph.dst_offset + graph.num_dst, num_src))
 
 
 def has_edges_of(graph: Graph, edges: EdgeSet) -> bool:
-    """Whether every sample and head of the graph has exactly these edges."""
-    keys, other = graph.edges.keys(), edges.keys()
-    if keys is not None and other is not None:
-        return torch.equal(keys, other.to(keys.device))
+    """Return True if every sample and head of the graph has exactly these edges."""
+    keys, other_keys = graph.edges.keys(), edges.keys()
+    if keys is not None and other_keys is not None:
+        return torch.equal(keys, other_keys.to(keys.device))
     if keys is not None and not graph.varying_axes:
-        # A stored pair that is none of the edges tells most sets apart.
+        # Most sets differ at a stored pair already.
         dst, src = keys // max(graph.num_src, 1), keys % max(graph.num_src, 1)
         if not edges.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src).all():
             return False
     if graph.varying_axes and (graph.edges.has_slices or edges.has_slices):
-        parts = ((graph.select(*at), edges.select(*at)) for at in slices(graph))
-        return all(has_edges_of(part, edges_of_part) for part, edges_of_part in parts)
-    return counting.same(graph.edges, edges, repr(graph), graph.shape4)
+        return all(has_edges_of(graph.select(b, h), edges.select(b, h)) for b, h in slices(graph))
+    return counting.has_same_pairs(graph.edges, edges, repr(graph), graph.shape4)
 
 
 def slices(graph: Graph) -> list[tuple[int, int]]:
-    """``(batch, head)`` of all samples and heads by which the graph differs, heads first."""
+    """Return ``(batch, head)`` of each sample and head by which the graph differs."""
     return [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
 
 
-def _squeeze(graph: Graph, per_head: Tensor) -> Tensor:
-    """``[batch or 1, heads or 1, ...]`` without the leading axes by which the graph does not vary."""
+def _squeeze(graph: Graph, values: Tensor) -> Tensor:
+    """Drop the axes of ``[batch or 1, heads or 1, ...]`` by which the graph does not vary."""
     if graph.batch is not None:
-        return per_head
-    return per_head[0] if graph.heads is not None else per_head[0, 0]
+        return values
+    return values[0] if graph.heads is not None else values[0, 0]

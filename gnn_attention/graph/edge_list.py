@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -13,166 +14,162 @@ from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Tensor
 
 
-def keys_of(edges: Tensor, num_src: int) -> Tensor:
-    """``dst * num_src + src`` of every edge."""
+def edge_keys(edges: Tensor, num_src: int) -> Tensor:
+    """Return ``dst * num_src + src`` of each edge."""
     return torch.add(edges[0], edges[1], alpha=num_src)
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """The keys in ascending order, and the order of the edges by receiver, then sender.
-
-    The order of a list that stands in it is None.
-    """
-    keys = keys_of(edges, num_src)
-    # In a stable order, so that parallel edges stand in the order of the list.
-    return (keys, None) if ascends(keys) else keys.sort(stable=True)
+    """Return sorted keys, and the permutation by receiver, then sender, or None for a sorted list."""
+    keys = edge_keys(edges, num_src)
+    # A stable sort leaves parallel edges in the order of the list.
+    return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
 
 
-def ascends(key: Tensor) -> bool:
-    """Whether each number is larger than the one before it: such a list is sorted, without duplicates."""
-    # for short lists NumPy takes a third of the time
-    array = numbers(key)
+def is_increasing(keys: Tensor) -> bool:
+    """Return True if each key is larger than the one before: a sorted list without duplicates."""
+    # NumPy takes a third of the time that torch takes for short lists.
+    array = numpy_view(keys)
     return bool((array[1:] > array[:-1]).all())
 
 
-def numbers(x: Tensor) -> NDArray[np.int64]:
-    """The memory of an integer tensor as an array, also inside the transforms of ``torch.func``."""
+def numpy_view(x: Tensor) -> NDArray[np.int64]:
+    """Return an array that shares the memory of an integer tensor, even inside ``torch.func``."""
     while torch._C._functorch.is_gradtrackingtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     with eager_mode():
         return x.numpy()
 
 
-def first_of_each(key: Tensor) -> Tensor:
-    ordered, position = key.sort(stable=True)
-    is_first = torch.ones_like(ordered, dtype=torch.bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    return position[is_first].sort().values
-
-
-def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
-    """Where each wanted edge stands in a list without duplicates; ValueError if one is missing."""
-    keys, order = keys_of(edges, num_src).sort()
-    key = keys_of(wanted, num_src)
-    place = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
-    missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[place] != key
-    if missing.any():
-        src, dst = wanted[:, missing][:, 0].tolist()
+def find_edges(edges: Tensor, pairs: Tensor, num_src: int, name: str) -> Tensor:
+    """Return the index of each pair in a list without duplicates; ValueError if one is missing."""
+    keys, order = edge_keys(edges, num_src).sort()
+    key = edge_keys(pairs, num_src)
+    index = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
+    is_missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[index] != key
+    if is_missing.any():
+        src, dst = pairs[:, is_missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {name}")
-    return order[place]
+    return order[index]
 
 
-def mask(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """True at the places ``keys`` of a table of this shape."""
-    cells = torch.zeros(math.prod(shape), dtype=torch.bool, device=keys.device)
-    return cells.index_fill_(0, keys, True).view(*shape)
+def mask_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a bool tensor of this shape that is True at the flat indices ``keys``."""
+    mask = torch.zeros(math.prod(shape), dtype=torch.bool, device=keys.device)
+    return mask.index_fill_(0, keys, True).view(*shape)
 
 
-# of a dense matrix: 64 MB
-MOST_CELLS = 2**24
-# two indices and a number
-BYTES_OF_A_PAIR = 24
-# multiplications that a dense product does in the time of one of the sparse product
-DENSE_GAIN = 256
+# A dense matrix may take 64 MB.
+MAX_DENSE_CELLS = 2**24
+# An entry of a sparse matrix takes two indices and a number.
+BYTES_PER_PAIR = 24
+# A dense product does this many multiplications while the sparse product does one.
+DENSE_SPEEDUP = 256
 
 
 def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
-    """Two hops, by receiver, then sender: the boolean product of two adjacency matrices."""
-    sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
-    walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
-    if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
-        left, right = (edges[1] * size + edges[0] for edges, size in ((left, num_mid), (right, num_src)))
-        dense = mask(left, (num_dst, num_mid)).float() @ mask(right, (num_mid, num_src)).float()
-        return dense.nonzero().t().flip(0)
-    pairs = min(int(walks), num_dst * num_src)
-    what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
-    memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
-    # the product is made in that format, about which torch would warn
+    """Return the boolean product of two adjacency matrices, sorted by receiver, then sender."""
+    num_cells = max(num_dst * num_mid, num_mid * num_src, num_dst * num_src)
+    out_degree = left[0].bincount(minlength=num_mid).double()
+    num_walks = out_degree @ right[1].bincount(minlength=num_mid).double()
+    if num_cells <= MAX_DENSE_CELLS and num_walks * DENSE_SPEEDUP > num_dst * num_mid * num_src:
+        left_mask = mask_from_keys(edge_keys(left, num_mid), (num_dst, num_mid))
+        right_mask = mask_from_keys(edge_keys(right, num_src), (num_mid, num_src))
+        return (left_mask.float() @ right_mask.float()).nonzero().t().flip(0)
+    num_pairs = min(int(num_walks), num_dst * num_src)
+    operation = f"the product of two graphs, of up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
+    memory.check(operation, BYTES_PER_PAIR * num_pairs, "take some rows(start, stop) of the left one")
+    # The product uses torch's CSR format, which would warn that it is in beta.
     accept_sparse_matrices()
-    sparse: Tensor = torch.sparse.mm(_sparse(left, num_dst, num_mid), _sparse(right, num_mid, num_src))
+    left, right = _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
+    sparse: Tensor = torch.sparse.mm(left, right)
     return sparse.coalesce().indices().flip(0)
 
 
-def _sparse(edges: Tensor, rows: int, columns: int) -> Tensor:
+def _sparse_matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
     ones = torch.ones(edges.shape[1], device=edges.device)
     return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), check_invariants=False)
 
 
-SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
-SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+SIGNED_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
+SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @not_compiled
-def elements(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
-    """The tensor as a plain one of these layouts; ValueError where its memory does not hold its elements."""
-    # EdgeIndex and Index of torch_geometric
-    plain: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
-    kind, inner, functorch = type(plain), plain, torch._C._functorch
+def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
+    """Return an ordinary tensor of one of these layouts; ValueError if it does not hold values."""
+    # torch_geometric's EdgeIndex and Index have as_tensor.
+    values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
+    kind, inner, functorch = type(values), values, torch._C._functorch
     while functorch.is_gradtrackingtensor(inner):
         inner = functorch.get_unwrapped(inner)
-    ways = (
-        (plain.is_meta, "a tensor on the meta device has a shape alone"),
-        (functorch.is_batchedtensor(inner), "torch.vmap varies it, so make the graph outside of torch.vmap"),
-        (plain.is_nested, "torch.nested.to_padded_tensor makes one of a nested tensor"),
-        (plain.is_quantized, "x.dequantize() makes one of a quantized tensor"),
-        (plain.layout not in layouts, "x.to_dense() makes one, and convert.from_pyg takes a sparse adj_t"),
-        (kind.__module__ == "torch.nn.attention.bias", "copies of a CausalBias are empty: give it itself"),
-        (
-            kind.__torch_dispatch__ is not Tensor.__torch_dispatch__,
-            "a MaskedTensor has x.to_tensor(value), a DTensor x.full_tensor(), a traced program has none",
-        ),
+    is_wrapper = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    obstacles = (
+        (values.is_meta, "a tensor on the meta device has no values"),
+        (functorch.is_batchedtensor(inner), "make the graph outside of torch.vmap"),
+        (values.is_nested, "pad a nested tensor with torch.nested.to_padded_tensor"),
+        (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
+        (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
+        (kind.__module__ == "torch.nn.attention.bias", "copies of a CausalBias are empty: pass the original"),
+        (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
     )
-    for applies, way in ways:
+    for applies, remedy in obstacles:
         if applies:
-            got = f"a {kind.__name__} of {plain.dtype} and {plain.layout}"
-            raise ValueError(f"{name} must hold values, as a plain tensor does, got {got}: {way}")
-    # what has no gradient leaves the transform, in which numpy() fails
-    plain = plain if plain.is_floating_point() else inner
-    return plain if kind is Tensor else plain.as_subclass(Tensor)
+            raise ValueError(
+                f"{name} must hold values, as an ordinary tensor does, "
+                f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
+            )
+    # numpy() fails inside a transform, which integers may leave because they have no gradient.
+    values = values if values.is_floating_point() else inner
+    return values if kind is Tensor else values.as_subclass(Tensor)
 
 
 def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """A copy of the list as int64 on the CPU; TypeError, ValueError or IndexError where it is none."""
-    if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
-        got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
-    plain = elements("edge_index", edge_index)
-    if plain.dim() != 2 or plain.shape[0] != 2:
-        hint = "; for a list of (src, dst) pairs use pairs.t()" if plain.shape[1:] == (2,) else ""
-        shape = f"{list(plain.shape)}{hint}"
+    """Return a copy of a valid list as int64 on the CPU; else TypeError, ValueError or IndexError."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED_DTYPES:
+        kind = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {kind}")
+    values = unwrap_tensor("edge_index", edge_index)
+    if values.dim() != 2 or values.shape[0] != 2:
+        hint = "; for a list of (src, dst) pairs use pairs.t()" if values.shape[1:] == (2,) else ""
+        shape = f"{list(values.shape)}{hint}"
         raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
-    edges = plain.detach().to("cpu", torch.int64, copy=True)
-    low, high = map(int, edges.aminmax()) if edges.shape[1] else (0, -1)
-    if low >= 0 and high < min(num_dst, num_src):
+    edges = values.detach().to("cpu", torch.int64, copy=True)
+    lowest, highest = map(int, edges.aminmax()) if edges.shape[1] else (0, -1)
+    if lowest >= 0 and highest < min(num_dst, num_src):
         return edges
-    for row, word, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
+    for row, side, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)
         if outside.any():
-            first = int(outside.nonzero()[0])
-            wrong = f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}"
-            expected = f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
-            raise IndexError(f"{wrong}: expected {expected}")
+            index = int(outside.nonzero()[0])
+            raise IndexError(
+                f"edge_index[{row}, {index}] = {int(edges[row, index])} is no {side}: expected "
+                f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
+            )
     return edges
 
 
-@not_compiled
-def duplicate_message(edges: Tensor, key: Tensor) -> str:
-    """The error message for a list that holds an edge twice; ``key`` is one number for each edge."""
-    values, counts = torch.unique(key, return_counts=True)
-    first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
-    src, dst = edges[:, first[0]].tolist()
-    number, places = int((counts - 1).sum()), f"{src} -> {dst} stands at {first[0]} and {first[1]}"
-    advice = "pass coalesce=True to keep the first of each, or give them a multiplicity m by bias=log(m)"
-    return f"edge_index holds {number} duplicate edges (the edge {places}), but a graph is a set: {advice}"
+def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
+    """Raise ValueError for a list that holds an edge more than once."""
+    keys = edge_keys(edges, num_src)
+    unique_keys, counts = torch.unique(keys, return_counts=True)
+    first, second = (keys == unique_keys[counts > 1][0]).nonzero().flatten()[:2].tolist()
+    src, dst = edges[:, first].tolist()
+    raise ValueError(
+        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} stands at "
+        f"{first} and {second}), but a graph is a set: pass coalesce=True to keep the first of each, "
+        "or give them a multiplicity m by bias=log(m)"
+    )
 
 
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """The edges between these receivers and senders, numbered by their places among them, in order."""
-    places = torch.stack([_places(src, num_src)[edges[0]], _places(dst, num_dst)[edges[1]]])
-    return places[:, (places >= 0).all(0)]
+    """Return the edges from ``src`` to ``dst``, with each token replaced by its index in that list."""
+    new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
+    new_edges = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
+    return new_edges[:, (new_edges >= 0).all(0)]
 
 
-def _places(tokens: Tensor, count: int) -> Tensor:
-    """Where each of the tokens 0 .. count - 1 stands in ``tokens``, -1 if it does not."""
-    places = torch.full((count,), -1, dtype=torch.int64, device="cpu")
-    return places.index_copy_(0, tokens, torch.arange(len(tokens), device="cpu"))
+def _index_of_tokens(tokens: Tensor, count: int) -> Tensor:
+    """Return the index in ``tokens`` of each token 0 .. count - 1, or -1."""
+    index = torch.full((count,), -1, dtype=torch.int64, device="cpu")
+    return index.index_copy_(0, tokens, torch.arange(len(tokens), device="cpu"))

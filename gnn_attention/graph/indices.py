@@ -1,7 +1,7 @@
-"""From an index ``[..., dst, K]`` of chosen senders, or blocks of senders, to edges.
+"""Edges from an index ``[..., dst, K]`` of chosen senders, or of chosen blocks of senders.
 
-The rows of an index, sorted and without repetition, are a sparse matrix in rows of all samples and heads, one
-after the other. Nothing here is as large as tokens x tokens.
+The sorted, distinct rows of all samples and heads, one after the other, are a CSR matrix. No tensor
+has tokens x tokens elements.
 """
 
 from __future__ import annotations
@@ -16,138 +16,142 @@ from gnn_attention._support.checks import quote
 from gnn_attention._support.dynamo import eager_mode
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import edge_list, rules
-from gnn_attention.graph.edge_list import SIGNED, elements
+from gnn_attention.graph.edge_list import SIGNED_DTYPES, unwrap_tensor
 from gnn_attention.graph.edges import ChosenEdges, RuleEdges, log_count
 
-# the word for coalesce
+# The value of coalesce that asks for multiplicities
 COUNT = "count"
-# of tokens, of blocks: what a row of an index is
-RECEIVERS = "receiver", "block of receivers"
 
 
 def read_table(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
-) -> Int[Tensor, "batch heads dst most"]:
-    """A copy of the checked index with four axes, int32 if it can be; ``num_src`` for what is none."""
-    if not isinstance(index, Tensor) or index.dtype not in SIGNED:
-        advice = "torch.as_tensor(index).long() makes one of other integers, convert.from_mask takes a mask"
-        wanted = "a tensor of signed integers [..., dst, K]"
-        raise TypeError(f"index must be {wanted}, got {quote(index)}; {advice}")
-    index = elements("index", index)
+) -> Int[Tensor, "batch heads dst K"]:
+    """Check an index and copy it to four axes, as int32 if possible; ``num_src`` stands for no sender."""
+    if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
+        raise TypeError(
+            f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; use "
+            "torch.as_tensor(index).long() for other integers, convert.from_mask for a mask"
+        )
+    index = unwrap_tensor("index", index)
     if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
-        forms = "[dst, K], [heads, dst, K] or [batch, heads or 1, dst, K]"
-        raise ValueError(f"index must be {forms}, got shape {list(index.shape)}")
+        shape = list(index.shape)
+        raise ValueError(
+            f"index must be [dst, K], [heads, dst, K] or [batch, heads or 1, dst, K], got {shape}"
+        )
     table = index.detach()[(None,) * (4 - index.dim())]
     if count is not None:
-        table = table.masked_fill(~_valid_entries(index, count).view(table.shape), -1)
+        table = table.masked_fill(~_valid_mask(index, count).view(table.shape), -1)
     lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
     if lowest < -1 or highest >= num_src:
         src, dst = _find_first(table, (table < -1) | (table >= num_src))
+        receiver = "block of receivers" if blocks else "receiver"
         senders = f"{num_src} blocks of senders" if blocks else f"num_src={num_src}"
-        expected = f"0 .. {num_src - 1} ({senders}), or -1 for none"
-        raise IndexError(f"index holds {src} for {RECEIVERS[blocks]} {dst}: expected {expected}")
+        raise IndexError(
+            f"index holds {src} for {receiver} {dst}: expected 0 .. {num_src - 1} ({senders}), or -1 for none"
+        )
     dtype = torch.int32 if num_src < 2**31 else torch.int64
     table = table.to(dtype, copy=True, memory_format=torch.contiguous_format)
     return table.masked_fill_(table < 0, num_src) if lowest < 0 else table
 
 
-def _valid_entries(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
-    """Which entries are valid: the first ``count`` of each receiver."""
-    if not isinstance(count, Tensor) or count.dtype not in SIGNED:
+def _valid_mask(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
+    """Return which entries are valid: the first ``count`` of each receiver."""
+    if not isinstance(count, Tensor) or count.dtype not in SIGNED_DTYPES:
         raise TypeError(f"count must be a tensor of signed integers, got {quote(count)}")
-    count = elements("count", count)
+    count = unwrap_tensor("count", count)
     if count.shape != index.shape[:-1]:
         raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
     most = index.shape[-1]
-    if count.numel() and (int(count.min()) < 0 or int(count.max()) > most):
-        got = f"{int(count.min())} .. {int(count.max())}"
-        raise IndexError(f"count must be in 0 .. {most}, the K of index, got {got}")
+    low, high = (int(count.min()), int(count.max())) if count.numel() else (0, 0)
+    if low < 0 or high > most:
+        raise IndexError(f"count must be in 0 .. {most}, the K of index, got {low} .. {high}")
     return torch.arange(most, device=index.device) < count.unsqueeze(-1)
 
 
-def _find_first(table: Tensor, wrong: Tensor) -> tuple[int, str]:
-    """The first wrong entry, and its receiver in words."""
-    place = wrong.nonzero()[0].tolist()
-    axes = zip(("sample", "head"), table.shape[:2], place, strict=False)
-    of = "".join(f" of {word} {at}" for word, size, at in axes if size > 1)
-    return int(table[tuple(place)]), f"{place[2]}{of}"
+def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
+    """Return the first wrong entry of a table, and its receiver, head and sample as text."""
+    index = is_wrong.nonzero()[0].tolist()
+    axes = zip(("sample", "head"), table.shape[:2], index, strict=False)
+    location = "".join(f" of {axis} {number}" for axis, size, number in axes if size > 1)
+    return int(table[tuple(index)]), f"{index[2]}{location}"
 
 
 class Rows:
-    """Sorted rows of an index, what is an edge in them, and how often: ``once`` if that is known."""
+    """The sorted rows of an index: which entries are valid, and which repeat the entry before."""
 
-    blocks = False
-
-    def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int, once: bool = False) -> None:
-        # what is as large as the index is written once: of fresh memory pages cost more than the work
-        self.num_src, self.given = num_src, table.clone() if table.shape[:2] == (1, 1) else table
+    def __init__(
+        self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
+    ) -> None:
+        self.num_src = num_src
+        # Only a graph of one slice needs the order of its index, and a copy costs more than the sort.
+        self.unsorted_table = table.clone() if table.shape[:2] == (1, 1) else table
         if table.device.type == "cpu":
-            # torch takes twenty times as long for many short rows
+            # torch takes twenty times as long for many short rows.
             table.numpy().sort(axis=-1)
-        self.sorted = table if table.device.type == "cpu" else table.sort(dim=-1).values
-        self.valid, self.repeats = self.sorted < num_src, None
-        if once:
-            return
-        repeats = (self.sorted[..., 1:] == self.sorted[..., :-1]).logical_and_(self.valid[..., 1:])
-        self.repeats = torch.nn.functional.pad(repeats, (1, 0)) if bool(repeats.any()) else None
+        self.table = table if table.device.type == "cpu" else table.sort(dim=-1).values
+        self.is_valid = self.table < num_src
+        self.is_repeat = None
+        if not is_distinct:
+            is_repeat = (self.table[..., 1:] == self.table[..., :-1]).logical_and_(self.is_valid[..., 1:])
+            self.is_repeat = torch.nn.functional.pad(is_repeat, (1, 0)) if bool(is_repeat.any()) else None
 
     def check_distinct(self) -> None:
-        """ValueError that names a sender that stands twice."""
-        if self.repeats is None:
+        """Raise ValueError if a receiver chose a sender more than once."""
+        if self.is_repeat is None:
             return
-        src, dst = _find_first(self.sorted, self.repeats)
-        sender = f"{'block' if self.blocks else 'sender'} {src}"
-        what = f"{sender} more than once for {RECEIVERS[self.blocks]} {dst}"
-        advice = "pass coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
-        advice = "put -1 in the place of all but one" if self.blocks else advice
-        repeats = f"(entries that repeat: {self.repeats.sum()})"
-        raise ValueError(f"index holds {what} {repeats}, but a graph is a set: {advice}")
+        src, dst = _find_first(self.table, self.is_repeat)
+        raise ValueError(
+            f"index holds sender {src} more than once for receiver {dst} (entries that repeat: "
+            f"{self.is_repeat.sum()}), but a graph is a set: pass coalesce=True to take it once, or "
+            "coalesce='count' to weigh it by its multiplicity"
+        )
 
     def check_causal(self) -> None:
-        """ValueError that names an edge from a later token."""
-        table = self.sorted
+        """Raise ValueError if a receiver chose a later token."""
+        table = self.table
         dst = torch.arange(table.shape[2], device=table.device, dtype=table.dtype).unsqueeze(-1)
-        late = (table > dst).logical_and_(self.valid)
-        if bool(late.any()):
-            edge = "{} -> {}".format(*_find_first(table, late))
-            advice = "put -1 in its place, or leave causal out"
-            raise ValueError(f"index holds the edge {edge}, which is not causal (src <= dst): {advice}")
+        is_late = (table > dst).logical_and_(self.is_valid)
+        if bool(is_late.any()):
+            edge = "{} -> {}".format(*_find_first(table, is_late))
+            raise ValueError(
+                f"index holds the edge {edge}, which is not causal (src <= dst): put -1 in its place, "
+                "or leave causal out"
+            )
 
     @cached_property
-    def edge(self) -> Bool[Tensor, "batch heads dst most"]:
-        """Which entries are edges: valid, and the first of their kind."""
-        return self.valid if self.repeats is None else self.valid & ~self.repeats
+    def is_edge(self) -> Bool[Tensor, "batch heads dst K"]:
+        """Which entries are edges: valid, and the first of equal ones."""
+        return self.is_valid if self.is_repeat is None else self.is_valid & ~self.is_repeat
 
-    def multiplicity(self) -> log_count:
-        """What weighs each sender by how often it stands."""
-        row = torch.arange(math.prod(self.sorted.shape[:3]), device=self.sorted.device)
-        keys = row.view(*self.sorted.shape[:3], 1) * self.num_src + self.sorted
-        return log_count.of(keys[self.valid], (*self.sorted.shape[:3], self.num_src))
+    def count_entries(self) -> log_count:
+        """Return the score_mod ``score + log m`` for a sender that was chosen m times."""
+        row = torch.arange(math.prod(self.table.shape[:3]), device=self.table.device)
+        keys = row.view(*self.table.shape[:3], 1) * self.num_src + self.table
+        return log_count.from_keys(keys[self.is_valid], (*self.table.shape[:3], self.num_src))
 
-    def choose(self) -> ChosenEdges:
-        """The edges; of one sample and head in the order of the index."""
-        # Slice by slice, because torch widens what it adds up.
-        ends = torch.cat([edge.sum(-1) for edge in self.edge.flatten(0, 1)]).cumsum(0)
+    def to_edges(self) -> ChosenEdges:
+        # torch widens bools before it adds them up, so slices are added one by one.
+        ends = torch.cat([edge.sum(-1) for edge in self.is_edge.flatten(0, 1)]).cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
-        whole = int(ptr[-1]) == self.edge.numel()
-        src = self.sorted.flatten() if whole else self.sorted[self.edge]
-        in_order = self.edges() if self.sorted.shape[:2] == (1, 1) else None
-        return ChosenEdges(ptr, src, (*self.sorted.shape[:3], self.num_src), in_order)
+        all_edges = int(ptr[-1]) == self.is_edge.numel()
+        src = self.table.flatten() if all_edges else self.table[self.is_edge]
+        index_order = self._list_in_index_order() if self.table.shape[:2] == (1, 1) else None
+        return ChosenEdges(ptr, src, (*self.table.shape[:3], self.num_src), index_order)
 
-    def edges(self) -> Int[Tensor, "2 edges"]:
-        """The edges of one sample and head as they stand in the index, int64."""
-        table, edge = self.given[0, 0], self.given[0, 0] < self.num_src
-        if self.repeats is not None:
+    def _list_in_index_order(self) -> Int[Tensor, "2 edges"]:
+        table = self.unsorted_table[0, 0]
+        is_edge = table < self.num_src
+        if self.is_repeat is not None:
             order = table.sort(dim=-1, stable=True).indices
-            edge = torch.zeros_like(edge).scatter(-1, order, self.edge[0, 0])
-        dst = torch.arange(len(edge), device=edge.device).unsqueeze(-1).expand_as(edge)
-        return torch.stack([table[edge].long(), dst[edge]])
+            is_edge = torch.zeros_like(is_edge).scatter(-1, order, self.is_edge[0, 0])
+        dst = torch.arange(len(table), device=table.device).unsqueeze(-1).expand_as(table)
+        return torch.stack([table[is_edge].long(), dst[is_edge]])
 
 
 def read_senders(
     index: Tensor, num_src: int, count: Tensor | None, coalesce: object, causal: bool
 ) -> tuple[ChosenEdges, log_count | None]:
-    """The edges of ``TokenGraph.from_indices``, and the multiplicity if it is asked for."""
+    """Return the edges of ``TokenGraph.from_indices``, and their multiplicities if asked for."""
     if not isinstance(coalesce, bool) and coalesce != COUNT:
         raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quote(coalesce)}")
     num_src = checks.size("num_src", num_src)
@@ -157,36 +161,43 @@ def read_senders(
             rows.check_distinct()
         if causal:
             rows.check_causal()
-        return rows.choose(), rows.multiplicity() if coalesce == COUNT else None
+        return rows.to_edges(), rows.count_entries() if coalesce == COUNT else None
 
 
 def read_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> RuleEdges:
-    """The edges of ``TokenGraph.from_block_indices``: the rule of a table of blocks."""
+    """Return the edges of ``TokenGraph.from_block_indices``, the rule of a table of blocks."""
     with eager_mode():
-        blocks = rows_of_blocks(index, block_size, num_dst, num_src).choose()
-        table = edge_list.mask(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
-    return RuleEdges(rules.past(partial(rules.look_up_blocks, table, block_size, block_size), causal))
+        blocks = read_block_rows(index, block_size, num_dst, num_src).to_edges()
+        table = edge_list.mask_from_keys(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
+    return RuleEdges(rules.drop_future(partial(rules.look_up_blocks, table, block_size, block_size), causal))
 
 
-def rows_of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Rows:
-    """The checked rows of chosen blocks, of which none stands twice."""
+def read_block_rows(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Rows:
+    """Return the rows of an index of blocks; ValueError if a row holds a block more than once."""
     num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
     columns = -(-num_src // checks.size("block_size", block_size, 1))
     rows = Rows(read_table(index, columns, None, blocks=True), columns)
-    rows.blocks = True
     check_blocks(index, block_size, num_dst)
-    rows.check_distinct()
+    if rows.is_repeat is not None:
+        src, dst = _find_first(rows.table, rows.is_repeat)
+        raise ValueError(
+            f"index holds block {src} more than once for block of receivers {dst} (entries that "
+            f"repeat: {rows.is_repeat.sum()}), but a graph is a set: put -1 in the place of all but one"
+        )
     return rows
 
 
 def check_blocks(index: Tensor, block_size: int, num_dst: int) -> None:
-    """ValueError unless there is a row for each block of receivers."""
-    if index.shape[-2] != (due := -(-num_dst // block_size)):
-        got = f"{index.shape[-2]} for {num_dst} receivers in blocks of {block_size}"
-        raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
+    """Raise ValueError unless the index has a row for each block of receivers."""
+    rows, num_blocks = index.shape[-2], -(-num_dst // block_size)
+    if rows != num_blocks:
+        raise ValueError(
+            f"index must have a row for each of the {num_blocks} blocks of receivers, got {rows} for "
+            f"{num_dst} receivers in blocks of {block_size}"
+        )
 
 
 def varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
-    """``(batch, heads)`` by which the graph of an index differs."""
+    """Return the sizes ``(batch, heads)`` by which the graph of an index differs."""
     heads = index.shape[-3] if index.dim() > 2 else 1
     return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

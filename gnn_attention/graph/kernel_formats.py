@@ -1,7 +1,7 @@
-"""A graph as attention kernels take it: SDPA's mask, FlexAttention's BlockMask, packed lengths, a window.
+"""Graphs in the forms of attention kernels: SDPA's mask, FlexAttention's BlockMask, varlen, a window.
 
-A graph that a kernel cannot express is a ValueError. All but SDPA's mask are made without visiting every pair
-of tokens. Public through ``gnn_attention.convert``.
+A graph that a kernel cannot express raises ValueError. Only SDPA's mask visits every pair. The
+functions are public in ``gnn_attention.convert``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from gnn_attention.graph.token_graph import TokenGraph
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+# The lists of a BlockMask would take more than 8 GiB above this number of tiles.
+MAX_TILES = 2**28
+
 
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
-    """SDPA's ``attn_mask``: ``graph.mask()``, or 0.0 and -inf in a float dtype.
+    """Return SDPA's ``attn_mask``: ``graph.mask()``, or 0.0 and -inf in a float dtype.
 
     >>> from gnn_attention import patterns
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
@@ -42,12 +45,12 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device | str = "cpu") -> BlockMask:
-    """FlexAttention's ``BlockMask`` of the graph, lists of both directions, without a ``dst x src`` tensor.
+    """Return FlexAttention's ``BlockMask`` of the graph, made without a ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule. Tiles that reach over the border are partial. The lists hold an
-    int32 for every tile. ``device`` is that of the queries: FlexAttention's kernels read the lists and the
-    tables of the rule there, and ``BlockMask.to`` would leave the tables behind. Raises ValueError without a
-    receiver or a sender, and above 2^28 tiles.
+    Its ``mask_mod`` is the graph's rule, and tiles that reach over the border are partial. The
+    lists hold an int32 for every tile. ``device`` must be that of the queries, where the kernels
+    read the lists and the tables of the rule; ``BlockMask.to`` does not move the tables. Raises
+    ValueError for a graph without receivers or senders, and above 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -60,15 +63,16 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     block_size = checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
         raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}")
-    parts = tiles(graph, block_size)
-    if parts.num_tiles > MOST_TILES:
-        size = f"the lists of {parts.num_tiles} tiles would take {32 * parts.num_tiles / 2**30:.0f} GiB"
-        advice = f"take a larger block_size than {block_size}, or tiling.tiles, whose runs are small"
-        raise ValueError(f"{size} for {graph!r}: {advice}")
-    kinds = parts.table()
-    # those that the border cuts are no full tiles
-    kinds[:, :, graph.num_dst // block_size :] = kinds[:, :, graph.num_dst // block_size :].clamp(max=PARTIAL)
-    kinds[..., graph.num_src // block_size :] = kinds[..., graph.num_src // block_size :].clamp(max=PARTIAL)
+    tiling = tiles(graph, block_size)
+    if tiling.num_tiles > MAX_TILES:
+        raise ValueError(
+            f"the lists of {tiling.num_tiles} tiles would take {32 * tiling.num_tiles / 2**30:.0f} GiB "
+            f"for {graph!r}: take a larger block_size than {block_size}, or the runs of tiling.tiles"
+        )
+    kinds = tiling.table()
+    # FlexAttention does not mask full tiles, so a tile at the border must be partial.
+    kinds[:, :, graph.num_dst // block_size :].clamp_(max=PARTIAL)
+    kinds[..., graph.num_src // block_size :].clamp_(max=PARTIAL)
     lists = (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE))
     lengths = (graph.num_dst, graph.num_src)
     rule = on_device(graph.rule, torch.device(device))
@@ -76,15 +80,11 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     return mask.to(str(device))
 
 
-MOST_TILES = 2**28
-
-
 def from_block_mask(mask: BlockMask) -> TokenGraph:
-    """The graph of FlexAttention's ``BlockMask``: the pairs of its full blocks, and where its ``mask_mod``
-    holds in the partial ones.
+    """Return the graph of FlexAttention's ``BlockMask``.
 
-    The graph has an axis of heads, or of samples, if the lists of the mask have more than one. Raises
-    TypeError for another object.
+    An edge is a pair in a full block, or in a partial block if ``mask_mod`` is True. The graph
+    differs by head or sample if the lists of the mask do. Raises TypeError for another object.
 
     >>> from gnn_attention import patterns
     >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)
@@ -98,24 +98,24 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
         lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
     tables = []
     for number, columns in lists:
-        # whatever follows the first ``number`` columns of a row is no tile
+        # Only the first ``number`` columns of a row are listed. The others are padding.
         is_listed = torch.arange(columns.shape[-1], device="cpu") < number.cpu().unsqueeze(-1)
         columns = columns.cpu().long()
         tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0)
     batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
     sizes = (*mask.seq_lengths, heads, batch, "block_mask")
-    holds = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *sizes)
-    of_tiles = (partial(rules.look_up_blocks, table, *mask.BLOCK_SIZE) for table in tables)
-    is_partial, *is_full = (TokenGraph.from_rule(rule, *sizes) for rule in of_tiles)
-    graph = holds & is_partial
-    return replace(graph | is_full[0] if is_full else graph, name="block_mask")
+    tile_rules = (partial(rules.look_up_blocks, table, *mask.BLOCK_SIZE) for table in tables)
+    partial_tiles, *full_tiles = (TokenGraph.from_rule(rule, *sizes) for rule in tile_rules)
+    graph = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *sizes) & partial_tiles
+    return replace(graph | full_tiles[0] if full_tiles else graph, name="block_mask")
 
 
 class Varlen(NamedTuple):
-    """Packed documents as variable-length kernels take them (``torch.nn.attention.varlen``, flash-attention).
+    """Packed documents in the form of ``torch.nn.attention.varlen`` and flash-attention.
 
-    Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. Inside it each token attends to
-    itself, ``window[0]`` tokens before it and ``window[1]`` after it; -1 = all. Causal is ``(-1, 0)``.
+    Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. A token attends to
+    itself, to ``window[0]`` tokens before it and to ``window[1]`` tokens after it in the same
+    document; -1 means all. Causal attention is ``(-1, 0)``.
     """
 
     cu_seqlens: Int[Tensor, " documents_and_one"]
@@ -124,72 +124,75 @@ class Varlen(NamedTuple):
 
 
 def to_varlen(graph: TokenGraph) -> Varlen:
-    """The graph as packed documents with one window for all: causal, full or local in each, nothing between.
+    """Return the graph as packed documents with one window for all of them.
 
-    Raises ValueError for any other graph, and for one that differs by head or sample or is not square.
+    Documents are causal, full or local, without edges between them. Raises ValueError for any other
+    graph, including one that differs by head or sample or is not square.
 
     >>> from gnn_attention import patterns
     >>> to_varlen(patterns.documents([3, 1, 2]))
     Varlen(cu_seqlens=tensor([0, 3, 4, 6], dtype=torch.int32), max_seqlen=3, window=(-1, 0))
     """
-    _check_plain("varlen kernels hold", graph)
+    _check_one_slice(graph)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"varlen kernels need as many receivers as senders, got {graph!r}; see to_window")
-    before, after = _reach(graph, 0)
-    # a document starts where no edge crosses, in either direction
-    starts = before == 0
-    starts[1:] &= after[:-1] == 0
-    bounds = torch.cat([starts.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
+    num_before, num_after = _count_before_and_after(graph, 0)
+    # A document starts at a token that no edge crosses, in either direction.
+    is_start = num_before == 0
+    is_start[1:] &= num_after[:-1] == 0
+    bounds = torch.cat([is_start.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
     lengths = bounds.diff()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
-    left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    meant = _band(left, right, 0) & (look_up(owner, dst) == look_up(owner, src))
-    if not graph.has_edges_of(RuleEdges(meant)):
+    document = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
+    left, right, longest = (int(x.max()) if len(lengths) else 0 for x in (num_before, num_after, lengths))
+    expected = _band(left, right, 0) & (look_up(document, dst) == look_up(document, src))
+    if not graph.has_edges_of(RuleEdges(expected)):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
-    return Varlen(
-        bounds.to(torch.int32), longest, (_window_side(left, longest - 1), _window_side(right, longest - 1))
-    )
+    window = _window_side(left, longest - 1), _window_side(right, longest - 1)
+    return Varlen(bounds.to(torch.int32), longest, window)
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
-    """The graph as flash-attention's ``window_size=(left, right)``, tokens before and after; -1 = all.
+    """Return flash-attention's ``window_size=(left, right)``: tokens before and after, -1 for all.
 
-    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` counts the token
-    itself: it is ``(w - 1, 0)``. ValueError for any other graph, and one that differs by head or sample.
+    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` is
+    ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is no such
+    window, or that differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9))
     ((7, 0), (-1, 0))
     """
-    _check_plain("flash-attention's window is", graph)
+    _check_one_slice(graph)
     shift = graph.num_src - graph.num_dst
-    before, after = _reach(graph, shift)
-    # for a receiver that comes before all senders
+    num_before, num_after = _count_before_and_after(graph, shift)
+    # A receiver that comes before all senders reaches over the gap between.
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
-    after = torch.where(after > 0, after + gap, 0)
-    left, right = (int(side.max()) if len(side) else 0 for side in (before, after))
+    num_after = torch.where(num_after > 0, num_after + gap, 0)
+    left, right = (int(counts.max()) if len(counts) else 0 for counts in (num_before, num_after))
     if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
         raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
     return _window_side(left, graph.num_src - 1), _window_side(right, graph.num_dst - 1)
 
 
-def _check_plain(what: str, graph: TokenGraph) -> None:
+def _check_one_slice(graph: TokenGraph) -> None:
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        advice = "take one with select(batch, head)"
-        raise ValueError(f"{what} one graph for all heads and samples, got {graph!r}: {advice}")
+        raise ValueError(
+            "varlen kernels and flash-attention's window hold one graph for all heads and samples, "
+            f"got {graph!r}: take one with select(batch, head)"
+        )
 
 
-def _window_side(side: int, furthest: int) -> int:
-    return -1 if side >= furthest else side
+def _window_side(count: int, furthest: int) -> int:
+    return -1 if count >= furthest else count
 
 
-def _reach(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
-    """The number of senders before, and after, its own position ``dst + shift`` for every receiver."""
+def _count_before_and_after(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
+    """Count the senders before, and after, position ``dst + shift`` for each receiver."""
     halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
     sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
-    before, after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
-    return before, after
+    num_before, num_after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
+    return num_before, num_after
 
 
 def _band(left: int, right: int, shift: int) -> Any:

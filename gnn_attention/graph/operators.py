@@ -1,4 +1,4 @@
-"""Graphs made of graphs: rows, one head, the set operators, two hops and powers of :class:`TokenGraph`."""
+"""Methods of :class:`TokenGraph` that return graphs: rows, slices, set operators, products and powers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gnn_attention._support.memo import Frozen
 from gnn_attention.graph import edge_list, rules, text
 from gnn_attention.graph.edges import CombinedEdges, EdgeSet, ListedEdges
 
-# A TokenGraph, whose class is derived from the one below.
+# A TokenGraph, whose class is derived from GraphOperators.
 Graph = Any
 G = TypeVar("G", bound="GraphOperators")
 
 
 @dataclass(eq=False, repr=False)
 class GraphOperators(Frozen):
-    """The fields of a :class:`TokenGraph`, and its methods that make graphs."""
+    """The fields of a :class:`TokenGraph`, and its methods that return graphs."""
 
     edges: EdgeSet
     num_dst: int
@@ -35,7 +35,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """The receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
+        """Return the graph of rows ``start .. stop - 1`` over all senders, as in decoding; else IndexError.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
@@ -44,21 +44,20 @@ class GraphOperators(Frozen):
         """
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
-            expected = f"0 <= start <= stop <= num_dst = {self.num_dst}"
-            raise IndexError(f"rows({start}, {stop}): expected {expected}")
+            raise IndexError(
+                f"rows({start}, {stop}): expected 0 <= start <= stop <= {self.num_dst} = num_dst"
+            )
+        edges, offset = self.edges.rows(start, stop), self.dst_offset + start
         name = f"{text.parenthesize(self.name)}.rows({start}, {stop})"
-        first = self.dst_offset + start
-        return replace(
-            self, edges=self.edges.rows(start, stop), num_dst=stop - start, name=name, dst_offset=first
-        )
+        return replace(self, edges=edges, num_dst=stop - start, name=name, dst_offset=offset)
 
     @not_compiled
     def select(self: G, batch: int = 0, head: int = 0) -> G:
-        """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
-        for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
-            checks.position(word, index)
-            if count is not None and not 0 <= index < count:
-                raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
+        """Return the graph of one sample and one head. Raises IndexError for an unknown one."""
+        for argument, index, size in (("batch", batch, self.batch), ("head", head, self.heads)):
+            checks.position(argument, index)
+            if size is not None and not 0 <= index < size:
+                raise IndexError(f"{argument} must be in 0 .. {size - 1}, got {index}")
         if self.heads is None and self.batch is None:
             return self
         name = f"{text.parenthesize(self.name)}.select({batch}, {head})"
@@ -67,14 +66,14 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def coalesce(self: G) -> G:
-        """The graph with each edge once, the first of its copies: this one if it has no parallel edges."""
-        distinct = self.edges.distinct
-        return self if distinct is self.edges else replace(self, edges=distinct)
+        """Return the graph with the first of each set of parallel edges: itself if it has none."""
+        edges = self.edges.unique_edges
+        return self if edges is self.edges else replace(self, edges=edges)
 
     @property
     @not_compiled
     def T(self: G) -> G:
-        """Every edge reversed: senders become receivers (seed S4.22)."""
+        """The graph with every edge reversed: senders become receivers (seed S4.22)."""
         return replace(
             self,
             edges=self.edges.transposed(),
@@ -99,28 +98,31 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def __invert__(self: G) -> G:
-        edges = CombinedEdges(operator.invert, (self.edges.distinct,))
+        edges = CombinedEdges(operator.invert, (self.edges.unique_edges,))
         return replace(self, edges=edges, name=f"~{text.parenthesize(self.name)}")
 
     def __matmul__(self: G, other: G) -> G:
-        """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
+        """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
+        Raises ValueError unless the middle tokens are the same, and if a graph differs by slice.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
-            wanted = f"{self.num_src} receivers from {self.src_offset} on, the senders of {self.name}"
-            got = f"{other.num_dst} receivers of {other!r}"
-            raise ValueError(f"graphs joined by @ must meet: expected {wanted}, got {got}")
-        sizes = self.num_dst, self.num_src, other.num_src
+            raise ValueError(
+                f"graphs joined by @ must meet: expected {self.num_src} receivers from {self.src_offset} on, "
+                f"the senders of {self.name}, got {other.num_dst} receivers of {other!r}"
+            )
         left, right = cast("tuple[Graph, Graph]", (self.coalesce(), other.coalesce()))
-        edges = ListedEdges(edge_list.product(left.edge_index, right.edge_index, *sizes), sizes[0], sizes[2])
+        edge_index = edge_list.product(
+            left.edge_index, right.edge_index, self.num_dst, self.num_src, other.num_src
+        )
+        edges = ListedEdges(edge_index, self.num_dst, other.num_src)
         name = f"{text.parenthesize(self.name)} @ {text.parenthesize(other.name)}"
         return replace(self, edges=edges, num_src=other.num_src, name=name, src_offset=other.src_offset)
 
     def __pow__(self: G, hops: int) -> G:
-        """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
+        """Return the graph of exactly ``hops`` hops: ``g ** 2 == g @ g``; ValueError unless square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
@@ -134,42 +136,40 @@ class GraphOperators(Frozen):
 
 
 @not_compiled
-def _combine(left: G, right: G, sign: str, join: Callable[..., Any]) -> G:
-    """The graph whose edges are the set operator ``join`` of those of both.
-
-    It keeps its edges as a list or as rows where the pairs of the operands that are stored hold them all.
-    """
+def _combine(left: G, right: G, sign: str, operation: Callable[..., Any]) -> G:
+    """Apply a set operator to the edges of two graphs with the same tokens."""
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
         return cast("G", NotImplemented)
-    _check_same_nodes(left, right, sign)
-    name = f"{text.parenthesize(left.name)} {sign} {text.parenthesize(right.name)}"
+    nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
+    sizes = ((left.heads, right.heads), (left.batch, right.batch))
+    same_nodes = all(getattr(left, name) == getattr(right, name) for name in nodes)
+    if not same_nodes or any(None not in pair and pair[0] != pair[1] for pair in sizes):
+        raise ValueError(
+            f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
+            f"got {left!r} and {right!r}"
+        )
     heads, batch = left.heads or right.heads, left.batch or right.batch
-    edges = _join_stored(left.edges.distinct, right.edges.distinct, sign, (batch or 1, heads or 1), left)
+    operands = left.edges.unique_edges, right.edges.unique_edges
+    edges = _combine_stored_edges(operands, sign, (batch or 1, heads or 1), left)
     if edges is None:
-        edges = CombinedEdges(join, (left.edges.distinct, right.edges.distinct))
+        edges = CombinedEdges(operation, operands)
+    name = f"{text.parenthesize(left.name)} {sign} {text.parenthesize(right.name)}"
     return replace(left, edges=edges, heads=heads, batch=batch, name=name)
 
 
-def _join_stored(
-    left: EdgeSet, right: EdgeSet, sign: str, slices: tuple[int, int], graph: Graph
+def _combine_stored_edges(
+    operands: tuple[EdgeSet, EdgeSet], sign: str, sizes: tuple[int, int], graph: Graph
 ) -> EdgeSet | None:
-    """The combination, found at the stored pairs alone; None where a rule has edges besides."""
+    """Combine edges into a list or rows; None where a rule may add edges that are not stored."""
+    left, right = operands
     if sign in "&-":
-        edges = left.restricted_to(right, sign == "&", slices)
-        return right.restricted_to(left, True, slices) if edges is None and sign == "&" else edges
+        edges = left.restrict_to(right, sign == "&", sizes)
+        return right.restrict_to(left, True, sizes) if edges is None and sign == "&" else edges
     first, second = left.listed(), right.listed()
-    if slices != (1, 1) or first is None or second is None:
+    if sizes != (1, 1) or first is None or second is None:
         return None
-    union = ListedEdges(torch.cat([first, second], dim=1), graph.num_dst, graph.num_src, "keep").distinct
+    all_edges = torch.cat([first, second], dim=1)
+    union = ListedEdges(all_edges, graph.num_dst, graph.num_src, "keep").unique_edges
     if sign == "|":
         return union
-    return union.restricted_to(CombinedEdges(operator.xor, (left, right)), True, slices)
-
-
-def _check_same_nodes(left: Graph, right: Graph, sign: str) -> None:
-    nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
-    sizes = ((left.heads, right.heads), (left.batch, right.batch))
-    same = all(getattr(left, name) == getattr(right, name) for name in nodes)
-    if not same or any(None not in pair and pair[0] != pair[1] for pair in sizes):
-        expected = f"graphs joined by {sign} must have the same nodes (number and position), heads and batch"
-        raise ValueError(f"{expected}, got {left!r} and {right!r}")
+    return union.restrict_to(CombinedEdges(operator.xor, operands), True, sizes)

@@ -1,7 +1,7 @@
-"""The tokens of a pair as symbols: an expression of them is a rule, which can be pickled.
+"""Symbols for the tokens of a pair: an expression of them is a rule, which can be pickled.
 
-``(src <= dst) & (dst - src < 4)`` is the rule of a window of four tokens. ``&`` and ``|`` stand for "and" and
-"or"; :func:`compute` applies any other function of tensors, :func:`look_up` a table.
+``(src <= dst) & (dst - src < 4)`` is the rule of a window of four tokens. ``&`` and ``|`` mean
+"and" and "or". :func:`compute` applies any other function of tensors, and :func:`look_up` a table.
 """
 
 import operator
@@ -14,7 +14,7 @@ from gnn_attention.graph import rules
 
 
 class Expression(partial[Any]):
-    """``function(*operands)``, as a function of a pair: what stands in it twice is computed once."""
+    """``function(*operands)`` as a function of a pair; a subexpression that occurs twice is computed once."""
 
     uses = 0
     __hash__ = object.__hash__
@@ -22,21 +22,21 @@ class Expression(partial[Any]):
     def __call__(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Any:
         return self._evaluate((b, h, dst, src), {})
 
-    def _evaluate(self, pair: tuple[Tensor, ...], known: dict[int, Any]) -> Any:
+    def _evaluate(self, pair: tuple[Tensor, ...], cache: dict[int, Any]) -> Any:
         if self.func is not _apply:
             return self.func(*self.args, *pair)
-        if id(self) in known:
-            return known[id(self)]
+        if id(self) in cache:
+            return cache[id(self)]
         function, operands = self.args
-        value = function(*(x._evaluate(pair, known) if isinstance(x, Expression) else x for x in operands))
+        value = function(*(x._evaluate(pair, cache) if isinstance(x, Expression) else x for x in operands))
         if self.uses > 1:
-            known[id(self)] = value
+            cache[id(self)] = value
         return value
 
     def __bool__(self) -> bool:
-        """Say of ``==`` whether both sides are one object, as ``in`` asks; refuse any other truth value.
+        """For ``a == b``, return whether both are the same object, which ``in`` needs; TypeError otherwise.
 
-        Python evaluates ``a < b < c`` as ``a < b and b < c``, of which the first half would be forgotten.
+        Python evaluates ``a < b < c`` as ``a < b and b < c``, which would silently drop ``a < b``.
         """
         if self.args[0] in (operator.eq, operator.ne):
             return bool(self.args[0](*map(id, self.args[1])))
@@ -44,7 +44,7 @@ class Expression(partial[Any]):
 
 
 def compute(function: Callable[..., Any], *operands: Any) -> Any:
-    """The expression ``function(*operands)`` of numbers, tables and expressions, which it must not change."""
+    """Return ``function(*operands)`` of numbers, tables and expressions, which it must not modify."""
     for operand in operands:
         if isinstance(operand, Expression):
             operand.uses += 1
@@ -57,8 +57,8 @@ def _apply(
     return function(*(x(b, h, dst, src) if isinstance(x, partial) else x for x in operands))
 
 
-def _argument(number: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (b, h, dst, src)[number]
+def _argument(index: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (b, h, dst, src)[index]
 
 
 sample: Any = Expression(_argument, 0)
@@ -67,21 +67,21 @@ dst: Any = Expression(_argument, 2)
 src: Any = Expression(_argument, 3)
 
 
-def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: compute(function, *operands)
 
 
 ARITHMETIC = ("abs", "add", "sub", "mul", "floordiv", "mod")
 LOGIC = ("invert", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne")
 for _name in ARITHMETIC + LOGIC:
-    setattr(Expression, f"__{_name}__", _operator(getattr(operator, f"__{_name}__")))
+    setattr(Expression, f"__{_name}__", _make_operator(getattr(operator, f"__{_name}__")))
 
 
 def look_up(table: Tensor, *index: Any) -> Any:
-    """The entry of a table at some tokens, for the pair's sample and head where it has such axes."""
+    """Return the entry of a table at some tokens, and at the sample and head where it has such axes."""
     return compute(rules.look_up, table, sample, head, *index)
 
 
 def any_of(expressions: Iterable[Any]) -> Any:
-    """True where any of the expressions is; nowhere without one."""
+    """Return the expression that is True where any of ``expressions`` is; without any, it is False."""
     return reduce(operator.or_, expressions, (dst < 0) & (src < 0))

@@ -1,7 +1,7 @@
-"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some, for block-sparse kernels.
+"""The empty, full and partial tiles of a mask, for block-sparse kernels.
 
-Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, listed ones from
-their edges. Nothing of size tokens x tokens is made.
+Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, and lists
+by their edges. No tensor has tokens x tokens elements.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,20 @@ from gnn_attention.graph.token_graph import TokenGraph
 
 __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
 
-# kinds of a tile, as in Tiles.table()
+# The kinds of tiles in Tiles.table()
 EMPTY, PARTIAL, FULL_TILE = 0, 1, 2
+# The columns row, first, stop, full and edges of Tiles
+Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of a graph, ``block x block`` pairs each, as runs of equal tiles along each row of tiles.
+    """The tiles of a graph, ``block x block`` pairs each, as runs along each row of tiles.
 
-    Run i covers the columns ``first[i] .. stop[i] - 1`` of the row ``row[i]``: full tiles if ``full[i]``, as
-    many as follow each other, else one partial tile with ``edges[i]`` edges (0 for full ones). Tiles in no
-    run are empty. Rows count through ``[batch or 1, heads or 1, rows]``. Runs are sorted. A tile that the
-    border cuts is full if all pairs inside the graph are edges.
+    Run i covers columns ``first[i] .. stop[i] - 1`` of row ``row[i]``. It is a sequence of full
+    tiles if ``full[i]``, and otherwise one partial tile with ``edges[i]`` edges (0 for full tiles).
+    Other tiles are empty. Rows are numbered through ``[batch or 1, heads or 1, rows]``, and runs
+    are sorted. A tile at the border is full if all of its pairs inside the graph are edges.
     """
 
     graph: TokenGraph
@@ -41,43 +43,45 @@ class Tiles:
     full: Bool[Tensor, " runs"]
     edges: Int[Tensor, " runs"]
 
-    def at(self, chosen: Tensor) -> "Tiles":
-        """Some of the runs."""
+    def at(self, index: Tensor) -> "Tiles":
+        """Return the runs of an index or a bool mask."""
         columns = (self.row, self.first, self.stop, self.full, self.edges)
-        return Tiles(self.graph, self.block, *(column[chosen] for column in columns))
+        return Tiles(self.graph, self.block, *(column[index] for column in columns))
 
     @property
     def rows(self) -> int:
-        """Rows of tiles of one sample and head."""
+        """Number of rows of tiles of one sample and head."""
         return -(-self.graph.num_dst // self.block)
 
     @property
     def columns(self) -> int:
-        """Columns of tiles."""
+        """Number of columns of tiles."""
         return -(-self.graph.num_src // self.block)
 
     @property
     def num_tiles(self) -> int:
-        """All tiles, over samples and heads where the graph differs by them."""
+        """Number of tiles, over all samples and heads by which the graph differs."""
         return (self.graph.batch or 1) * (self.graph.heads or 1) * self.rows * self.columns
 
     @property
     def num_full(self) -> int:
-        """Tiles all of whose pairs are edges."""
+        """Number of tiles whose pairs are all edges."""
         return int((self.stop - self.first)[self.full].sum())
 
     @property
     def num_partial(self) -> int:
-        """Tiles with edges and non-edges."""
+        """Number of tiles with edges and non-edges."""
         return int((self.stop - self.first)[~self.full].sum())
 
     @property
     def num_empty(self) -> int:
-        """Tiles without an edge, which a kernel skips."""
+        """Number of tiles without an edge, which a kernel skips."""
         return self.num_tiles - self.num_full - self.num_partial
 
     def table(self) -> Tensor:
-        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2.
+        """Return the kind of each tile, uint8 ``[batch or 1, heads or 1, rows, columns]``.
+
+        The kinds are EMPTY = 0, PARTIAL = 1 and FULL_TILE = 2.
 
         >>> from gnn_attention import patterns
         >>> tiles(patterns.window(8, 4), 2).table()[0, 0].tolist()
@@ -95,89 +99,83 @@ class Tiles:
 
 
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
-    """The empty, full and partial tiles of a graph, exactly.
+    """Return the empty, full and partial tiles of a graph.
 
-    Time is in proportion to the partial tiles of a structured graph, ``O(E log E)`` for a list of edges; a
-    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. Cached with the graph
-    for each block. Raises TypeError or ValueError for a ``block`` that is no positive integer.
+    Takes time proportional to the partial tiles of a structured graph, and O(E log E) for a list. A
+    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. The runs are
+    cached for each block. Raises TypeError or ValueError unless ``block`` is a positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
     Tiles(causal(1000000), 128: 7813 x 7813, 30517578 empty, 30517578 full, 7813 partial, in 15625 runs)
     """
     checks.instance("graph", graph, TokenGraph)
-    # Runs are cached without the graph, which would otherwise refer to itself.
+    # The cache holds the runs only, because a graph must not refer to itself.
     return Tiles(graph, block, *memoized(_runs, graph, checks.size("block", block, 1)))
-
-
-# row, first, stop, full, edges
-Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Columns:
     if graph.edges.listed() is not None or enumerate_pairs.has_few_pairs(graph.shape4):
-        columns = _count_pairs(graph, block)
+        columns = _runs_of_pairs(graph, block)
     else:
         pieces = decompose(graph.edges, root(graph.shape4), block, grid=True)
         columns = runs_of_pieces(graph.edges, pieces, block, -(-graph.num_dst // block))
-    return _merge(columns)
-
-
-def _merge(columns: Columns) -> Columns:
-    """The runs in order, and full ones that follow each other as one."""
+    # Sort the runs, and merge full ones that touch.
     row, first, stop, _, _ = columns
     order = (row * (int(stop.max()) + 1 if len(stop) else 1) + first).argsort()
     row, first, stop, full, edges = (column[order] for column in columns)
-    starts = torch.ones_like(full)
-    starts[1:] = (row[1:] != row[:-1]) | (first[1:] != stop[:-1]) | ~(full[1:] & full[:-1])
-    ends = torch.cat([starts[1:], torch.ones_like(starts[:1])])
-    return row[starts], first[starts], stop[ends], full[starts], edges[starts]
+    is_start = torch.ones_like(full)
+    is_start[1:] = (row[1:] != row[:-1]) | (first[1:] != stop[:-1]) | ~(full[1:] & full[:-1])
+    is_end = torch.cat([is_start[1:], torch.ones_like(is_start[:1])])
+    return row[is_start], first[is_start], stop[is_end], full[is_start], edges[is_start]
 
 
-def _count_pairs(graph: TokenGraph, block: int) -> Columns:
-    """The tiles of the edges of a list, or of a mask of few pairs."""
+def _runs_of_pairs(graph: TokenGraph, block: int) -> Columns:
+    """Return one run for each nonempty tile of a list, or of a mask of few pairs."""
     rows, columns = (max(-(-n // block), 1) for n in (graph.num_dst, graph.num_src))
     if graph.edges.listed() is not None:
         src, dst = graph.coalesce().edge_index
         tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
         row, column = tile // columns, tile % columns
     else:
-        border = 0, -graph.num_src % block, 0, -graph.num_dst % block
-        mask = torch.nn.functional.pad(graph.mask().view(graph.shape4), border)
-        sides = mask.shape[:3].numel() // block, block, mask.shape[3] // block, block
-        count = mask.view(sides).sum((1, 3))
-        row, column = count.nonzero(as_tuple=True)
-        edges = count[row, column]
+        padding = 0, -graph.num_src % block, 0, -graph.num_dst % block
+        mask = torch.nn.functional.pad(graph.mask().view(graph.shape4), padding)
+        # [rows of tiles, block, columns of tiles, block]
+        shape = mask.shape[:3].numel() // block, block, mask.shape[3] // block, block
+        counts = mask.view(shape).sum((1, 3))
+        row, column = counts.nonzero(as_tuple=True)
+        edges = counts[row, column]
     height = (graph.num_dst - row % rows * block).clamp(max=block)
     width = (graph.num_src - column * block).clamp(max=block)
     return _single_tiles(row, column, edges, height * width)
 
 
 def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Columns:
-    some, full = edges > 0, edges == area
+    full = edges == area
     columns = row, column, column + 1, full, edges.masked_fill(full, 0)
-    return tuple(x[some] for x in columns)  # type: ignore[return-value]
+    return tuple(x[edges > 0] for x in columns)  # type: ignore[return-value]
 
 
 def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, rows: int) -> Columns:
-    """The tiles of pieces of a grid; those of each owner are in ``rows`` rows of tiles of their own."""
-    nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-    parts: list[Columns] = [(nothing, nothing, nothing, nothing.bool(), nothing)]
+    """Return the runs of pieces of a grid, in which each owner has ``rows`` rows of tiles."""
+    empty = torch.zeros(0, dtype=torch.int64, device="cpu")
+    runs: list[Columns] = [(empty, empty, empty, empty.bool(), empty)]
     for piece in pieces:
         boxes = piece.boxes
         row, column = boxes.owner * rows + boxes.dst // block, boxes.src // block
         if piece.kind == quadtree.FULL:
             box, number = enumerate_groups(-(-boxes.height // block))
-            stop, every = column - (-boxes.width // block), torch.ones_like(box, dtype=torch.bool)
-            parts.append((row[box] + number, column[box], stop[box], every, torch.zeros_like(box)))
+            stop = column - (-boxes.width // block)
+            full = torch.ones_like(box, dtype=torch.bool)
+            runs.append((row[box] + number, column[box], stop[box], full, torch.zeros_like(box)))
         else:
             count = counting.count_edges(edges, piece)
-            parts.append(_single_tiles(row, column, count, boxes.height * boxes.width))
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+            runs.append(_single_tiles(row, column, count, boxes.height * boxes.width))
+    return tuple(torch.cat(column) for column in zip(*runs, strict=True))  # type: ignore[return-value]
 
 
-def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """FlexAttention's form of a table of tiles: how many in each row, and their columns, chosen first."""
-    number = chosen.sum(-1).to(torch.int32)
-    columns = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
+def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
+    """Return the number of selected tiles in each row, and their columns, followed by the others."""
+    number = selected.sum(-1).to(torch.int32)
+    columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return number, columns

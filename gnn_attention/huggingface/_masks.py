@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import find_additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, combine, map_pairs, of_tokens
+from gnn_attention.graph.rules import Rule, combine, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
 from gnn_attention.huggingface._contexts import ACTIVE_CONTEXTS, GraphContext, module_name
@@ -127,7 +127,7 @@ def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, de
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _cached_graph(predicate: CacheKey, num_dst: int, num_src: int, offsets: tuple[int, int]) -> TokenGraph:
-    rule = partial(of_tokens, predicate.value, *offsets) if any(offsets) else predicate.value
+    rule = partial(map_tokens, predicate.value, *offsets) if any(offsets) else predicate.value
     return _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src), offsets)
 
 
@@ -138,7 +138,7 @@ def _with_offsets(graph: TokenGraph, offsets: tuple[int, int]) -> TokenGraph:
 def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, dst: Any, src: Any) -> Any:
     # The rule may read tables on the device of the model.
     indices = (x.to(device) for x in (b, h, dst, src))
-    return of_tokens(rule, *offsets, *indices).to(dst.device)
+    return map_tokens(rule, *offsets, *indices).to(dst.device)
 
 
 def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:

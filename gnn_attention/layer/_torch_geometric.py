@@ -168,7 +168,7 @@ class TwoPathLayer(MessagePassing):
             # In a program the edges are an input, which may have another size in each call.
             is_input = torch.compiler.is_compiling() and (needs_messages or self.backend == "auto")
             # The four steps take the edges in any order, so an edge_index need not be sorted.
-            if is_input or (needs_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED):
+            if is_input or (needs_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED_DTYPES):
                 return TracedEdges.of(g, num_dst, num_src)
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(

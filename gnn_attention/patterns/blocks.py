@@ -49,7 +49,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     scores = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(is_fixed, torch.inf)
     selection = _choice.is_largest(scores.masked_fill(src_block > dst_block, -torch.inf), k)
     rule = partial(rules.look_up_blocks, _data.drop_axes(selection, sizes), 1, block)
-    return TokenGraph.from_rule(rules.past(rule), n, **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule), n, **sizes)
 
 
 @builder(block=1, top=1)
@@ -144,7 +144,7 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     table, sizes = _check_blocks("order", order, n, block)
     is_sorted_block = look_up(_data.drop_axes(table, sizes), dst // block) == src // block
     rule = (dst // block == src // block) | is_sorted_block
-    return TokenGraph.from_rule(rules.past(rule, causal), n, **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), n, **sizes)
 
 
 @builder(block=1)

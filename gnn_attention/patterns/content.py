@@ -87,7 +87,7 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     is_alone = _data.drop_axes((is_first if causal else is_first & is_last).all(dim=-2), sizes)
     is_shared = any_of(_data.same_label(_data.drop_axes(x, sizes)) for x in labels.unbind(2))
     rule = (is_shared & (dst != src)) | (look_up(is_alone, dst) & (dst == src))
-    return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), labels.shape[-1], **sizes)
 
 
 @builder(num_buckets=2, rounds=1)
@@ -134,7 +134,7 @@ def clusters(
             f"labels must agree in batch and heads, got {list(of_dst.shape)} and {list(of_src.shape)}"
         )
     rule = _data.same_label(_data.drop_axes(of_dst, sizes), _data.drop_axes(of_src, sizes))
-    return TokenGraph.from_rule(rules.past(rule, causal), of_dst.shape[-1], of_src.shape[-1], **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), of_dst.shape[-1], of_src.shape[-1], **sizes)
 
 
 @builder()
@@ -162,7 +162,7 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
         look_up(_data.drop_axes(of_dst, sizes), dst) & look_up(_data.drop_axes(of_src, sizes), src)
         for of_dst, of_src in zip(dst_members, src_members, strict=True)
     )
-    return TokenGraph.from_rule(rules.past(rule, causal), queries.shape[-2], keys.shape[-2], **sizes)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), queries.shape[-2], keys.shape[-2], **sizes)
 
 
 @builder()

@@ -28,7 +28,7 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     >>> log_sparse(6).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    return TokenGraph.from_rule(rules.past(_is_zero_or_power(abs(dst - src), n), causal), n)
+    return TokenGraph.from_rule(rules.drop_future(_is_zero_or_power(abs(dst - src), n), causal), n)
 
 
 @builder(block=1, window=1)
@@ -140,7 +140,7 @@ def longnet(
     for w, r in zip(sizes, steps, strict=True):
         offset = 0 if heads is None else head % r
         scales.append((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
-    return TokenGraph.from_rule(rules.past(any_of(scales), causal), n, heads=heads)
+    return TokenGraph.from_rule(rules.drop_future(any_of(scales), causal), n, heads=heads)
 
 
 @builder(block=1)
@@ -160,7 +160,7 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     rule = abs(dst // size - src // size) <= 1
     if level:
         rule = rule & (abs(dst // (size // 2) - src // (size // 2)) > 1)
-    return TokenGraph.from_rule(rules.past(rule, causal), n)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), n)
 
 
 @builder(heads=1)

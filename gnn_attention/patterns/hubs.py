@@ -31,7 +31,7 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    return TokenGraph.from_rule(rules.past((src < s) & (dst >= 0), causal), n)
+    return TokenGraph.from_rule(rules.drop_future((src < s) & (dst >= 0), causal), n)
 
 
 @builder()
@@ -47,7 +47,9 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     """
     values = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
     is_global = _data.mark_positions(_operands.positions("tokens", values, n, any_order=True), n)
-    return TokenGraph.from_rule(rules.past(look_up(is_global, dst) | look_up(is_global, src), causal), n)
+    return TokenGraph.from_rule(
+        rules.drop_future(look_up(is_global, dst) | look_up(is_global, src), causal), n
+    )
 
 
 @builder()
@@ -142,7 +144,7 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
     # The rule of a graph without tokens may look up an empty table.
     inner = graph.edges.contains if graph.num_dst else rules.all_pairs
-    rule = rules.past(partial(_attend_to_memory, m, inner), causal)
+    rule = rules.drop_future(partial(_attend_to_memory, m, inner), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
 

@@ -84,7 +84,7 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     [1, 2, 3, 4, 3, 4]
     """
     gap = dst // chunk - src // chunk
-    return TokenGraph.from_rule(rules.past((gap <= before) & (gap >= -after), causal), n)
+    return TokenGraph.from_rule(rules.drop_future((gap <= before) & (gap >= -after), causal), n)
 
 
 @builder(segment=1)
@@ -145,7 +145,7 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     >>> strides(5, 2).in_degree().tolist()
     [1, 1, 2, 2, 3]
     """
-    return TokenGraph.from_rule(rules.past((dst - src) % stride == 0, causal), n)
+    return TokenGraph.from_rule(rules.drop_future((dst - src) % stride == 0, causal), n)
 
 
 @builder(stride=1, c=1)
@@ -163,7 +163,7 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     """
     if c > stride:
         raise ValueError(f"c must be at most stride = {stride}, the length of a chunk, got {c}")
-    return TokenGraph.from_rule(rules.past((src % stride >= stride - c) & (dst >= 0), causal), n)
+    return TokenGraph.from_rule(rules.drop_future((src % stride >= stride - c) & (dst >= 0), causal), n)
 
 
 @builder(stride=1)
@@ -179,7 +179,7 @@ def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
     [1, 2, 3, 3, 4, 4]
     """
     rule = (abs(dst - src) <= stride) | ((dst - src) % stride == 0)
-    return TokenGraph.from_rule(rules.past(rule, causal), n)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), n)
 
 
 @builder(stride=1, c=1)

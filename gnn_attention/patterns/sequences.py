@@ -40,7 +40,7 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     """
     sizes = checks.sizes("lengths", lengths)
     rule = _data.same_label(_data.segment_ids(sizes))
-    return TokenGraph.from_rule(rules.past(rule, causal), sum(sizes))
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), sum(sizes))
 
 
 @builder()

@@ -35,7 +35,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     enter, leave = _visit_times(parents)
     rule = _is_above(enter, leave)
     if not causal:
-        rule = partial(rules.combine, operator.or_, (rule, partial(rules.transposed, rule)))
+        rule = partial(rules.combine, operator.or_, (rule, partial(rules.transpose, rule)))
     return TokenGraph.from_rule(rule, len(enter))
 
 

@@ -74,7 +74,7 @@ def choose(
         if len(index) == 1:
             index = index[0, 0] if index.shape[1] == 1 else index[0]
         return replace(TokenGraph.from_indices(index, num_src), name=name, **offsets)
-    edges = Rows(index.masked_fill(index < 0, num_src), num_src, once=True).choose()
+    edges = Rows(index.masked_fill(index < 0, num_src), num_src, is_distinct=True).to_edges()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
     return TokenGraph(edges, index.shape[2], num_src, heads, batch, name=name, **offsets)
 

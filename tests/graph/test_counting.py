@@ -1,5 +1,5 @@
-"""Counts, degrees, lists, tiles and equality from boxes, of rules alone and of rules made with lists, whose
-pairs are counted apart: against dense masks, and by closed forms.
+"""Counts, degrees, lists, tiles and equality from boxes agree with dense masks and with closed forms, for
+rules and for rules combined with lists.
 """
 
 import pytest
@@ -48,15 +48,15 @@ BOXED = GRAPHS | PLAIN
 
 @pytest.fixture
 def by_boxes(monkeypatch):
-    """Small graphs too."""
-    monkeypatch.setattr(enumerate_pairs, "FEW", -1)
-    monkeypatch.setattr(counting, "MANY", -1)
+    """Search small graphs by boxes, too."""
+    monkeypatch.setattr(enumerate_pairs, "FEW_PAIRS", -1)
+    monkeypatch.setattr(counting, "MANY_PAIRS", -1)
 
 
 @pytest.mark.usefixtures("by_boxes")
 @pytest.mark.parametrize("name", [*GRAPHS, *thinned(PLAIN, 2)])
 def test_degrees_edges_and_counts(name):
-    """Of a graph, its complement and its transpose."""
+    """Compare a graph, its complement and its transpose with their masks."""
     for graph in (BOXED[name], ~BOXED[name], BOXED[name].T):
         mask = graph.mask()
         assert torch.equal(graph.in_degree(), mask.sum(-1))
@@ -73,45 +73,45 @@ def test_tiles(graph):
 
 @pytest.mark.usefixtures("by_boxes")
 def test_equality():
-    """Also where graphs differ at a listed pair alone, or next to one alone."""
+    """Graphs may differ only at a listed pair, or only next to one."""
     assert LIST | WINDOW == WINDOW | LIST
     assert (WINDOW | LIST) - LIST == WINDOW - LIST
     assert (WINDOW ^ LIST) ^ LIST == WINDOW
     assert ~(~WINDOW - LIST) == WINDOW | LIST
-    outside = (~WINDOW.mask()[LIST.edge_index[1], LIST.edge_index[0]]).nonzero().flatten()
-    fewer = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != outside[0]], N)
-    graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
-    assert graph != WINDOW | fewer
-    assert graph != wider
+    new_pairs = (~WINDOW.mask()[LIST.edge_index[1], LIST.edge_index[0]]).nonzero().flatten()
+    shorter = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != new_pairs[0]], N)
+    graph, wider_graph = WINDOW | LIST, patterns.window(N, 8) | LIST
+    assert graph != WINDOW | shorter
+    assert graph != wider_graph
     assert TokenGraph.from_edges(WINDOW.edge_index, N) == WINDOW
     assert TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N) != WINDOW
 
 
 @pytest.mark.usefixtures("by_boxes")
 def test_scattered_pairs_break_no_box(monkeypatch):
-    """Of 4 million pairs not many more are visited than are listed; the tiles too are found so."""
-    n, visited, evaluate = 2048, [], enumerate_pairs.evaluate
+    """Counts and tiles visit the listed pairs, and few others of 4 million."""
+    n, sizes, evaluate = 2048, [], enumerate_pairs.evaluate
     graph = patterns.window(n, 64) | scattered(n, n, 8 * n)
 
-    def counted(rule, name, b, h, dst, src):
-        edge = evaluate(rule, name, b, h, dst, src)
-        visited.append(edge.numel())
-        return edge
+    def counting_evaluate(rule, name, b, h, dst, src):
+        is_edge = evaluate(rule, name, b, h, dst, src)
+        sizes.append(is_edge.numel())
+        return is_edge
 
-    monkeypatch.setattr(enumerate_pairs, "evaluate", counted)
+    monkeypatch.setattr(enumerate_pairs, "evaluate", counting_evaluate)
     assert graph.num_edges == int(graph.in_degree().sum())
-    assert sum(visited) < 3 * 8 * n
+    assert sum(sizes) < 3 * 8 * n
     tiling.tiles(graph, 128)
-    assert sum(visited) < 10 * 8 * n
+    assert sum(sizes) < 10 * 8 * n
 
 
 @pytest.mark.usefixtures("by_boxes")
 @pytest.mark.parametrize("shift", [-2, 1, 3])
 def test_a_list_beyond_its_tokens(shift):
-    """Its keys are those of other pairs there; the answer is as when every pair is visited."""
+    """Senders that a list does not have would share keys with other pairs; the mask is the truth."""
     pairs = torch.randperm(97 * 33, generator=torch.Generator().manual_seed(0))[: 97 * 33 // 2]
-    listed = TokenGraph.from_edges(torch.stack([pairs % 33, pairs // 33]), 97, 33)
-    graph = TokenGraph.from_rule(lambda b, h, dst, src: listed.rule(b, h, dst, src + shift), 97, 33)
+    graph_of_list = TokenGraph.from_edges(torch.stack([pairs % 33, pairs // 33]), 97, 33)
+    graph = TokenGraph.from_rule(lambda b, h, dst, src: graph_of_list.rule(b, h, dst, src + shift), 97, 33)
     assert graph.in_degree().tolist() == graph.mask().sum(1).tolist()
 
 
@@ -137,7 +137,7 @@ def test_a_million_tokens_are_counted_without_their_pairs(graph, edges):
 
 
 def last_edges(mask):
-    """The largest dst with ``mask[dst, src]`` for each src, -1 for none: every head and sample counts."""
+    """Return the largest dst with ``mask[dst, src]`` for each src over all heads and samples, or -1."""
     while mask.dim() > 2:
         mask = mask.any(0)
     return [max((dst for dst, edge in enumerate(column) if edge), default=-1) for column in mask.T.tolist()]

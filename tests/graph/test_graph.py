@@ -1,9 +1,9 @@
-"""The token graph: its contract, its algebra against plain sets of edges and boolean matrices, and everything
-it refuses.
+"""The token graph: its contract, and its algebra against Python sets of edges and boolean matrices, also for
+rules of single numbers.
 
-A graph is compared with a Python set of pairs ``(src, dst)``: :func:`edges_of` reads that set and at the same
-time checks that all views of the graph (edge list, mask, degrees, number of edges, the bare rule) say the
-same.
+A graph is compared with a Python set of pairs ``(src, dst)``. :func:`edges_of` returns this set, and checks
+that all views of the graph agree: edge list, mask, degrees, number of edges, and the rule without the
+graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Edge = tuple[int, int]
 
 
 def listed(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
-    """An explicit graph, edges in the order given."""
+    """Return a graph of a list, whose order it keeps."""
     return TokenGraph.from_edges(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(), num_dst, num_src)
 
 
@@ -41,7 +41,7 @@ def in_table(table: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> T
 
 
 def ruled(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
-    """The same graph said by a rule."""
+    """Return the same graph from a rule."""
     table = torch.zeros(num_dst, num_src, dtype=torch.bool)
     for src, dst in edges:
         table[dst, src] = True
@@ -49,46 +49,46 @@ def ruled(edges: list[Edge], num_dst: int, num_src: int) -> TokenGraph:
 
 
 def pairs(graph: TokenGraph) -> list[Edge]:
-    """The listed edges, in their order."""
+    """Return the edges in the order of the list."""
     return [(src, dst) for src, dst in graph.edge_index.t().tolist()]
 
 
 def edges_of(graph: TokenGraph) -> set[Edge]:
-    """The set of edges of a plain graph, after a look at every view of it."""
-    found = pairs(graph)
-    assert graph.edge_index.shape == (2, len(found))
+    """Return the set of edges of a graph of one slice, after a check of every view."""
+    listed_pairs = pairs(graph)
+    assert graph.edge_index.shape == (2, len(listed_pairs))
     assert graph.edge_index.dtype == torch.int64
-    assert len(set(found)) == len(found) == graph.num_edges
+    assert len(set(listed_pairs)) == len(listed_pairs) == graph.num_edges
     mask = graph.mask()
     assert mask.dtype == torch.bool
     assert mask.shape == (graph.num_dst, graph.num_src)
-    assert {(src, dst) for dst, src in mask.nonzero().tolist()} == set(found)
-    degrees = [sum(1 for _, receiver in found if receiver == dst) for dst in range(graph.num_dst)]
+    assert {(src, dst) for dst, src in mask.nonzero().tolist()} == set(listed_pairs)
+    degrees = [sum(1 for _, receiver in listed_pairs if receiver == dst) for dst in range(graph.num_dst)]
     assert graph.in_degree().tolist() == degrees
     assert graph.in_degree().dtype == torch.int64
     assert graph.max_in_degree == max(degrees, default=0)
     assert graph.has_empty_rows == (0 in degrees)
-    assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
+    assert graph.is_full() == (len(listed_pairs) == graph.num_dst * graph.num_src)
     zero = torch.zeros((), dtype=torch.int64)
     for dst, src in product(range(graph.num_dst), range(graph.num_src)):
         assert bool(graph.rule(zero, zero, torch.tensor(dst), torch.tensor(src))) == (
-            (src, dst) in set(found)
+            (src, dst) in set(listed_pairs)
         )
-    return set(found)
+    return set(listed_pairs)
 
 
 @st.composite
 def graphs(draw: st.DrawFn, num_dst: int, num_src: int) -> tuple[TokenGraph, set[Edge]]:
-    """A graph as a rule or a list, and its set of edges."""
-    everything = [(src, dst) for src in range(num_src) for dst in range(num_dst)]
-    chosen = draw(st.lists(st.sampled_from(everything), unique=True, max_size=12)) if everything else []
+    """Draw a graph from a rule or a list, and its set of edges."""
+    all_pairs = [(src, dst) for src in range(num_src) for dst in range(num_dst)]
+    edges = draw(st.lists(st.sampled_from(all_pairs), unique=True, max_size=12)) if all_pairs else []
     make = draw(st.sampled_from([listed, ruled]))
-    return make(chosen, num_dst, num_src), set(chosen)
+    return make(edges, num_dst, num_src), set(edges)
 
 
 @st.composite
 def groups(draw: st.DrawFn, count: int, square: bool = False) -> list[tuple[TokenGraph, set[Edge]]]:
-    """Some graphs on the same nodes."""
+    """Draw graphs on the same nodes."""
     num_dst = draw(st.integers(0, 5))
     num_src = num_dst if square else draw(st.integers(0, 5))
     return [draw(graphs(num_dst, num_src)) for _ in range(count)]
@@ -107,7 +107,7 @@ def per_both(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def varied(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
-    """One graph for each way to vary."""
+    """Return graphs that differ by head, by sample, and by both."""
     return {
         "heads": TokenGraph.from_rule(per_head, num_dst, num_src, heads=2),
         "batch": TokenGraph.from_rule(per_sample, num_dst, num_src, batch=3),
@@ -127,10 +127,10 @@ TENSORS = {
 def test_a_graph_keeps_its_edges_when_the_tensor_changes(name):
     """The tensor belongs to the caller, who may fill it with the next batch."""
     tensor, make = TENSORS[name]
-    given = tensor.clone()
-    graph, wanted = make(given), edges_of(make(tensor))
-    given.zero_()
-    assert edges_of(graph) == wanted
+    argument = tensor.clone()
+    graph, expected = make(argument), edges_of(make(tensor))
+    argument.zero_()
+    assert edges_of(graph) == expected
 
 
 class TestContract:
@@ -142,16 +142,16 @@ class TestContract:
         assert edges_of(graph) == {(0, 1), (2, 1)}
 
     @pytest.mark.parametrize(
-        ("word", "shape"), [("heads", (2, 3, 4)), ("batch", (3, 1, 3, 4)), ("both", (3, 2, 3, 4))]
+        ("axes", "shape"), [("heads", (2, 3, 4)), ("batch", (3, 1, 3, 4)), ("both", (3, 2, 3, 4))]
     )
-    def test_views_where_the_graph_varies(self, word, shape):
-        graph, rule = varied()[word], {"heads": per_head, "batch": per_sample, "both": per_both}[word]
+    def test_views_where_the_graph_varies(self, axes, shape):
+        graph, rule = varied()[axes], {"heads": per_head, "batch": per_sample, "both": per_both}[axes]
         mask = graph.mask()
-        places = (
-            torch.arange(n).view(-1, *[1] * after)
-            for after, n in zip((3, 2, 1, 0), graph.shape4, strict=True)
+        indices = (
+            torch.arange(n).view(-1, *[1] * following)
+            for following, n in zip((3, 2, 1, 0), graph.shape4, strict=True)
         )
-        assert torch.equal(mask, rule(*places).expand(graph.shape4).reshape(shape))
+        assert torch.equal(mask, rule(*indices).expand(graph.shape4).reshape(shape))
         assert torch.equal(graph.in_degree(), mask.sum(-1))
         assert graph.num_edges == int(mask.sum())
 
@@ -161,7 +161,7 @@ class TestContract:
         assert repr(graph) == str(graph) == "TokenGraph(mine: 3 src -> 2 dst, batch 5, heads 4)"
         graph = TokenGraph.from_rule(per_head, 2, heads=2)
         assert graph.name == "per_head"
-        # where it varies there is no one picture
+        # A graph that varies has no single picture.
         assert str(graph) == repr(graph)
         assert str(varied()["batch"]) == repr(varied()["batch"])
 
@@ -183,36 +183,36 @@ class TestContract:
 class TestAlgebra:
     @fixed
     @given(groups(2))
-    def test_operators_are_those_of_sets(self, two):
-        (a, A), (b, B) = two
-        everything = set(product(range(a.num_src), range(a.num_dst)))
+    def test_operators_are_those_of_sets(self, operands):
+        (a, A), (b, B) = operands
+        all_pairs = set(product(range(a.num_src), range(a.num_dst)))
         assert edges_of(a) == A
         assert edges_of(b) == B
         assert edges_of(a | b) == A | B
         assert edges_of(a & b) == A & B
         assert edges_of(a - b) == A - B
         assert edges_of(a ^ b) == A ^ B
-        assert edges_of(~a) == everything - A
+        assert edges_of(~a) == all_pairs - A
         assert edges_of(a.T) == {(dst, src) for src, dst in A}
 
     @fixed
     @given(groups(2))
-    def test_equality_is_equality_of_sets_and_hashes_follow(self, two):
-        (a, A), (b, B) = two
+    def test_equality_is_equality_of_sets_and_hashes_follow(self, operands):
+        (a, A), (b, B) = operands
         assert (a == b) is (A == B)
         assert (a != b) is (A != B)
-        same = ruled(sorted(A), a.num_dst, a.num_src)
-        again = listed(sorted(A, reverse=True), a.num_dst, a.num_src)
-        assert a == same == again
-        assert hash(a) == hash(same) == hash(again)
-        assert len({a, same, again}) == 1
+        by_rule = ruled(sorted(A), a.num_dst, a.num_src)
+        by_list = listed(sorted(A, reverse=True), a.num_dst, a.num_src)
+        assert a == by_rule == by_list
+        assert hash(a) == hash(by_rule) == hash(by_list)
+        assert len({a, by_rule, by_list}) == 1
 
     @fixed
     @given(st.data())
     def test_two_hops_are_the_boolean_matrix_product(self, data):
         m, k, n, p = (data.draw(st.integers(0, 4)) for _ in range(4))
         (a, A), (b, B), (c, _) = (data.draw(graphs(*size)) for size in ((m, k), (k, n), (n, p)))
-        expected = {(src, dst) for src, middle in B for middle_too, dst in A if middle == middle_too}
+        expected = {(src, dst) for src, middle in B for sender, dst in A if middle == sender}
         assert edges_of(a @ b) == expected
         assert torch.equal((a @ b).mask(), (a.mask().int() @ b.mask().int()) > 0)
         assert (a @ b) @ c == a @ (b @ c)
@@ -224,21 +224,21 @@ class TestAlgebra:
         assert torch.equal(last.mask(), first.mask())
         assert last != first
         assert TokenGraph.from_rule(per_head, 3, heads=2) != TokenGraph.from_rule(per_head, 3, heads=3)
-        every = TokenGraph.from_rule(lambda b, h, dst, src, low=0: (src <= dst) & (h >= low), 3, heads=2)
-        assert every == TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) | (h < 0), 3, heads=2)
+        graph = TokenGraph.from_rule(lambda b, h, dst, src, low=0: (src <= dst) & (h >= low), 3, heads=2)
+        assert graph == TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) | (h < 0), 3, heads=2)
 
-    @pytest.mark.parametrize("word", ["heads", "batch", "both"])
-    def test_operators_where_graphs_vary(self, word):
-        graph, plain = varied(3, 4)[word], listed([(3, 0), (1, 2)], 3, 4)
-        mask, table = graph.mask(), plain.mask()
+    @pytest.mark.parametrize("axes", ["heads", "batch", "both"])
+    def test_operators_where_graphs_vary(self, axes):
+        graph, other = varied(3, 4)[axes], listed([(3, 0), (1, 2)], 3, 4)
+        mask, table = graph.mask(), other.mask()
         for result, expected in (
-            (graph | plain, mask | table),
-            (plain | graph, mask | table),
-            (graph & plain, mask & table),
-            (plain & graph, mask & table),
-            (graph - plain, mask & ~table),
-            (plain - graph, table & ~mask),
-            (graph ^ plain, mask ^ table),
+            (graph | other, mask | table),
+            (other | graph, mask | table),
+            (graph & other, mask & table),
+            (other & graph, mask & table),
+            (graph - other, mask & ~table),
+            (other - graph, table & ~mask),
+            (graph ^ other, mask ^ table),
             (~graph, ~mask),
             (graph.T, mask.mT),
             (graph.rows(1, 3), mask[..., 1:3, :]),
@@ -266,10 +266,10 @@ class TestEdgeOrder:
     @pytest.mark.parametrize("make", [listed, ruled])
     def test_positions_of_some_edges(self, make):
         graph = make(self.order, 4, 5)
-        everything = pairs(graph)
-        wanted = [(0, 1), (3, 1), (1, 0)]
-        found = graph.positions_of(torch.tensor(wanted).t())
-        assert [everything[position] for position in found.tolist()] == wanted
+        all_edges = pairs(graph)
+        expected = [(0, 1), (3, 1), (1, 0)]
+        indices = graph.positions_of(torch.tensor(expected).t())
+        assert [all_edges[index] for index in indices.tolist()] == expected
         assert graph.positions_of(graph.edge_index).tolist() == [0, 1, 2, 3, 4]
         assert graph.positions_of(torch.zeros(2, 0, dtype=torch.int64)).tolist() == []
 
@@ -277,16 +277,16 @@ class TestEdgeOrder:
 class TestRows:
     @fixed
     @given(groups(1), st.data())
-    def test_rows_of_any_graph(self, one, data):
-        [(graph, edges)] = one
+    def test_rows_of_any_graph(self, group, data):
+        [(graph, edges)] = group
         start = data.draw(st.integers(0, graph.num_dst))
         stop = data.draw(st.integers(start, graph.num_dst))
-        part = graph.rows(start, stop)
-        assert edges_of(part) == {(src, dst - start) for src, dst in edges if start <= dst < stop}
-        assert (part.dst_offset, part.src_offset) == (start, 0)
-        assert torch.equal(part.mask(), graph.mask()[start:stop])
+        rows = graph.rows(start, stop)
+        assert edges_of(rows) == {(src, dst - start) for src, dst in edges if start <= dst < stop}
+        assert (rows.dst_offset, rows.src_offset) == (start, 0)
+        assert torch.equal(rows.mask(), graph.mask()[start:stop])
         inner = data.draw(st.integers(0, stop - start))
-        assert part.rows(inner, stop - start) == graph.rows(start + inner, stop)
+        assert rows.rows(inner, stop - start) == graph.rows(start + inner, stop)
 
     @pytest.mark.parametrize("make", [listed, ruled])
     def test_operators_keep_the_offsets(self, make):
@@ -307,21 +307,21 @@ EXPRESSIONS = [
 
 @pytest.mark.parametrize("graph", EXPRESSIONS, ids=lambda graph: graph.name)
 def test_copies_pickles_and_mask_mods(graph):
-    """FlexAttention's own function, which calls the rule under vmap, finds the same edges."""
+    """Copies are equal, and FlexAttention, which calls the rule under vmap, finds the same edges."""
     mask = graph.mask()
     assert graph.mask() is mask  # memoized
-    for again in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert (again, again.name, hash(again)) == (graph, graph.name, hash(graph))
-        assert torch.equal(again.mask(), mask)
-    found = create_mask(graph.rule, graph.batch, graph.heads, graph.num_dst, graph.num_src, device="cpu")
-    assert torch.equal(found, mask.expand(found.shape))
+    for clone in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert (clone, clone.name, hash(clone)) == (graph, graph.name, hash(graph))
+        assert torch.equal(clone.mask(), mask)
+    theirs = create_mask(graph.rule, graph.batch, graph.heads, graph.num_dst, graph.num_src, device="cpu")
+    assert torch.equal(theirs, mask.expand(theirs.shape))
 
 
 class TestSurroundings:
     """A graph does not depend on where it was first used."""
 
     def test_first_used_in_inference_mode(self):
-        """What is cached serves training afterwards."""
+        """Tensors that are cached in inference mode can be used in training."""
         g = patterns.strict_causal(5)
         with torch.inference_mode():
             listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 5)
@@ -334,17 +334,17 @@ class TestSurroundings:
         assert x.grad.isfinite().all()
 
     def test_another_default_device(self):
-        """Graphs live on the CPU, whatever device new tensors come to by default."""
+        """Graphs are on the CPU, whatever the default device is."""
         with torch.device("meta"):
             g = patterns.documents([2, 3]) | patterns.tree([-1, 0, 0, 1, -1])
             listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]], device="cpu"), 3)
             for graph in (g, listed, listed @ listed, g**2, listed.rows(1, 3)):
-                made = graph.edge_index, graph.mask(), graph.in_degree()
-                assert {x.device.type for x in made} == {"cpu"}
+                tensors = graph.edge_index, graph.mask(), graph.in_degree()
+                assert {x.device.type for x in tensors} == {"cpu"}
 
 
-def test_a_derived_graph_remembers_nothing_of_its_source():
-    """An edge list is in the caller's order, that of a rule in its own: neither answers for the other."""
+def test_a_graph_made_from_another_has_its_own_cache():
+    """A list keeps the order of the caller, and a rule is sorted: neither cache serves the other."""
     source = TokenGraph.from_edges(torch.tensor([[2, 1, 0], [1, 1, 0]]), 3, 3)
     assert source.edge_index.tolist() == [[2, 1, 0], [1, 1, 0]]
     derived = dataclasses.replace(source, edges=RuleEdges(source.rule))
@@ -354,8 +354,8 @@ def test_a_derived_graph_remembers_nothing_of_its_source():
 
 OF, SPANS = torch.tensor([0, 0, 1, 1, 1, 2, 2]), torch.tensor([[0, 2], [1, 5], [4, 7]])
 LEFT, RIGHT = torch.randn(2, 2, 3, 7, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
-# FlexAttention calls a mask_mod with single numbers: these are others, or errors, for tensors of indices
-OF_SINGLE_NUMBERS = {
+# FlexAttention calls a mask_mod with single numbers. Called with tensors, these give errors or other edges.
+SINGLE_NUMBER_RULES = {
     "a row of a table": lambda b, h, dst, src: (src >= SPANS[OF[dst]][0]) & (src < SPANS[OF[dst]][1]),
     "a product of vectors": lambda b, h, dst, src: torch.dot(LEFT[b, h, dst], RIGHT[b, h, src]) > 0,
     "a sum": lambda b, h, dst, src: LEFT[b, h, dst].sum() > RIGHT[b, h, src, 0],
@@ -363,9 +363,9 @@ OF_SINGLE_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("rule", OF_SINGLE_NUMBERS.values(), ids=OF_SINGLE_NUMBERS)
+@pytest.mark.parametrize("rule", SINGLE_NUMBER_RULES.values(), ids=SINGLE_NUMBER_RULES)
 def test_rules_of_single_numbers(rule):
-    """Of every pair what FlexAttention makes of it, in each view, combined, and on some receivers."""
+    """Compare all views with FlexAttention's mask, also after set operators and for some receivers."""
     graph = TokenGraph.from_rule(rule, 7, heads=3, batch=2)
     expected = create_mask(rule, 2, 3, 7, 7, device="cpu")
     assert torch.equal(graph.mask(), expected)
@@ -382,8 +382,8 @@ def test_rules_of_single_numbers(rule):
 GENERATOR = torch.Generator().manual_seed(1)
 NEAREST = torch.randint(0, 200, (200, 3), generator=GENERATOR)
 BUCKETS = torch.randint(0, 8, (200, 2), generator=GENERATOR)
-# called with tensors of indices each gives bools, which are right for many pairs
-ALIKE = {
+# Called with tensors of indices, each returns bools that are right for many pairs.
+SIMILAR_RULES = {
     "nearest": lambda b, h, dst, src: torch.isin(src, NEAREST[dst]),
     "buckets": lambda b, h, dst, src: (dst > src) & (BUCKETS[dst] == BUCKETS[src]).all(),
 }
@@ -392,15 +392,15 @@ ALIKE = {
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop because we have not yet implemented the batching"
 )
-@pytest.mark.parametrize("rule", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("rule", SIMILAR_RULES.values(), ids=SIMILAR_RULES)
 def test_rules_whose_forms_agree_by_chance(rule):
-    """Not their results for a few pairs, but their operators say whether they need single numbers."""
-    due = create_mask(rule, None, None, 200, 200, device="cpu")[0, 0]
-    assert torch.equal(TokenGraph.from_rule(rule, 200).mask(), due)
+    """Operators, not results for a few pairs, show whether a rule needs single numbers."""
+    expected = create_mask(rule, None, None, 200, 200, device="cpu")[0, 0]
+    assert torch.equal(TokenGraph.from_rule(rule, 200).mask(), expected)
 
 
 def test_the_error_of_a_rule_is_its_own():
-    """Neither form is right: what tensors of indices made of it is said."""
+    """A rule that fails either way raises the error that tensors of indices cause."""
     with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0"):
         TokenGraph.from_rule(lambda b, h, dst, src: SPANS[OF[dst]][9] > src, 7)
     with pytest.raises(TypeError, match="must return a bool tensor, got a"):

@@ -1,4 +1,4 @@
-"""Graphs of chosen senders: ``from_indices`` against the mask that its numbers mean, by view and backend."""
+"""Graphs of chosen senders: ``from_indices`` against the mask of its index, in views and backends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FORMS = {"plain": (40, 9), "heads": (2, 40, 9), "samples": (2, 1, 40, 9), "both"
 NUM_SRC = 33
 
 
-def chosen(*shape, num_src=NUM_SRC, none=0.2, seed=0):
-    """Random distinct senders, some -1 in the middle, receiver 3 without any, sender 0 chosen by most."""
+def random_index(*shape, num_src=NUM_SRC, none=0.2, seed=0):
+    """Return random distinct senders with some -1; receiver 3 has none, and most chose sender 0."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(*shape[:-1], num_src, generator=generator)
     scores[..., 0] += 0.5
@@ -29,7 +29,7 @@ def chosen(*shape, num_src=NUM_SRC, none=0.2, seed=0):
 
 
 def mask_of(index, num_src=NUM_SRC):
-    """The mask written out: True at every listed pair."""
+    """Return the dense mask of an index."""
     table = torch.zeros(*index.shape[:-1], num_src + 1, dtype=torch.bool)
     return table.scatter(-1, torch.where(index < 0, num_src, index), True)[..., :num_src]
 
@@ -41,8 +41,8 @@ def qkv(graph, batch=2, heads=2, dim=8):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_view_is_that_of_the_mask(form):
-    index = chosen(*FORMS[form])
+def test_every_view_agrees_with_the_mask(form):
+    index = random_index(*FORMS[form])
     graph, mask = TokenGraph.from_indices(index, NUM_SRC), mask_of(index)
     mask = mask if form != "samples" else mask.view(2, 1, 40, NUM_SRC)
     assert torch.equal(graph.mask(), mask)
@@ -73,14 +73,14 @@ def test_count_and_coalesce():
 
 
 @pytest.mark.parametrize(
-    ("index", "options", "error", "words"),
+    ("index", "options", "error", "message"),
     [
         ([[[0, 1]], [[2, 2]]], {}, ValueError, "sender 2 more than once for receiver 0 of head 1"),
         ([[0, 3]], {}, IndexError, r"holds 3 for receiver 0: expected 0 .. 2 \(num_src=3\)"),
         ([[0, -2]], {}, IndexError, "holds -2 for receiver 0"),
         ([[0], [2]], {"causal": True}, ValueError, "the edge 2 -> 1, which is not causal .*: put -1"),
         ([[0.0]], {}, TypeError, "index must be a tensor of signed integers"),
-        ([[True]], {}, TypeError, "bool and shape .* convert.from_mask takes a mask"),
+        ([[True]], {}, TypeError, "bool and shape .* convert.from_mask for a mask"),
         ([0], {}, ValueError, r"index must be \[dst, K\]"),
         ([[0, 1]], {"count": torch.tensor([3])}, IndexError, "count must be in 0 .. 2"),
         ([[0, 1]], {"count": torch.tensor([[1]])}, ValueError, r"count must be \[1\]"),
@@ -89,13 +89,13 @@ def test_count_and_coalesce():
         ([[0, 0]], {"coalesce": 1}, ValueError, "coalesce must be True, False or 'count', got"),
     ],
 )
-def test_what_is_refused(index, options, error, words):
-    with pytest.raises(error, match=words):
+def test_what_is_refused(index, options, error, message):
+    with pytest.raises(error, match=message):
         TokenGraph.from_indices(torch.tensor(index), 3, **options)
 
 
-def test_grouped_heads_with_lists_of_their_own_in_one_call():
-    index = chosen(4, 40, 9)
+def test_grouped_heads_that_differ_in_their_senders():
+    index = random_index(4, 40, 9)
     graph = TokenGraph.from_indices(index, NUM_SRC)
     q, k, v = qkv(graph, heads=4)
     k, v = (x[:, :2].detach().requires_grad_() for x in (k, v))
@@ -117,18 +117,18 @@ def test_sizes_of_nothing(shape):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lead", [(), (2, 1), (2, 3)])
-def test_blocks_are_the_mask_of_their_tokens(lead, causal):
-    index = chosen(*lead, 6, 3, num_src=5)
+def test_blocks_agree_with_the_mask_of_their_tokens(lead, causal):
+    index = random_index(*lead, 6, 3, num_src=5)
     graph = TokenGraph.from_block_indices(index, 8, 45, 37, causal)
     mask = mask_of(index, 5).repeat_interleave(8, -2).repeat_interleave(8, -1)[..., :45, :37]
     mask = mask.tril() if causal else mask
     assert torch.equal(graph.mask(), mask)
-    given = qkv(graph, heads=3)
-    due = ga.attend(*given, ga.convert.from_mask(mask), backend="reference")
-    grads = torch.autograd.grad(due.square().sum(), given)
+    inputs = qkv(graph, heads=3)
+    expected = ga.attend(*inputs, ga.convert.from_mask(mask), backend="reference")
+    grads = torch.autograd.grad(expected.square().sum(), inputs)
     for backend in ("auto", "tiles", "rows", "mixed"):
-        out = ga.attend(*given, graph, backend=backend)
-        assert_exact([out, *torch.autograd.grad(out.square().sum(), given)], [due, *grads])
+        out = ga.attend(*inputs, graph, backend=backend)
+        assert_exact([out, *torch.autograd.grad(out.square().sum(), inputs)], [expected, *grads])
 
 
 def test_block_indices_of_other_sizes_are_refused():
@@ -136,49 +136,49 @@ def test_block_indices_of_other_sizes_are_refused():
         TokenGraph.from_block_indices(torch.zeros(5, 1, dtype=torch.int64), 8, 45, 37)
     with pytest.raises(IndexError, match=r"holds 5 for block of receivers 0: expected 0 .. 4 \(5 blocks of"):
         TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
-    # there is no coalesce to advise
+    # from_block_indices has no coalesce that the message could advise.
     with pytest.raises(
         ValueError, match=r"holds block 4 more than once .*: put -1 in the place of all but one"
     ):
         TokenGraph.from_block_indices(torch.full((6, 2), 4), 8, 45, 37)
 
 
-def repeated(form, seed=0):
-    """An index in which senders stand up to K times, with -1 in the middle and a receiver without any."""
+def index_with_repeats(form, seed=0):
+    """Return an index in which senders repeat, with some -1 and a receiver without any sender."""
     index = torch.randint(-1, 6, FORMS[form], generator=torch.Generator().manual_seed(seed))
     index[..., 3, :] = -1
     return index
 
 
-def formula(q, k, v, index, counted):
-    """Attention by the dense formula in which a sender weighs as often as it stands, or once."""
-    once = torch.nn.functional.one_hot(index + 1, NUM_SRC + 1)[..., 1:].sum(-2)
-    weight = torch.exp(q @ k.mT / q.shape[-1] ** 0.5) * (once if counted else once.clamp(max=1))
+def formula(q, k, v, index, counts_copies):
+    """Compute dense attention in which a sender counts once, or as often as it was chosen."""
+    counts = torch.nn.functional.one_hot(index + 1, NUM_SRC + 1)[..., 1:].sum(-2)
+    weight = torch.exp(q @ k.mT / q.shape[-1] ** 0.5) * (counts if counts_copies else counts.clamp(max=1))
     return weight @ v / weight.sum(-1, keepdim=True).clamp(min=1e-300)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("coalesce", [True, "count"])
 @pytest.mark.parametrize("backend", thinned(["auto", "rows", "tiles", "dense"]))
-def test_a_sender_that_stands_twice_weighs_once_or_as_often(form, coalesce, backend):
-    index = repeated(form)
-    found = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)
-    graph, score_mod = found if coalesce == "count" else (found, None)
-    given = qkv(graph)
+def test_a_repeated_sender_counts_once_or_each_time(form, coalesce, backend):
+    index = index_with_repeats(form)
+    result = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)
+    graph, score_mod = result if coalesce == "count" else (result, None)
+    inputs = qkv(graph)
     outs = [
-        ga.attend(*given, graph, score_mod=score_mod, backend=backend),
-        formula(*given, index, coalesce == "count"),
+        ga.attend(*inputs, graph, score_mod=score_mod, backend=backend),
+        formula(*inputs, index, coalesce == "count"),
     ]
-    grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outs]
     assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
 
 
-def test_multiplicity_is_that_of_absolute_positions_and_pickles():
-    index = repeated("both")
+def test_multiplicity_uses_absolute_positions_and_pickles():
+    index = index_with_repeats("both")
     graph, score_mod = TokenGraph.from_indices(index, NUM_SRC, coalesce="count")
     q, k, v = qkv(graph)
-    part = ga.attend(q[:, :, 5:9], k, v, graph.rows(5, 9), score_mod=pickle.loads(pickle.dumps(score_mod)))
-    assert_exact([part], [formula(q, k, v, index, True)[:, :, 5:9]])
+    out = ga.attend(q[:, :, 5:9], k, v, graph.rows(5, 9), score_mod=pickle.loads(pickle.dumps(score_mod)))
+    assert_exact([out], [formula(q, k, v, index, True)[:, :, 5:9]])
 
 
 @pytest.mark.parametrize("window", [0, 5])
@@ -187,18 +187,18 @@ def test_equal_to_gather_attention_of_attention_gym(window):
     index = torch.randint(-1, 30, (2, 40, 50), generator=torch.Generator().manual_seed(2))
     index[:, :, 7] = 0
     index[:, 3] = -1
-    # senders: the pool, then the tokens, of which a receiver attends to the last few
+    # The senders are the pool, then the tokens, of which a receiver attends to the last few.
     graph, score_mod = TokenGraph.from_indices(index[:, None], 70, coalesce="count")
-    near = TokenGraph.from_rule(
+    local_graph = TokenGraph.from_rule(
         lambda b, h, dst, src: (src - 30 <= dst) & (dst - src + 30 < window) & (src >= 30), 40, 70
     )
     torch.manual_seed(3)
     q, local, pool = (torch.randn(2, h, n, 8, dtype=torch.float64) for h, n in ((2, 40), (1, 40), (1, 30)))
-    given = [x.requires_grad_() for x in (q, local, pool)]
-    due = gather.gather_attn(*given, index, sliding_window_size=window, impl="reference")
+    inputs = [x.requires_grad_() for x in (q, local, pool)]
+    expected = gather.gather_attn(*inputs, index, sliding_window_size=window, impl="reference")
     kv = torch.cat([pool, local], 2).expand(2, 2, 70, 8)
-    out = ga.attend(q, kv, kv, graph | near, score_mod=score_mod)
+    out = ga.attend(q, kv, kv, graph | local_graph, score_mod=score_mod)
     assert_exact(
-        [out, *torch.autograd.grad(out.square().sum(), given)],
-        [due, *torch.autograd.grad(due.square().sum(), given)],
+        [out, *torch.autograd.grad(out.square().sum(), inputs)],
+        [expected, *torch.autograd.grad(expected.square().sum(), inputs)],
     )

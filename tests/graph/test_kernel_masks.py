@@ -1,5 +1,5 @@
-"""Graphs as kernels take them: FlexAttention's lists against its own builder, packings and windows against
-their meaning.
+"""Graphs in the forms of kernels: FlexAttention's lists against its own builder, packings and windows against
+masks that loops write.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ from gnn_attention import TokenGraph, convert, patterns
 
 
 def unpacked(cu_seqlens, window, n):
-    """The mask that a varlen kernel applies: documents, and a window in each, -1 = open."""
+    """Return the mask that a varlen kernel applies: documents with one window, -1 for all."""
     mask = torch.zeros(n, n, dtype=torch.bool)
     left, right = (n if side < 0 else side for side in window)
     for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
@@ -25,8 +25,8 @@ def unpacked(cu_seqlens, window, n):
     return mask
 
 
-def listed(number, columns):
-    """FlexAttention's lists as a set of tiles for each row."""
+def tile_sets(number, columns):
+    """Return FlexAttention's lists as a set of tiles for each row."""
     return [
         [set(line[: int(count)].tolist()) for count, line in zip(*row, strict=True)]
         for row in zip(number[0], columns[0], strict=True)
@@ -34,7 +34,7 @@ def listed(number, columns):
 
 
 class Copies(TorchDispatchMode):
-    """Counts the tensors that are copied to a device."""
+    """Count the tensors that are copied to a device."""
 
     number = 0
 
@@ -62,8 +62,8 @@ class TestBlockMask:
         ],
         ids=lambda graph: graph.name,
     )
-    def test_both_directions_are_those_of_create_block_mask(self, graph):
-        """The same tiles with edges, and the same full ones but for those that the border cuts."""
+    def test_both_directions_agree_with_create_block_mask(self, graph):
+        """The tiles with edges are the same, and so are the full ones."""
         ours = convert.to_block_mask(graph, 32)
         sizes = (graph.batch, graph.heads, graph.num_dst, graph.num_src)
         theirs = create_block_mask(graph.rule, *sizes, "cpu", BLOCK_SIZE=32)
@@ -74,18 +74,18 @@ class TestBlockMask:
                 (getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices"))
                 for mask in (ours, theirs)
             ]
-            assert listed(*lists[0]) == listed(*lists[1]), kind
+            assert tile_sets(*lists[0]) == tile_sets(*lists[1]), kind
         for mask in (ours, theirs):
             assert torch.equal(convert.from_block_mask(mask).mask(), graph.mask())
 
     def test_lists_without_a_mask_mod_are_whole_blocks(self):
-        """What follows the first columns of a row is no block: FlexAttention does not read it."""
+        """FlexAttention reads only the first columns of a row; the others are not blocks."""
         number, columns = torch.tensor([[[1, 2], [0, 2]]]), torch.tensor([[[[1, 1], [0, 1]]] * 2])
         columns = columns.view(1, 2, 2, 2)
         mask = BlockMask.from_kv_blocks(number.int(), columns.int(), BLOCK_SIZE=(4, 2), seq_lengths=(8, 3))
-        due = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [1, 1]]]).bool()
-        due = due.repeat_interleave(4, 1).repeat_interleave(2, 2)[..., :3]
-        assert torch.equal(convert.from_block_mask(mask).mask(), due)
+        expected = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [1, 1]]]).bool()
+        expected = expected.repeat_interleave(4, 1).repeat_interleave(2, 2)[..., :3]
+        assert torch.equal(convert.from_block_mask(mask).mask(), expected)
 
     @pytest.mark.parametrize(
         "graph",
@@ -177,8 +177,8 @@ class TestWindow:
         assert convert.to_window(graph) == window
         left, right = (99 if side < 0 else side for side in window)
         shift = graph.num_src - graph.num_dst
-        meant = [
+        expected = [
             [dst + shift - left <= src <= dst + shift + right for src in range(graph.num_src)]
             for dst in range(graph.num_dst)
         ]
-        assert graph.mask().tolist() == meant
+        assert graph.mask().tolist() == expected

@@ -1,4 +1,4 @@
-"""Rules evaluated on ranges: never a wrong answer."""
+"""Interval arithmetic: a rule that is evaluated on ranges never gives a wrong answer."""
 
 import operator
 
@@ -19,7 +19,7 @@ FLAGS = TABLE % 2 == 0
 N = len(TABLE)
 
 
-# of a and b, which are dst, src or numbers made of them
+# Expressions of a and b, which are dst, src or expressions of these
 NUMBERS = [
     "{a} + {b}",
     "{a} - {b}",
@@ -62,15 +62,15 @@ LOGIC = ["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "~{a}", "{a} == {b}", "torch.whe
 LOGIC.append("torch.logical_and({a}, torch.logical_not({b}))")
 
 
-def written(templates, parts):
-    """Python text of an operator applied to two parts."""
-    two = st.tuples(st.sampled_from(templates), parts, parts)
+def expressions(templates, operands):
+    """Draw an operator of two operands as Python text."""
+    two = st.tuples(st.sampled_from(templates), operands, operands)
     return two.map(lambda drawn: f"({drawn[0].format(a=drawn[1], b=drawn[2])})")
 
 
 TOKENS = st.sampled_from(["dst", "src"])
-NUMBER = st.recursive(TOKENS, lambda parts: written(NUMBERS, parts), max_leaves=4)
-RULE = st.recursive(written(TRUTHS, NUMBER), lambda parts: written(LOGIC, parts), max_leaves=4)
+NUMBER = st.recursive(TOKENS, lambda operands: expressions(NUMBERS, operands), max_leaves=4)
+RULE = st.recursive(expressions(TRUTHS, NUMBER), lambda operands: expressions(LOGIC, operands), max_leaves=4)
 
 
 def answer_of(rule, box):
@@ -79,7 +79,7 @@ def answer_of(rule, box):
 
 
 def boxes(*corners):
-    """Boxes from ``(dst_low, dst_high, src_low, src_high)``."""
+    """Build boxes from ``(dst_low, dst_high, src_low, src_high)``."""
     return Box(*(torch.tensor(column) for column in zip(*corners, strict=True)))
 
 
@@ -92,17 +92,17 @@ EVERYWHERE = [
 
 
 BYTES = torch.tensor([0, 3, 5, 250, 255, 7, 130, 200, 1, 1, 90, 100, 254, 2, 128, 127], dtype=torch.uint8)
-FEWER = torch.tensor(
+INTS = torch.tensor(
     [2**31 - 1, -(2**31), 5, 0, 7, -1, 2**30, 3, 9, 2**31 - 2, 1, 1, 6, -9, 4, 2], dtype=torch.int32
 )
 LARGE = 6364136223846793005
-ENDS = [
+OVERFLOWS = [
     "dst * LARGE > src",
     "(TABLE * LARGE)[dst] * TABLE[src] > 0",
     "(dst << 60) > src",
     "BYTES[dst] - BYTES[src] > 3",
-    "FEWER[dst] + torch.tensor(2**40) > src",
-    "FEWER[dst] > FEWER[src]",
+    "INTS[dst] + torch.tensor(2**40) > src",
+    "INTS[dst] > INTS[src]",
     "(100 * dst).to(torch.uint8) >= src",
     "dst.to(torch.bool) > src.to(torch.bool)",
     "(dst + 2**24).to(torch.float32) <= (src + 2**24).to(torch.float32)",
@@ -112,10 +112,10 @@ ENDS = [
 
 
 def check_answers(text, corners=EVERYWHERE):
-    """Every box of a 16 x 16 mask: some, every and what it depends on, against all of its pairs."""
+    """Compare the answer for every box of a 16 x 16 mask with all of its pairs."""
     rule = eval(f"lambda b, h, dst, src: {text}", globals())
-    lines = torch.arange(N)
-    mask = rule(0, 0, lines.view(-1, 1), lines).expand(N, N)
+    tokens = torch.arange(N)
+    mask = rule(0, 0, tokens.view(-1, 1), tokens).expand(N, N)
     answer = answer_of(rule, boxes(*corners))
     for i, corner in enumerate(corners):
         check_answer(answer, i, mask, corner, text)
@@ -124,8 +124,8 @@ def check_answers(text, corners=EVERYWHERE):
 def check_answer(answer, i, mask, corner, description):
     top, bottom, left, right = corner
     edges = mask[top : bottom + 1, left : right + 1]
-    assert bool(answer.some[i]) or not edges.any(), description
-    assert not bool(answer.every[i]) or edges.all(), description
+    assert bool(answer.any_true[i]) or not edges.any(), description
+    assert not bool(answer.all_true[i]) or edges.all(), description
     gap = torch.arange(top, bottom + 1).view(-1, 1) - torch.arange(left, right + 1)
     if answer.axes[i] == 0:
         assert edges.all() or not edges.any(), description
@@ -146,27 +146,27 @@ class TestSound:
     def test_each_operator(self, text):
         check_answers(text.format(a="dst", b="src"))
 
-    @pytest.mark.parametrize("text", ENDS)
+    @pytest.mark.parametrize("text", OVERFLOWS)
     def test_where_numbers_end(self, text):
-        """Integers wrap round in torch, each dtype at its own end."""
-        for size in (1, 4, 16):  # boxes evaluated on together are refused together
+        """Integers overflow in torch, each dtype at its own limits."""
+        for size in (1, 4, 16):  # Boxes that are evaluated together are refused together.
             check_answers(text, [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size])
 
 
 class TestUnknown:
-    """A rule that does something else with its tokens is unknown, not wrong."""
+    """A rule that ranges do not support has an unknown answer, not a wrong one."""
 
     def test_one_unknown_operand_leaves_the_other(self):
-        """``odd & window``: what the window excludes stays excluded."""
+        """In ``odd & window`` the pairs that the window excludes stay excluded."""
 
         def odd(b, h, dst, src):
             return torch.sin((dst + src).double()) > 0
 
-        alone = answer_of(odd, boxes((32, 39, 0, 7)))
-        assert (bool(alone.some), bool(alone.every), int(alone.axes)) == (True, False, ANYTHING)
+        answer = answer_of(odd, boxes((32, 39, 0, 7)))
+        assert (bool(answer.any_true), bool(answer.all_true), int(answer.axes)) == (True, False, ANYTHING)
         graph = TokenGraph.from_rule(odd, 64) & patterns.window(64, 8)
-        assert not bool(answer_of(graph.edges.contains, boxes((32, 39, 0, 7))).some)
-        assert bool(answer_of(graph.rule, boxes((32, 39, 32, 39))).some)
+        assert not bool(answer_of(graph.edges.contains, boxes((32, 39, 0, 7))).any_true)
+        assert bool(answer_of(graph.rule, boxes((32, 39, 32, 39))).any_true)
 
     @pytest.mark.parametrize(
         "rule",
@@ -183,23 +183,23 @@ class TestUnknown:
     )
     def test_unknown(self, rule):
         answer = answer_of(rule, boxes((0, 7, 0, 7)))
-        assert (bool(answer.some), bool(answer.every), int(answer.axes)) == (True, False, ANYTHING)
+        assert (bool(answer.any_true), bool(answer.all_true), int(answer.axes)) == (True, False, ANYTHING)
 
 
 class TestInPlace:
-    """``|=``, ``&=``, ``^=`` change what every name for the truth sees, as they change a tensor."""
+    """``|=``, ``&=`` and ``^=`` change the object, as they change a tensor."""
 
-    @pytest.mark.parametrize("change", [operator.ior, operator.iand, operator.ixor])
-    def test_all_names_see_it(self, change):
+    @pytest.mark.parametrize("update", [operator.ior, operator.iand, operator.ixor])
+    def test_all_names_see_it(self, update):
         def rule(b, h, dst, src):
             first = src <= dst
-            change(first, src < 9)
+            update(first, src < 9)
             return first
 
         graph = TokenGraph.from_rule(rule, 600)
         assert graph.num_edges == int(graph.mask().sum()) != patterns.causal(600).num_edges
 
-    def test_numbers_changed_in_place_are_not_followed(self):
+    def test_numbers_that_change_in_place_are_unknown(self):
         def rule(b, h, dst, src):
             gap = dst - src
             same = gap
@@ -212,8 +212,8 @@ class TestInPlace:
 
 class TestTables:
     @pytest.mark.parametrize("kind", ["tensor", "array"])
-    def test_a_table_that_is_written_anew(self, kind):
-        """One buffer for the documents of every batch."""
+    def test_a_table_that_is_overwritten(self, kind):
+        """Tables may be buffers that every batch overwrites."""
         array = np.zeros(1200, dtype=np.int64)
         table = torch.from_numpy(array) if kind == "array" else torch.zeros(1200, dtype=torch.int64)
 

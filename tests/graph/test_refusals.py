@@ -1,4 +1,4 @@
-"""What graphs refuse: rules, lists, sizes, operands, rows, heads; and that they never change."""
+"""Graphs refuse wrong rules, lists, sizes, operands, rows and heads, and they never change."""
 
 from __future__ import annotations
 

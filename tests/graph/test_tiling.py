@@ -1,4 +1,4 @@
-"""Tiles against counting the edges of each block of the mask."""
+"""Tiles agree with the edges in each block of the mask."""
 
 import pytest
 import torch
@@ -11,21 +11,21 @@ from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, tiles
 
 
 def check(graph, block):
-    """Every tile against the edges of the mask in it."""
-    found, mask = tiles(graph, block), graph.mask().expand(graph.shape4).flatten(0, 1)
+    """Compare every tile with the edges of the mask in it."""
+    result, mask = tiles(graph, block), graph.mask().expand(graph.shape4).flatten(0, 1)
     size = edges_of_tiles(torch.ones_like(mask[0]), block, block)
-    edges = torch.stack([edges_of_tiles(one, block, block) for one in mask])
+    edges = torch.stack([edges_of_tiles(slice_mask, block, block) for slice_mask in mask])
     table = torch.where(edges == 0, EMPTY, torch.where(edges == size, FULL_TILE, PARTIAL))
-    assert torch.equal(found.table().flatten(0, 1), table.to(torch.uint8))
+    assert torch.equal(result.table().flatten(0, 1), table.to(torch.uint8))
     kinds = {"num_empty": EMPTY, "num_partial": PARTIAL, "num_full": FULL_TILE}
     for name, kind in kinds.items():
-        assert getattr(found, name) == int((table == kind).sum())
-    following = (found.row[1:] == found.row[:-1]) & (found.first[1:] == found.stop[:-1])
-    assert not bool((following & found.full[1:] & found.full[:-1]).any()), "runs of full tiles are maximal"
-    partial = found.at(~found.full)
+        assert getattr(result, name) == int((table == kind).sum())
+    touches = (result.row[1:] == result.row[:-1]) & (result.first[1:] == result.stop[:-1])
+    assert not bool((touches & result.full[1:] & result.full[:-1]).any()), "runs of full tiles are maximal"
+    partial = result.at(~result.full)
     assert torch.equal(partial.edges, edges.flatten(0, 1)[partial.row, partial.first])
-    place = found.row * (found.columns + 1) + found.first
-    assert bool((place[1:] > place[:-1]).all()), "runs are sorted"
+    index = result.row * (result.columns + 1) + result.first
+    assert bool((index[1:] > index[:-1]).all()), "runs are sorted"
 
 
 VARYING = [
@@ -39,12 +39,12 @@ class TestKinds:
         "graph", thinned([*PLAIN.values(), *VARYING], 1), ids=[*PLAIN, "by head", "by both"]
     )
     def test_blocks(self, graph):
-        """That divide the tokens and that do not, of one token and of more than there are."""
-        for place, form in enumerate((graph, ~graph, graph.T)):
-            check(form, (3, 50, 64, 100, 2000, 1)[(place + graph.num_edges) % 6])
+        """Blocks may divide the tokens or not, and have one token or more than there are."""
+        for index, form in enumerate((graph, ~graph, graph.T)):
+            check(form, (3, 50, 64, 100, 2000, 1)[(index + graph.num_edges) % 6])
 
     def test_tiles_of_the_same_receivers_count_their_own_edges(self):
-        """Two tiles may depend on the receiver alone, each in another way, which no range of tokens shows."""
+        """Two tiles may each depend on the receiver only, but in different ways, which no range shows."""
         check(patterns.documents([200] * 5, causal=False), 128)
         left, right = symbols.src < 512, symbols.src >= 512
         for shift in (0, 2):
@@ -62,6 +62,6 @@ class TestKinds:
             2 * rows - 1,
         )
         window = tiles(patterns.window(n, 4096), block)
-        deep = 4096 // block  # a late row of tiles: one partial at each end, deep - 1 full between
-        assert window.num_partial == rows + (rows - deep)
-        assert window.num_full == sum(min(row, deep - 1) for row in range(rows))
+        window_rows = 4096 // block  # a row of tiles has a partial one at each end, and full ones between
+        assert window.num_partial == rows + (rows - window_rows)
+        assert window.num_full == sum(min(row, window_rows - 1) for row in range(rows))

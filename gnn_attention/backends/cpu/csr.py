@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Buffers, group_heads, sampled_products
 from gnn_attention.backends.plan.plan import EdgeRows
-from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
+from gnn_attention.edge_softmax import accumulation_dtype, needs_no_shift, shares
 
 Receivers = Float[Tensor, "batch heads dst _"]
 Senders = Float[Tensor, "batch kv_heads src _"]
@@ -45,10 +45,10 @@ def forward(
             # A receiver's largest logit is subtracted unless exp can reach it. Its own logits decide, so
             # that no result depends on other receivers, not even by rounding; if all logits are small,
             # nothing is subtracted.
-            if not may_read or not within_reach(logits):
+            if not may_read or not needs_no_shift(logits):
                 ptr, initial = buffers.edges.ptr, -torch.inf
                 shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
-                shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
+                shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
                 logits.sub_(buffers.gather_by_dst(shift, buffers.second_matrix.values()))
             mass = logits.exp_()
             total = buffers.sum_rows(mass)
@@ -117,13 +117,13 @@ def _backward_head(
     query = _zero_rows(buffers.stage("q", q), excluded_mask)
     sampled_products(buffers.matrix, query, k, scale)
     # The weights of a receiver are mass * factor.
-    if may_read and within_reach(mass):
+    if may_read and needs_no_shift(mass):
         mass.exp_()
         factor = (-lse).exp_()
     else:
-        # As in the forward pass, small logits need no shift: their lse is at most REACH + log(degree).
+        # As in the forward pass, small logits need no shift: their lse is at most SAFE_LOGIT + log(degree).
         degree = buffers.edges.ptr.diff().to(lse.dtype)
-        shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
+        shift = lse.masked_fill(lse.abs() <= SAFE_LOGIT + degree.log() + 1e-3, 0.0)
         mass.sub_(buffers.gather_by_dst(shift, grad_logits)).exp_()
         factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
     row_factor = factor.view(grad.shape[:-1]).unsqueeze(-1)

@@ -26,7 +26,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_edge_lists
-from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose, kinds
+from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose
 from gnn_attention.graph.tiling import tiles
 
 # Bytes of masks near this limit are counted, because masks may repeat and an estimate may be wrong.
@@ -243,7 +243,7 @@ def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, 
     change = torch.zeros_like(tile).index_add_(0, index, is_edge - is_rule_edge)
     dst, src, zero = tile // columns * block, tile % columns * block, torch.zeros_like(tile)
     boxes = Boxes(zero, zero, zero, dst, src, zero + block, zero + block)
-    is_new = kinds(split.edges, boxes) == EMPTY
+    is_new = classify(split.edges, boxes) == EMPTY
     tile_strip = torch.empty_like(tile).scatter_(0, index, strip)
     weight = torch.ones_like(tile, dtype=torch.float64)
     return tile_strip, is_new.long() * (change > 0), zero + block**2, change, weight

@@ -1,4 +1,4 @@
-"""How the edges of a graph are stored: by a rule, as a list, or as the senders that each receiver chose."""
+"""How a graph stores its edges: as a rule, as a list, or as the senders that each receiver chose."""
 
 from gnn_attention.graph.edges.chosen import ChosenEdges
 from gnn_attention.graph.edges.edge_set import EdgeSet, on_device

@@ -1,7 +1,7 @@
-"""The senders that each receiver chose, as rows of numbers: one graph for each sample and head.
+"""Edges that are stored as chosen rows: the senders that each receiver chose.
 
-The rows of all samples and heads stand one after the other, sorted and without repetition. Nothing here is as
-large as tokens x tokens, and nothing leaves the device on which the senders were chosen.
+The rows of all samples and heads, one after the other, are one CSR matrix. No tensor has tokens x
+tokens elements, and none leaves the device on which the senders were chosen.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from gnn_attention.graph.rules import Rule, Shape
 
 @dataclass(frozen=True, eq=False)
 class ChosenEdges(EdgeSet):
-    """The senders of receiver ``dst`` of sample b and head h are ``src[ptr[r]] .. src[ptr[r + 1] - 1]``.
+    """Row ``r = (b * heads + h) * num_dst + dst`` holds the senders ``src[ptr[r] : ptr[r + 1]]``.
 
-    ``r = (b * heads + h) * num_dst + dst``; they ascend, and none stands twice. ``shape`` is ``(batch, heads,
-    num_dst, num_src)``, with 1 where the graph does not differ. ``index_order`` are the edges of one sample
-    and head in the order of the index that they came from; without it they are listed by receiver, then
-    sender.
+    The senders of a row are sorted and distinct. ``shape`` is ``(batch, heads, num_dst, num_src)``,
+    with 1 where the graph does not differ. One slice may have ``index_order``, its edges in the
+    order of the index that they came from, instead of by receiver, then sender.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -37,29 +36,27 @@ class ChosenEdges(EdgeSet):
     has_structure = False
 
     @classmethod
-    def of_rows(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> ChosenEdges:
-        """The edges of rows ``r`` and senders in ascending order, without repetition."""
+    def from_rows(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> ChosenEdges:
+        """Build the edges from the row and sender of each, sorted and distinct."""
         ends = torch.bincount(row, minlength=math.prod(shape[:3])).cumsum(0)
         return cls(torch.cat([ends.new_zeros(1), ends]), src.to(torch.int32), shape)
 
     @property
-    def slices(self) -> int:
-        """Samples times heads."""
+    def num_slices(self) -> int:
         return self.shape[0] * self.shape[1]
 
     @cached_property
     def has_slices(self) -> bool:  # type: ignore[override]
-        return self.slices > 1
+        return self.num_slices > 1
 
     @property
-    def row(self) -> Int[Tensor, " edges"]:
-        """The row ``r`` of every edge."""
+    def row_of_edge(self) -> Int[Tensor, " edges"]:
         return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.src))
 
     @cached_property
     def table(self) -> Int[Tensor, " edges_and_one"]:
-        """``r * num_src + src`` of every edge, ascending, and the largest int64."""
-        return torch.cat([self.row * self.shape[3] + self.src, rules.LAST_KEY.to(self.src.device)])
+        """The sorted keys ``r * num_src + src``, followed by the largest int64."""
+        return torch.cat([self.row_of_edge * self.shape[3] + self.src, rules.LAST_KEY.to(self.src.device)])
 
     @property
     def rule(self) -> Rule:  # type: ignore[override]
@@ -69,11 +66,12 @@ class ChosenEdges(EdgeSet):
         return self.src.numel()
 
     def listed(self) -> Int[Tensor, "2 edges"] | None:
-        return self._in_order if self.slices == 1 else None
+        return self._edge_list if self.num_slices == 1 else None
 
     @cached_property
-    def _in_order(self) -> Int[Tensor, "2 edges"]:
-        return torch.stack([self.src.long(), self.row]) if self.index_order is None else self.index_order
+    def _edge_list(self) -> Int[Tensor, "2 edges"]:
+        edges = self.index_order
+        return torch.stack([self.src.long(), self.row_of_edge]) if edges is None else edges
 
     def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]]:
         return self.ptr, self.src
@@ -85,56 +83,60 @@ class ChosenEdges(EdgeSet):
         return self.ptr.diff().cpu()
 
     def rows(self, start: int, stop: int) -> EdgeSet:
-        first = [number * self.shape[2] for number in range(self.slices)]
-        parts = [self._slice_rows(row + start, row + stop) for row in first]
-        count = torch.cat([ptr.diff() for ptr, _ in parts]).cumsum(0)
-        listed = self.index_order
-        if listed is not None:
-            inside = (listed[1] >= start) & (listed[1] < stop)
-            listed = listed[:, inside] - listed.new_tensor([[0], [start]])
-        src, shape = torch.cat([src for _, src in parts]), (*self.shape[:2], stop - start, self.shape[3])
-        return ChosenEdges(torch.cat([count.new_zeros(1), count]), src, shape, listed)
+        num_dst = self.shape[2]
+        slices = [self._slice_rows(i * num_dst + start, i * num_dst + stop) for i in range(self.num_slices)]
+        ends = torch.cat([ptr.diff() for ptr, _ in slices]).cumsum(0)
+        edges = self.index_order
+        if edges is not None:
+            is_inside = (edges[1] >= start) & (edges[1] < stop)
+            edges = edges[:, is_inside] - edges.new_tensor([[0], [start]])
+        src = torch.cat([src for _, src in slices])
+        shape = (*self.shape[:2], stop - start, self.shape[3])
+        return ChosenEdges(torch.cat([ends.new_zeros(1), ends]), src, shape, edges)
 
-    def _slice_rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """``ptr`` and ``src`` of the rows ``first .. stop - 1``, counted through samples and heads."""
-        ptr = self.ptr[first : stop + 1]
+    def _slice_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        ptr = self.ptr[start : stop + 1]
         begin, end = ptr[[0, -1]].tolist()
         return ptr - begin, self.src[begin:end]
 
     def select(self, batch: int, head: int) -> EdgeSet:
-        # An index of one sample or head serves all of them.
-        batch, head = batch if self.shape[0] > 1 else 0, head if self.shape[1] > 1 else 0
-        if self.slices == 1:
+        if self.num_slices == 1:
             return self
-        first = (batch * self.shape[1] + head) * self.shape[2]
-        return ChosenEdges(*self._slice_rows(first, first + self.shape[2]), (1, 1, *self.shape[2:]))
+        batches, heads, num_dst, num_src = self.shape
+        # Rows of one sample serve all samples, and rows of one head all heads.
+        first = (batch % batches * heads + head % heads) * num_dst
+        ptr, src = self._slice_rows(first, first + num_dst)
+        return ChosenEdges(ptr, src, (1, 1, num_dst, num_src))
 
     def transposed(self) -> EdgeSet:
         batch, heads, num_dst, num_src = self.shape
-        if self.slices == 1:
-            return ListedEdges(self._in_order.flip(0).cpu(), num_src, num_dst)
-        number, dst = self.row // max(num_dst, 1), self.row % max(num_dst, 1)
-        key = ((number * num_src + self.src) * num_dst + dst).sort().values
-        return ChosenEdges.of_rows(key // num_dst, key % num_dst, (batch, heads, num_src, num_dst))
+        if self.num_slices == 1:
+            return ListedEdges(self._edge_list.flip(0).cpu(), num_src, num_dst)
+        row = self.row_of_edge
+        slice_of_edge, dst = row // max(num_dst, 1), row % max(num_dst, 1)
+        key = ((slice_of_edge * num_src + self.src) * num_dst + dst).sort().values
+        return ChosenEdges.from_rows(key // num_dst, key % num_dst, (batch, heads, num_src, num_dst))
 
-    def restricted_to(self, other: EdgeSet, is_edge: bool, slices: tuple[int, int]) -> EdgeSet | None:
+    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
         batch, heads, num_dst, _ = self.shape
-        if slices != (batch, heads):
+        if sizes != (batch, heads):
             return None
-        number, dst = self.row // max(num_dst, 1), self.row % max(num_dst, 1)
-        ends = number // heads, number % heads, dst
-        inside = other.contains(*ends, self.src.long()).expand(len(self.src)) == is_edge
-        if bool(inside.all()):
+        row = self.row_of_edge
+        slice_of_edge, dst = row // max(num_dst, 1), row % max(num_dst, 1)
+        b, h = slice_of_edge // heads, slice_of_edge % heads
+        selected = other.contains(b, h, dst, self.src.long()).expand(len(self.src)) == is_edge
+        if bool(selected.all()):
             return self
-        edges, listed = ChosenEdges.of_rows(self.row[inside], self.src[inside], self.shape), self.index_order
-        if listed is None:
+        edges = ChosenEdges.from_rows(row[selected], self.src[selected], self.shape)
+        if self.index_order is None:
             return edges
-        zero = torch.zeros_like(listed[1])
-        inside = other.contains(zero, zero, listed[1], listed[0]).expand(len(zero)) == is_edge
-        return replace(edges, index_order=listed[:, inside])
+        src, dst = self.index_order
+        zero = torch.zeros_like(dst)
+        selected = other.contains(zero, zero, dst, src).expand(len(dst)) == is_edge
+        return replace(edges, index_order=self.index_order[:, selected])
 
-    def without_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        if self.slices > 1:
+    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        if self.num_slices > 1:
             return self, []
-        listed = torch.stack([self.src.long(), self.row]).cpu()
-        return ListedEdges(listed, *self.shape[2:]).without_lists(num_dst, num_src)
+        edge_index = torch.stack([self.src.long(), self.row_of_edge]).cpu()
+        return ListedEdges(edge_index, *self.shape[2:]).remove_lists(num_dst, num_src)

@@ -1,7 +1,7 @@
-"""What every storage of edges answers.
+"""The interface of all edge sets.
 
-A question that a storage can answer at once has an answer here; ``None`` means that the pairs have to be
-searched, by ``graph.regions``. Nobody outside of ``graph/`` asks which storage a graph has.
+A method returns ``None`` where the storage does not hold the answer: then the caller searches the
+pairs, with ``graph.regions``. Code outside of ``graph/`` never asks for the class of an edge set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gnn_attention.graph.rules import Rule
 class EdgeSet:
     """The edges of a graph, without its sizes and name.
 
-    ``rule`` is :meth:`contains` as FlexAttention takes it: made of functions and tables, for tensors alone.
-    ``has_structure`` is False where the edges are chosen anew in every step, so that searching them for tiles
-    would take longer than a call. ``has_slices`` is True where several samples or heads have rows of their
-    own, which are searched one by one.
+    ``rule`` is :meth:`contains` in FlexAttention's form: built from functions and tables, and
+    evaluated on tensors only. ``has_structure`` is False for edges that are chosen again in every
+    step, for which a search for tiles would take longer than a call. ``has_slices`` is True if
+    several samples or heads have their own chosen rows, which are searched one by one.
     """
 
     rule: Rule
@@ -32,86 +32,87 @@ class EdgeSet:
     has_parallel_edges: bool = False
 
     def contains(self, b: Any, h: Any, dst: Any, src: Any) -> Any:
-        """Whether there is an edge: a bool tensor for tensors of tokens, a ``TriState`` for ranges."""
+        """Return which pairs are edges: a bool tensor for tensors, a ``TriState`` for ranges."""
         return self.rule(b, h, dst, src)
 
     def boxes(self, b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState:
-        """Say of each box of pairs whether it may hold an edge, and whether all of its pairs are edges."""
+        """Return for each box whether it may hold an edge, and whether all its pairs are edges."""
         return as_tristate(dst.box, self.contains(b, h, dst, src))
 
     @property
     def obstacle(self) -> str | None:
-        """Why the edges cannot be found from ranges of tokens, so that every pair is visited."""
+        """The reason why the edges cannot be evaluated on ranges, so that every pair is visited."""
         return None
 
     @property
-    def distinct(self) -> EdgeSet:
-        """The same edges without parallel ones."""
+    def unique_edges(self) -> EdgeSet:
+        """The same edges, each once."""
         return self
 
     def count(self) -> int | None:
-        """The number of edges."""
+        """Return the number of edges."""
         return None
 
     def listed(self) -> Int[Tensor, "2 edges"] | None:
-        """The list of the edges, ``[2, E]`` in the order of ``edge_index``, where it was made."""
+        """Return the edges ``[2, E]`` in the order of ``edge_index`` if they are stored."""
         return None
 
     def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]] | None:
-        """``(ptr, src)``: row ``r = (b * heads + h) * num_dst + dst`` has ``src[ptr[r] : ptr[r + 1]]``."""
+        """Return CSR rows ``(ptr, src)``, numbered by ``r = (b * heads + h) * num_dst + dst``."""
         return None
 
     def keys(self) -> Int[Tensor, " edges"] | None:
-        """``r * num_src + src`` of every edge in ascending order, each once; ``r`` as in :meth:`pointers`."""
+        """Return the sorted, distinct keys ``r * num_src + src``; ``r`` is as in :meth:`pointers`."""
         return None
 
     def in_degree(self) -> Int[Tensor, " rows"] | None:
-        """The number of edges into each receiver of each sample and head, on the CPU."""
+        """Return the number of in-edges of each receiver of each sample and head, on the CPU."""
         return None
 
     def rows(self, start: int, stop: int) -> EdgeSet:
-        """The edges into the receivers ``start .. stop - 1``, which become ``0 .. stop - start - 1``."""
+        """Return the in-edges of receivers ``start .. stop - 1``, renumbered from 0."""
         raise NotImplementedError
 
     def select(self, batch: int, head: int) -> EdgeSet:
-        """The edges of one sample and head."""
+        """Return the edges of one sample and head."""
         raise NotImplementedError
 
     def transposed(self) -> EdgeSet:
-        """Every edge reversed."""
+        """Reverse every edge."""
         raise NotImplementedError
 
-    def restricted_to(self, other: EdgeSet, is_edge: bool, slices: tuple[int, int]) -> EdgeSet | None:
-        """The stored edges that are edges of ``other``, or are none; None where nothing is stored.
+    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
+        """Keep the stored edges for which membership in ``other`` equals ``is_edge``.
 
-        ``slices`` are the numbers of samples and heads by which either of the two differs.
+        Return None if no edges are stored for ``sizes = (batch, heads)``, by which the two differ.
         """
         return None
 
-    def without_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        """Edges that differ from these at listed pairs alone, and ``dst * num_src + src`` of those pairs.
+    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        """Return edges that differ from these at listed pairs only, and the keys of those pairs.
 
-        Pairs outside of ``num_dst`` receivers and ``num_src`` senders may be among them.
+        A key is ``dst * num_src + src``. Pairs outside ``num_dst`` x ``num_src`` may be among them.
         """
         return self, []
 
 
-def on_device(part: Any, device: torch.device) -> Any:
-    """Return a rule, or a value bound to one, as plain functions with all of its tables on ``device``.
+def on_device(value: Any, device: torch.device) -> Any:
+    """Return a rule, or a value bound to one, as functions whose tables are all on ``device``.
 
     FlexAttention cannot compile a ``mask_mod`` that copies a table from another device.
 
     >>> from gnn_attention.graph import rules
     >>> table = torch.tensor([0, 0, 1])
-    >>> rule = partial(rules.transposed, partial(rules.look_up, table))
+    >>> rule = partial(rules.transpose, partial(rules.look_up, table))
     >>> on_device(rule, torch.device("meta")).args[0].args[0].device
     device(type='meta')
     """
-    if isinstance(part, Tensor):
-        return part.to(device)
-    if isinstance(part, MethodType) and isinstance(part.__self__, EdgeSet):
-        return on_device(part.__self__.rule, device)
-    if isinstance(part, partial):
-        arguments = (on_device(argument, device) for argument in part.args)
-        return partial(part.func, *arguments, **{k: on_device(v, device) for k, v in part.keywords.items()})
-    return tuple(on_device(entry, device) for entry in part) if type(part) is tuple else part
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, MethodType) and isinstance(value.__self__, EdgeSet):
+        return on_device(value.__self__.rule, device)
+    if isinstance(value, partial):
+        arguments = (on_device(argument, device) for argument in value.args)
+        keywords = {name: on_device(argument, device) for name, argument in value.keywords.items()}
+        return partial(value.func, *arguments, **keywords)
+    return tuple(on_device(entry, device) for entry in value) if type(value) is tuple else value

@@ -1,4 +1,4 @@
-"""A list of edges ``[2, E]``, and how often an edge stands in one."""
+"""Edges that are stored as a list ``[2, E]``, and the score_mod of their multiplicities."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import RuleEdges
 from gnn_attention.graph.rules import Rule, Shape
 
-# edges of a list whose order is not needed where it is used once
-SHORT = 2**14
-# What to do with an edge that stands several times in a list.
+# Lists up to this length are sorted without their order, which few of them need.
+SHORT_LIST = 2**14
+# What to do with an edge that occurs several times in a list
 Parallel = Literal["error", "merge", "keep"]
 
 
@@ -24,9 +24,8 @@ Parallel = Literal["error", "merge", "keep"]
 class ListedEdges(EdgeSet):
     """The edges ``edge_index [2, E]`` in this order, int64 on the CPU.
 
-    With ``parallel="keep"`` an edge may stand several times, each with a place of its own, as in a
-    multigraph. Masks, set operators and comparisons see each edge once. Otherwise the list is trusted to hold
-    each edge once.
+    With ``parallel="keep"`` an edge may repeat, as in a multigraph; masks, set operators and
+    comparisons see it once. Otherwise the caller promises that the edges are distinct.
     """
 
     edge_index: Int[Tensor, "2 edges"]
@@ -40,36 +39,39 @@ class ListedEdges(EdgeSet):
 
     @property
     def order(self) -> Int[Tensor, " edges"] | None:
-        """The order of the edges by receiver, then sender; None for a list that stands in it."""
+        """The permutation that sorts the edges by receiver, then sender; None if they are sorted."""
         return self._sorted_edges[1]
 
     @cached_property
     def sorted_keys(self) -> Int[Tensor, " edges"]:
         """``dst * num_src + src`` of every edge in ascending order."""
-        if self.count() > SHORT:
+        if self.count() > SHORT_LIST:
             return self._sorted_edges[0]
-        # NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
-        keys = edge_list.keys_of(self.edge_index, self.num_src)
-        edge_list.numbers(keys).sort()
+        # NumPy sorts keys without their order in a third of the time that torch takes.
+        keys = edge_list.edge_keys(self.edge_index, self.num_src)
+        edge_list.numpy_view(keys).sort()
         return keys
 
     @cached_property
     def has_parallel_edges(self) -> bool:  # type: ignore[override]
-        return self.parallel == "keep" and not edge_list.ascends(self.sorted_keys)
+        return self.parallel == "keep" and not edge_list.is_increasing(self.sorted_keys)
 
     @cached_property
-    def distinct(self) -> ListedEdges:
-        """The first of each edge."""
+    def unique_edges(self) -> ListedEdges:
+        """The first of each set of parallel edges."""
         if not self.has_parallel_edges:
-            # Rows and the transpose need not be searched for copies again.
+            # This spares rows and the transpose the search for parallel edges.
             self.parallel = "error"
             return self
-        first = edge_list.first_of_each(edge_list.keys_of(self.edge_index, self.num_src))
+        keys, order = edge_list.edge_keys(self.edge_index, self.num_src).sort(stable=True)
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        first = order[is_first].sort().values
         return ListedEdges(self.edge_index[:, first], self.num_dst, self.num_src)
 
     @cached_property
     def table(self) -> Int[Tensor, " edges_and_one"]:
-        """The keys in ascending order, each once, and the largest int64."""
+        """The sorted, distinct keys, followed by the largest int64."""
         return torch.cat([torch.unique_consecutive(self.sorted_keys), rules.LAST_KEY])
 
     @property
@@ -98,28 +100,29 @@ class ListedEdges(EdgeSet):
     def transposed(self) -> EdgeSet:
         return ListedEdges(self.edge_index.flip(0), self.num_src, self.num_dst, self.parallel)
 
-    def restricted_to(self, other: EdgeSet, is_edge: bool, slices: tuple[int, int]) -> EdgeSet | None:
-        if slices != (1, 1):
+    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
+        if sizes != (1, 1):
             return None
-        src, dst = edges = self.distinct.edge_index
-        inside = other.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src).expand(len(dst))
-        return ListedEdges(edges[:, inside == is_edge], self.num_dst, self.num_src)
+        src, dst = edges = self.unique_edges.edge_index
+        zero = torch.zeros_like(dst)
+        is_in_other = other.contains(zero, zero, dst, src).expand(len(dst))
+        return ListedEdges(edges[:, is_in_other == is_edge], self.num_dst, self.num_src)
 
-    def without_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        # For more senders than the list has, its keys would be those of other pairs.
+    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        # A sender that the list does not have would share its key with another pair.
         if num_src > self.num_src:
             return self, []
         dst, src = self.keys() // max(self.num_src, 1), self.keys() % max(self.num_src, 1)
-        inside = src < num_src
-        return RuleEdges(rules.no_pair), [dst[inside] * num_src + src[inside]]
+        is_inside = src < num_src
+        return RuleEdges(rules.no_pair), [dst[is_inside] * num_src + src[is_inside]]
 
 
 @dataclass(frozen=True, eq=False)
 class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
-    """``score + log m`` where src stands m times for dst, of sample b and head h of a graph of this shape.
+    """The score_mod ``score + log m`` for pairs that occur m times in a sample and head of a graph.
 
-    ``keys`` are ``r * num_src + src`` of the pairs with m > 1, ascending, and the largest int64; ``logs``
-    theirs.
+    ``keys`` are the sorted ``r * num_src + src`` of pairs with m > 1, followed by the largest
+    int64. ``logs`` are their log m, followed by 0.
     """
 
     keys: Int[Tensor, " repeated_and_one"]
@@ -127,15 +130,15 @@ class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
     shape: Shape
 
     @classmethod
-    def of(cls, keys: Int[Tensor, " entries"], shape: Shape) -> log_count:
-        """By how often each of the ascending ``keys`` stands."""
-        once, number = torch.unique_consecutive(keys, return_counts=True)
-        often = number > 1
-        logs = torch.nn.functional.pad(number[often].double().log(), (0, 1))
-        return cls(torch.cat([once[often], rules.LAST_KEY.to(keys.device)]), logs, shape)
+    def from_keys(cls, keys: Int[Tensor, " entries"], shape: Shape) -> log_count:
+        """Count how often each of the sorted ``keys`` occurs."""
+        unique_keys, counts = torch.unique_consecutive(keys, return_counts=True)
+        is_repeated = counts > 1
+        logs = torch.nn.functional.pad(counts[is_repeated].double().log(), (0, 1))
+        return cls(torch.cat([unique_keys[is_repeated], rules.LAST_KEY.to(keys.device)]), logs, shape)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         keys, logs = self.keys.to(score.device), self.logs.to(score.device, score.dtype)
-        key = rules.row_of(self.shape, b, h, dst).to(torch.int64) * self.shape[3] + src
-        place = torch.searchsorted(keys, key)
-        return score + torch.where(keys[place] == key, logs[place], 0.0)
+        key = rules.row_index(self.shape, b, h, dst).to(torch.int64) * self.shape[3] + src
+        index = torch.searchsorted(keys, key)
+        return score + torch.where(keys[index] == key, logs[index], 0.0)

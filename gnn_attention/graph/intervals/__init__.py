@@ -1,1 +1,1 @@
-"""Interval arithmetic: what a rule says of whole ranges of tokens."""
+"""Interval arithmetic: rules on whole ranges of tokens."""

@@ -1,7 +1,7 @@
-"""Values that stand for many: :class:`Interval` for ``dst`` and ``src``, :class:`TriState` the answer.
+"""The values of interval arithmetic: :class:`Interval` for tokens, :class:`TriState` for answers.
 
-What torch's operators do to them is in ``intervals.arithmetic``, which fills :data:`OPERATORS`. All bounds
-are int64 tensors ``[K]``, one entry for each of K boxes; they include both ends.
+``intervals.arithmetic`` implements torch's operators for them and fills :data:`OPERATORS`. All
+bounds are int64 tensors ``[K]``, one entry for each of K boxes, and are inclusive.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-# by the name of torch's function or method
+# The name of torch's function or method -> its implementation
 OPERATORS: dict[str, Callable[..., Any]] = {}
-# what a value depends on, as bits: dst alone, src alone, dst - src alone
+# Bits of what a value depends on: only dst, only src, only dst - src, or anything else.
 DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8
-# int64 wraps round at twice this; no value goes further, so no sum or difference of two wraps unseen
+# No value is larger. int64 overflows at twice this, so a sum or difference of two values never does.
 MAX_MAGNITUDE = 2**62
-# the product of a slope and one of 2^32 tokens stays below MAX_MAGNITUDE
+# The product of a slope and one of 2^32 tokens stays below MAX_MAGNITUDE.
 MAX_SLOPE = 2**29
 
 
 class UnsupportedError(TypeError):
-    """The rule uses an operator for which there is no arithmetic of ranges."""
+    """The rule uses an operator that has no arithmetic of ranges."""
 
 
 class UnboundedError(UnsupportedError):
-    """An operator has no bounds for these operands, though it may have for others."""
+    """An operator has no bounds for these operands, though it may have bounds for others."""
 
 
 class Box(NamedTuple):
-    """K boxes of receivers and senders, ends included."""
+    """K boxes of receivers and senders, with inclusive bounds."""
 
     dst_low: Tensor
     dst_high: Tensor
@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """What both kinds share: no control flow may look into them; torch's functions come from a table."""
+    """Base class without a truth value, whose functions and methods come from :data:`OPERATORS`."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -69,11 +69,11 @@ def _operator(name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class Interval(Value):
-    """The integers ``low .. high`` that an expression can take in each box.
+    """The integers ``low .. high`` that an expression can be in each box.
 
-    ``slope`` (p, q): the expression is exactly ``p dst + q src + offset``; None where it is not of this form.
-    ``axes``: bits of what it depends on, 0 where it is constant. ``dtype``: in which torch would compute, and
-    beyond which it would wrap round; None for a number that takes the other operand's.
+    With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; None means another
+    form. ``axes`` are bits of what it depends on, 0 where it is constant. ``dtype`` is that of
+    torch's result, which must not overflow; a number has None and takes that of the other operand.
     """
 
     box: Box
@@ -87,57 +87,56 @@ class Interval(Value):
     device = torch.device("cpu")
 
     def __post_init__(self) -> None:
-        least, most = limits(self.dtype)
-        if len(self.low) and not least <= int(self.low.min()) <= int(self.high.max()) <= most:
+        lowest, highest = limits(self.dtype)
+        if len(self.low) and not lowest <= int(self.low.min()) <= int(self.high.max()) <= highest:
             raise UnboundedError(f"values beyond the range of {self.dtype} wrap round")
 
-    def to(self, *where: Any, **how: Any) -> Interval:
-        """Intervals have no device, but a dtype of integers, wide enough for all of them."""
-        dtype = _dtype_of(where, how)
+    def to(self, *args: Any, **kwargs: Any) -> Interval:
+        """Change the dtype; a device is ignored."""
+        dtype = _find_dtype(args, kwargs)
         return self if dtype in (None, self.dtype) else replace(self, dtype=dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):
-    """``some``: the box may hold an edge; ``every``: all pairs are edges; ``axes``: as in Interval."""
+    """``any_true``: the box may hold an edge; ``all_true``: all pairs are edges; ``axes`` as in Interval."""
 
     box: Box
-    some: Tensor
-    every: Tensor
+    any_true: Tensor
+    all_true: Tensor
     axes: Tensor
 
     device = torch.device("cpu")
     dtype = torch.bool
 
-    def to(self, *where: Any, **how: Any) -> TriState:
-        """A TriState has no device and no dtype but bool."""
-        if _dtype_of(where, how) not in (None, torch.bool):
+    def to(self, *args: Any, **kwargs: Any) -> TriState:
+        if _find_dtype(args, kwargs) not in (None, torch.bool):
             raise UnsupportedError("a bool is no number")
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Unknown(Value):
-    """Any number or truth value: the result where an operator has no bounds for these operands."""
+    """Any number or truth value: the result of an operator that has no bounds for its operands."""
 
     box: Box
 
     device = torch.device("cpu")
     dtype = None
 
-    def to(self, *where: Any, **how: Any) -> Unknown:
+    def to(self, *args: Any, **kwargs: Any) -> Unknown:
         return self
 
 
 def unknown(box: Box) -> TriState:
-    """The answer that is always allowed: there may be an edge, and not all pairs may be edges."""
+    """Return the answer that is always correct: there may be an edge, and some pair may not be one."""
     yes = torch.ones_like(box.dst_low, dtype=torch.bool)
     return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 
 
-def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
-    found = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
-    return next((x for x in found if isinstance(x, torch.dtype)), None)
+def _find_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    candidates = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*args, *kwargs.values())]
+    return next((x for x in candidates if isinstance(x, torch.dtype)), None)
 
 
 def limits(dtype: torch.dtype | None) -> tuple[int, int]:
@@ -149,7 +148,7 @@ def limits(dtype: torch.dtype | None) -> tuple[int, int]:
 
 
 def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int64) -> Interval:
-    """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
+    """Return the interval of ``p dst + q src + offset``, slope (p, q); the offset may differ by box."""
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
         raise UnboundedError("numbers so large that int64 would wrap round")
@@ -157,17 +156,17 @@ def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int
     src = (box.src_low, box.src_high) if q >= 0 else (box.src_high, box.src_low)
     low, high = (p * dst[end] + q * src[end] + offset for end in (0, 1))
     axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
-    axes_of_all = torch.full_like(low, axes, dtype=torch.uint8)
-    return Interval(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
+    axes_of_boxes = torch.full_like(low, axes, dtype=torch.uint8).masked_fill(low == high, 0)
+    return Interval(box, low, high, axes_of_boxes, slope, offset, dtype)
 
 
 def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = torch.int64) -> Interval:
     return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 
 
-def tristate(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> TriState:
-    """The answer, which depends on nothing where it is settled."""
-    return TriState(box, some, every, axes.masked_fill(every | ~some, 0))
+def tristate(box: Box, any_true: Tensor, all_true: Tensor, axes: Tensor) -> TriState:
+    """Return the answer, which depends on nothing where it is certain."""
+    return TriState(box, any_true, all_true, axes.masked_fill(all_true | ~any_true, 0))
 
 
 def box_of(*values: Any) -> Any:
@@ -183,17 +182,17 @@ def scalar(value: Any) -> Any:
 
 
 def as_interval(box: Box, value: Any) -> Interval:
-    """An operand as an interval: a Python number or a tensor of one element is a constant."""
+    """Convert an operand to an interval; a number or a tensor of one element is constant."""
     if isinstance(value, TriState):
         raise UnsupportedError("a bool is no number")
     return value if isinstance(value, Interval) else affine(box, (0, 0), int(scalar(value)), None)
 
 
 def as_tristate(box: Box, value: Any) -> TriState:
-    """An operand as an answer: a bool, or a tensor of one, holds in all of a box."""
+    """Convert an operand to an answer; a bool or a tensor of one element is the same for all pairs."""
     if isinstance(value, (TriState, Unknown)):
         return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
         raise UnsupportedError("a number is no bool")
-    every = torch.full_like(box.dst_low, value, dtype=torch.bool)
-    return TriState(box, every, every, torch.zeros_like(box.dst_low, dtype=torch.uint8))
+    truth = torch.full_like(box.dst_low, value, dtype=torch.bool)
+    return TriState(box, truth, truth, torch.zeros_like(box.dst_low, dtype=torch.uint8))

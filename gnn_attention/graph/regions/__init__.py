@@ -1,1 +1,1 @@
-"""Edges counted and listed by boxes of tokens."""
+"""Count and list edges by boxes of tokens."""

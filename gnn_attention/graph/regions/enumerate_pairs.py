@@ -1,4 +1,4 @@
-"""All pairs of a rule visited, a bounded number at a time: the mask of a rule."""
+"""Evaluate a rule on all pairs, a bounded number at a time."""
 
 import math
 from functools import partial
@@ -9,49 +9,49 @@ from gnn_attention._support import single_pairs
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.rules import Rule, Shape, map_pairs
 
-# 4 MiB of the int64 numbers that a rule computes
+# A rule computes int64 numbers for this many pairs at a time, 4 MiB.
 CELLS_AT_ONCE = 2**19
-# pairs up to which visiting all of them is the quickest way
-FEW = 2**18
+# Up to this number of pairs it is fastest to visit all of them.
+FEW_PAIRS = 2**18
 
 
 def has_few_pairs(shape: Shape) -> bool:
-    return math.prod(shape) <= FEW
+    return math.prod(shape) <= FEW_PAIRS
 
 
 def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule's answer; TypeError naming it where that is no bool tensor, or where it does not broadcast."""
-    edge = single_pairs.call_on_tensors(f"the rule of {name}", rule, b, h, dst, src)
-    if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
-        got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
-        raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
-    # not torch.broadcast_shapes, which would import sympy
+    """Evaluate a rule on pairs; TypeError unless it returns a bool tensor that broadcasts to their shape."""
+    is_edge = single_pairs.call_on_tensors(f"the rule of {name}", rule, b, h, dst, src)
+    if not isinstance(is_edge, Tensor) or is_edge.dtype != torch.bool:
+        kind = f"{is_edge.dtype} tensor" if isinstance(is_edge, Tensor) else type(is_edge).__name__
+        raise TypeError(f"the rule of {name} must return a bool tensor, got a {kind}")
+    # torch.broadcast_shapes would import sympy.
     pairs = list(torch.broadcast_tensors(b, h, dst, src)[0].shape)  # type: ignore[no-untyped-call]
-    fits = all(n in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False))
-    if edge.dim() > len(pairs) or not fits:
-        shape = list(edge.shape)
+    fits = all(n in (1, m) for n, m in zip(is_edge.shape[::-1], pairs[::-1], strict=False))
+    if is_edge.dim() > len(pairs) or not fits:
+        shape = list(is_edge.shape)
         raise TypeError(f"the rule of {name} must return a shape that broadcasts to {pairs}, got {shape}")
-    return edge
+    return is_edge
 
 
 def fit_rule(rule: Rule, name: str) -> Rule:
-    """The rule, or :func:`map_pairs` of it if it needs single numbers; raises the rule's own errors."""
-    is_known = single_pairs.broadcasts(rule)
-    if not is_known and single_pairs.call_in_thread(_needs_single_pairs, rule, name):
+    """Return the rule, or :func:`map_pairs` of it if it needs single numbers. Its own errors propagate."""
+    if not single_pairs.broadcasts(rule) and single_pairs.call_in_thread(_needs_single_pairs, rule, name):
         return partial(map_pairs, rule)
-    zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
-    evaluate(rule, name, *zeros)
+    b = h = torch.zeros(1, 1, dtype=torch.int64)
+    dst, src = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
+    evaluate(rule, name, b, h, dst, src)
     return rule
 
 
 def _needs_single_pairs(rule: Rule, name: str) -> bool | None:
-    ends = [torch.zeros(1, 1, 1, 1, dtype=torch.int64) for _ in range(4)]
-    answers = lambda function: evaluate(function, name, *ends).expand(1, 1, 1, 1)  # noqa: E731
-    return single_pairs.needs_single_pairs(answers, rule, ends)
+    pair = [torch.zeros(1, 1, 1, 1, dtype=torch.int64) for _ in range(4)]
+    evaluate_pair = lambda function: evaluate(function, name, *pair).expand(1, 1, 1, 1)  # noqa: E731
+    return single_pairs.needs_single_pairs(evaluate_pair, rule, pair)
 
 
-def dense(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Tensor:
-    """The mask ``[batch, heads, num_dst, num_src]``, evaluated some rows at a time."""
+def dense_mask(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Tensor:
+    """Return the mask ``[batch, heads, num_dst, num_src]``, evaluated some rows at a time."""
     batch, heads, num_dst, num_src = shape
     mask = torch.empty(shape, dtype=torch.bool, device=device)
     step = max(1, CELLS_AT_ONCE // max(1, batch * heads * num_src))

@@ -1,9 +1,10 @@
-"""A graph cut into boxes that can be counted without visiting their pairs: a quadtree of intervals.
+"""Cut a graph into boxes that can be counted without visiting their pairs: a quadtree of intervals.
 
-A rule is evaluated on all boxes at once (``intervals.arithmetic``), the graph first. A box without an edge is
-dropped. A box is done when all its pairs are edges, or when what is open depends on the receiver, the sender
-or their difference alone: one column, one row or one diagonal profile decides it. Any other box is cut in
-four by four, down to boxes of ``LEAF`` tokens, whose pairs are visited.
+A rule is evaluated on many boxes at once (``intervals.arithmetic``), starting with one box for the
+graph. A box without edges is dropped. A box is done if all its pairs are edges, or if the rule
+depends only on the receiver, only on the sender, or only on their difference inside it: then one
+column, one row or one profile of diagonals decides it. Any other box is cut in four by four, down
+to boxes of ``LEAF`` tokens, whose pairs are visited.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from gnn_attention.graph.intervals import arithmetic, values
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Shape
 
-# the kind of a piece: on what it depends whether a pair is an edge
+# The kind of a piece says what decides whether a pair is an edge.
 FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
 EMPTY = 255
-# tokens on the side of the smallest box
+# The smallest boxes have this number of tokens on a side.
 LEAF = 32
-# boxes evaluated together
-AT_ONCE = 2**15
-# rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer
-LONGEST = 2**21
+# At most this number of boxes is evaluated at once.
+MAX_BOXES = 2**15
+# The boxes of a piece have about this number of rows and columns in all.
+MAX_PIECE_SIDES = 2**21
+Items = Int[Tensor, " items"]
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes of receivers ``dst .. dst + height - 1`` and senders ``src .. src + width - 1`` of a head each.
+    """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    ``owner`` is the caller's: a number that the parts of a box inherit.
+    Each has one sample and head, and a number ``owner`` of the caller, which its parts inherit.
     """
 
     owner: Tensor
@@ -47,15 +49,15 @@ class Boxes:
     height: Tensor
     width: Tensor
 
-    def at(self, chosen: Tensor | slice) -> Boxes:
-        return Boxes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+    def at(self, index: Tensor | slice) -> Boxes:
+        return Boxes(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def __len__(self) -> int:
         return len(self.dst)
 
 
 class Piece(NamedTuple):
-    """Boxes of one kind: FULL, open in DST, SRC or DIFFERENCE alone, or CELLS to be visited."""
+    """Boxes of one kind: FULL, decided by DST, SRC or DIFFERENCE, or CELLS, whose pairs are visited."""
 
     kind: int
     boxes: Boxes
@@ -71,109 +73,110 @@ def root(shape: Shape) -> Boxes:
 
 
 def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False) -> Iterator[Piece]:
-    """The pieces that together hold every edge of the boxes once; the boxes are tiles of one grid.
+    """Yield pieces that together hold each edge of the boxes once. The boxes must be tiles of one grid.
 
-    Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned. With ``grid`` every box
-    but a full one is cut down to ``leaf``.
+    The sides of boxes are ``leaf * 4^k``, so that boxes stay aligned. With ``grid`` every box that
+    is not full is cut down to ``leaf``.
     """
-    waiting = [boxes]
-    while waiting:
-        boxes = waiting.pop()
-        part = boxes.at(slice(AT_ONCE))
-        # later, so that few boxes of each size wait
-        if len(boxes) > AT_ONCE:
-            waiting.append(boxes.at(slice(AT_ONCE, None)))
-        kind = kinds(edges, part)
+    stack = [boxes]
+    while stack:
+        boxes = stack.pop()
+        # The other boxes follow when those below these are done, which keeps the stack small.
+        if len(boxes) > MAX_BOXES:
+            stack.append(boxes.at(slice(MAX_BOXES, None)))
+            boxes = boxes.at(slice(MAX_BOXES))
+        kind_of_box = classify(edges, boxes)
         if grid:
-            is_small = torch.maximum(part.height, part.width) <= leaf
-            kind = torch.where(is_small | (kind == FULL) | (kind == EMPTY), kind, CELLS)
-        yield from (piece for k in (FULL, DST, SRC, DIFFERENCE) for piece in _pieces(k, part.at(kind == k)))
-        rest = part.at(kind == CELLS)
-        if len(rest):
-            side = int(torch.maximum(rest.height, rest.width).max())
+            is_leaf = torch.maximum(boxes.height, boxes.width) <= leaf
+            is_done = is_leaf | (kind_of_box == FULL) | (kind_of_box == EMPTY)
+            kind_of_box = torch.where(is_done, kind_of_box, CELLS)
+        for kind in (FULL, DST, SRC, DIFFERENCE):
+            yield from _split_into_pieces(kind, boxes.at(kind_of_box == kind))
+        undecided_boxes = boxes.at(kind_of_box == CELLS)
+        if len(undecided_boxes):
+            side = int(torch.maximum(undecided_boxes.height, undecided_boxes.width).max())
             if side <= leaf:
-                yield Piece(CELLS, rest)
+                yield Piece(CELLS, undecided_boxes)
             else:
-                waiting.append(split_evenly(rest, _next_side(side, leaf)))
+                next_side = leaf
+                while next_side * 4 < side:
+                    next_side *= 4
+                stack.append(split_evenly(undecided_boxes, next_side))
 
 
-def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
-    group = (boxes.height + boxes.width).cumsum(0) // LONGEST
+def _split_into_pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
+    group = (boxes.height + boxes.width).cumsum(0) // MAX_PIECE_SIDES
     bounds = [0, *(group.diff().nonzero().flatten() + 1).tolist(), len(boxes)]
     yield from (Piece(kind, boxes.at(slice(start, stop))) for start, stop in pairwise(bounds) if start < stop)
 
 
-def _next_side(side: int, leaf: int) -> int:
-    return _next_side(side, leaf * 4) if leaf * 4 < side else leaf
-
-
-def kinds(edges: EdgeSet, boxes: Boxes) -> Tensor:
+def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
     box = values.Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
     answer = edges.boxes(b, h, *arithmetic.token_ranges(box))
-    simple = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
-    kind = torch.where(simple, answer.axes, CELLS).masked_fill(answer.every, FULL)
-    return kind.masked_fill(~answer.some, EMPTY)
+    has_one_axis = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
+    kind = torch.where(has_one_axis, answer.axes, CELLS).masked_fill(answer.all_true, FULL)
+    return kind.masked_fill(~answer.any_true, EMPTY)
 
 
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
-    """Every box cut into boxes of ``side x side``, those at its lower and right border smaller."""
-    down, across = -(-boxes.height // side), -(-boxes.width // side)
-    parent, number = enumerate_groups(down * across)
-    row, column = number // across[parent], number % across[parent]
-    cut = boxes.at(parent)
-    height = (cut.height - row * side).clamp(max=side)
-    width = (cut.width - column * side).clamp(max=side)
-    return replace(cut, dst=cut.dst + row * side, src=cut.src + column * side, height=height, width=width)
+    """Cut each box into boxes of ``side x side``, which are smaller at its lower and right border."""
+    rows, columns = -(-boxes.height // side), -(-boxes.width // side)
+    parent, number = enumerate_groups(rows * columns)
+    top, left = number // columns[parent] * side, number % columns[parent] * side
+    parents = boxes.at(parent)
+    height = (parents.height - top).clamp(max=side)
+    width = (parents.width - left).clamp(max=side)
+    return replace(parents, dst=parents.dst + top, src=parents.src + left, height=height, width=width)
 
 
-def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[Tensor, " items"]]:
-    """For ``counts[g]`` items of each group g: the group of every item, and its number inside the group."""
+def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
+    """Return the group and the number in the group of each item, for ``counts[g]`` items in group g."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
 
-Items = Int[Tensor, " items"]
-
-
 def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
-    """All that is open in boxes that depend on one thing alone: ``(edge, box, number)``.
+    """Evaluate the lines that decide boxes, and return ``(is_edge, box, number)`` of each line.
 
-    The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE):
-    diagonal t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
+    The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals: diagonal
+    number t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
     """
     boxes = piece.boxes
     counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]
-    group, number = enumerate_groups(counts)
-    dst, src = boxes.dst[group], boxes.src[group]
-    if piece.kind == DIFFERENCE:
-        gap = dst - (src + boxes.width[group] - 1) + number
+    box, number = enumerate_groups(counts)
+    dst, src = boxes.dst[box], boxes.src[box]
+    if piece.kind == DST:
+        dst = dst + number
+    elif piece.kind == SRC:
+        src = src + number
+    else:
+        gap = dst - (src + boxes.width[box] - 1) + number
         dst = torch.maximum(dst, src + gap)
         src = dst - gap
-    else:
-        dst, src = (dst + number, src) if piece.kind == DST else (dst, src + number)
-    edge = enumerate_pairs.evaluate(
-        edges.contains, "this graph", boxes.batch[group], boxes.head[group], dst, src
-    )
-    return edge.expand(len(group)), group, number
+    b, h = boxes.batch[box], boxes.head[box]
+    is_edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
+    return is_edge.expand(len(box)), box, number
 
 
 def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
-    """The pairs of boxes, some boxes at a time, False beyond a box's border."""
-    tall, wide = (int(side.max()) if len(boxes) else 0 for side in (boxes.height, boxes.width))
-    step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, tall * wide))
+    """Evaluate the pairs of boxes, some boxes at a time; False beyond the border of a box."""
+    if not len(boxes):
+        return
+    row = torch.arange(int(boxes.height.max()), device="cpu").view(-1, 1)
+    column = torch.arange(int(boxes.width.max()), device="cpu")
+    step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, len(row) * len(column)))
     for start in range(0, len(boxes), step):
-        part = boxes.at(slice(start, start + step))
-        columns = (getattr(part, field.name).view(-1, 1, 1) for field in fields(part))
-        _, b, h, first, left, height, width = columns
-        row, column = torch.arange(tall, device="cpu").view(-1, 1), torch.arange(wide, device="cpu")
-        dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
-        edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
-        yield part, edge & (row < height) & (column < width)
+        selected = boxes.at(slice(start, start + step))
+        columns = (getattr(selected, field.name).view(-1, 1, 1) for field in fields(selected))
+        _, b, h, top, left, height, width = columns
+        dst, src = top + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
+        is_edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
+        yield selected, is_edge & (row < height) & (column < width)
 
 
 class Bands(NamedTuple):
-    """Parallelograms of edges: row i of ``rows`` has ``width`` edges from ``(dst + i, src + i slope)`` on."""
+    """Parallelograms of edges: row i has ``width`` edges, from ``(dst + i, src + i * slope)`` on."""
 
     owner: Tensor
     dst: Tensor
@@ -183,33 +186,30 @@ class Bands(NamedTuple):
     slope: int = 0
 
 
-def bands_of(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
-    """The edges of a piece, each of them in one band."""
+def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
+    """Yield the edges of a piece, each in one band."""
     boxes = piece.boxes
     if piece.kind == FULL:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
         return
     if piece.kind == CELLS:
-        yield from (_bands_of_cells(part, edge) for part, edge in cells(edges, boxes))
+        for selected, is_edge in cells(edges, boxes):
+            # A band is a run of edges in one row.
+            padded_mask = torch.nn.functional.pad(is_edge, (1, 1))
+            box, row, first = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
+            last = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
+            dst, src = selected.dst[box] + row, selected.src[box] + first
+            yield Bands(selected.owner[box], dst, src, torch.ones_like(row), last - first + 1)
         return
-    edge, box, number = profile(edges, piece)
-    boxes, number = boxes.at(box[edge]), number[edge]
-    one = torch.ones_like(number)
+    is_edge, box, number = profile(edges, piece)
+    boxes, number = boxes.at(box[is_edge]), number[is_edge]
+    ones = torch.ones_like(number)
     if piece.kind == DST:
-        yield Bands(boxes.owner, boxes.dst + number, boxes.src, one, boxes.width)
+        yield Bands(boxes.owner, boxes.dst + number, boxes.src, ones, boxes.width)
     elif piece.kind == SRC:
-        yield Bands(boxes.owner, boxes.dst, boxes.src + number, boxes.height, one)
+        yield Bands(boxes.owner, boxes.dst, boxes.src + number, boxes.height, ones)
     else:
-        # where the diagonal enters the box
-        down, right = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
-        rows = torch.minimum(boxes.height - down, boxes.width - right)
-        yield Bands(boxes.owner, boxes.dst + down, boxes.src + right, rows, one, slope=1)
-
-
-def _bands_of_cells(boxes: Boxes, edge: Bool[Tensor, "boxes height width"]) -> Bands:
-    """The runs of edges in each row."""
-    padded = torch.nn.functional.pad(edge, (1, 1))
-    box, row, first = (edge & ~padded[..., :-2]).nonzero(as_tuple=True)
-    last = (edge & ~padded[..., 2:]).nonzero(as_tuple=True)[2]
-    dst, src = boxes.dst[box] + row, boxes.src[box] + first
-    return Bands(boxes.owner[box], dst, src, torch.ones_like(row), last - first + 1)
+        # The row and column of the box at which the diagonal enters it
+        row, column = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
+        rows = torch.minimum(boxes.height - row, boxes.width - column)
+        yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, rows, ones, slope=1)

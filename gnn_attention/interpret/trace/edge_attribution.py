@@ -163,7 +163,7 @@ class Attribution:
         (src, dst), (head, edge) = graph.edge_index, chosen.nonzero().unbind(1)
         # Rows of senders, which no backend has to look for in a table.
         row, shape = head * graph.num_dst + dst[edge], (1, len(chosen), graph.num_dst, graph.num_src)
-        edges = ChosenEdges.of_rows(row, src[edge], shape)
+        edges = ChosenEdges.from_rows(row, src[edge], shape)
         return TokenGraph(edges, *shape[2:], heads=len(chosen), name="pruned")
 
     def _check_layer(self, layer: int) -> int:

@@ -27,8 +27,8 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
             rows = torch.zeros(0)
         columns = (rows.unsqueeze(0) if rows.dim() == 1 else rows).movedim(-1, 0)
     else:
-        columns = edge_list.elements("edges", pairs)
-    is_table, is_integer = columns.dim() == 2 and len(columns) == 2, columns.dtype in edge_list.SIGNED
+        columns = edge_list.unwrap_tensor("edges", pairs)
+    is_table, is_integer = columns.dim() == 2 and len(columns) == 2, columns.dtype in edge_list.SIGNED_DTYPES
     if not is_table or not is_integer or (columns < 0).any():
         error = ValueError if not is_table else IndexError if is_integer else TypeError
         got = quote(columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs)
