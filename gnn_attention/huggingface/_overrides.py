@@ -114,7 +114,7 @@ class InterventionBlock(Override):
 
     def split(self, module: nn.Module, heads: int, place: Place) -> tuple[Place, Place]:
         """The place with the chosen edges, and with the others."""
-        selection = self.intervention.over(place.length, heads)
+        selection = self.intervention.select_pairs(place.length, heads)
         graphs = self._graphs.setdefault((selection.num_dst, heads), (selection, ~selection))
         who = f"intervene, {self.names[module] or type(module).__name__}"
         return place.under(graphs[0], False, who), place.under(graphs[1], False, who)

@@ -189,7 +189,7 @@ def test_top_is_over_all_layers_and_heads(llama):
 
 def test_wrong_arguments_are_named(llama):
     """One sentence each."""
-    with pytest.raises(TypeError, match=r"must be a scalar or vector .* got shape \[1, 6, 16\]"):
+    with pytest.raises(TypeError, match=r"differentiable scalar or vector, .* and shape \[1, 6, 16\]"):
         trace.attribute(llama, IDS, lambda logits: logits)
     with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear"):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)
@@ -201,7 +201,7 @@ def test_wrong_arguments_are_named(llama):
     with pytest.raises(ValueError, match="edges must be a graph over the tokens of"):
         trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
     a = trace.attribute(llama, IDS, last_loss)
-    with pytest.raises(ValueError, match=r"amount must be a share of all pairs .* got 1.5"):
+    with pytest.raises(ValueError, match=r"amount must be a share \(0.0 .. 1.0\) .* got 1.5"):
         a.keep(1.5)
     with pytest.raises(ValueError, match=r"layer must be one of \[0, 1\], got 2"):
         a.scores(2)
@@ -213,7 +213,7 @@ def test_effects_do_not_depend_on_the_receivers_at_once(llama, order, monkeypatc
     edge_index = patterns.full(TOKENS).edge_index
     edges = convert.from_edge_index(edge_index[:, list(range(edge_index.shape[1]))[order]], TOKENS, TOKENS)
     whole = trace.attribute(llama, IDS, token_losses, edges)
-    monkeypatch.setattr(edge_attribution, "ROWS", 4)
+    monkeypatch.setattr(edge_attribution, "CHUNK_SIZE", 4)
     parts = trace.attribute(llama, IDS, token_losses, edges)
     for layer in range(LAYERS):
         assert_exact(parts.scores(layer), whole.scores(layer))

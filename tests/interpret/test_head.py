@@ -139,11 +139,11 @@ def test_refusals():
         (partial(of, made(), 3), IndexError, "head must be"),
         (partial(of, made(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
         (lambda: of(made(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),
-        (partial(of, wide, 0, gain), ValueError, "folded.*states of one norm"),
+        (partial(of, wide, 0, gain), ValueError, "gain needs heads of one width for receivers and senders"),
         (partial(of, block(), 0, gain), ValueError, "gain must not be given with a Block"),
         (lambda: alone.message, ValueError, "without W_O have values but no messages"),
         (lambda: alone.writes, ValueError, r"without W_O .*: they write no states"),
-        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"vectors \[\*, width\] .* of one width"),
-        (partial(top_tokens, ones(3), ones(9, 3), k=10), ValueError, "k must be at most 9, the vocabulary"),
+        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"width\] must fit, got \[4\] and \[9, 3\]"),
+        (partial(top_tokens, ones(3), ones(9, 3), k=10), ValueError, "k must be at most 9, the size of"),
     ]
     assert_refusals(cases)

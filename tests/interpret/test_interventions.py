@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.trace.intervention import Changing
+from gnn_attention.interpret.trace.intervention import ChangedMessages
 
 
 @pytest.mark.parametrize("backend", [*traces.BACKENDS, "message_passing"])
@@ -126,7 +126,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
     mute = trace.mute([(0, dst) for dst in range(n)])
-    found = ga.attend(q, k, v, graph, scale=scale, backend=Changing.over(backend, (mute, 0)))
+    found = ga.attend(q, k, v, graph, scale=scale, backend=ChangedMessages.wrap(backend, (mute, 0)))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
@@ -165,7 +165,7 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     """It has in-edges still."""
     q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 3, 4, seed=1), drawn(1, 2, 3, 4, seed=2), drawn(2, seed=3)
     mute = trace.mute([(0, 0), (0, 1), (1, 1)])
-    changing = Changing.over("auto", (mute, 0))
+    changing = ChangedMessages.wrap("auto", (mute, 0))
     info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=changing, return_info=True)[1]
     logits = (q @ k.mT / 2).masked_fill(~patterns.causal(3).mask(), -math.inf)
     assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
@@ -209,9 +209,9 @@ def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Int
 
 WRONG_INTERVENTIONS = [
     (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
-    (lambda: trace.mute((-1, 2)), IndexError, r"edges: a pair is \(src, dst\).*, got \[\[-1, 2\]\]"),
-    (lambda: trace.mute((0, 1, 2)), ValueError, r"edges: a pair is \(src, dst\).*, got \(0, 1, 2\)"),
-    (lambda: trace.mute([(0.0, 2.0)]), TypeError, r"edges: a pair is .*, got \[\(0\.0, 2\.0\)\]"),
+    (lambda: trace.mute((-1, 2)), IndexError, r"edges must be pairs \(src, dst\).*, got \[\[-1, 2\]\]"),
+    (lambda: trace.mute((0, 1, 2)), ValueError, r"edges must be pairs \(src, dst\).*, got \(0, 1, 2\)"),
+    (lambda: trace.mute([(0.0, 2.0)]), TypeError, r"edges must be pairs .*, got \[\(0\.0, 2\.0\)\]"),
     (lambda: trace.cut((0, 1), heads=[0, "x"]), TypeError, "each of heads must be an integer, got 'x'"),
     (lambda: trace.cut((0, 1), layers=[0, 3]), IndexError, "layers must be in 0 .. 2, the attention layers"),
     (lambda: trace.mute((0, 1), heads=3), IndexError, r"heads must be in 0 .. 2, got 3"),

@@ -94,21 +94,21 @@ def test_rounding_of_the_dtype_is_no_direction(dtype):
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
 X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
-BASIS = r"basis must be .*orthonormal columns, as Subspace.spanned_by makes, got"
-SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
-STATES = r"x must be floats \[\*, 9\], got"
-PART = "direction must have a part in the subspace, got one of length"
+BASIS = r"basis must have orthonormal columns \[width, dim\], got"
+SPAN = r"directions must be floats \[count, width\] or \[width\], got"
+STATES = r"x must be a float tensor \[\*, 9\], got"
+ORTHOGONAL = "direction must not be orthogonal to the subspace, got"
 WRONG = [
-    *((Subspace, (some,), BASIS) for some in (INTS[:, None], 2 * torch.eye(3))),
-    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS)),
+    *((Subspace, (basis,), BASIS) for basis in (INTS[:, None], 2 * torch.eye(3))),
+    *((Subspace.spanned_by, (vectors,), SPAN) for vectors in (ONES(2, 3, 4), INTS)),
     (Subspace.spanned_by, (ONES(2) * math.nan,), "must be finite"),
     *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
-    (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), PART),
+    (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), ORTHOGONAL),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
-    (SPACE.overlap, (OTHER,), "widths 9 and 4"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be a number, or one for each state, got \[4\]"),
+    (SPACE.overlap, (OTHER,), "same width, got 9 and 4"),
 ]
 
 
 def test_refusals():
-    assert_refusals((partial(call, *given), ValueError, match) for call, given, match in WRONG)
+    assert_refusals((partial(call, *args), ValueError, match) for call, args, match in WRONG)

@@ -110,15 +110,15 @@ class TestDetect:
         causal, tokens = patterns.causal(6), self.tokens
         model = Listeners(causal, self.x)
         names = "'previous_token', 'duplicate_token', 'induction'"
-        fit = "template must fit tokens, samples and heads of LayerTrace"
+        fit = "template must have the tokens, samples and heads of LayerTrace"
         wrong = [
             (model, tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
             (model, tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
             (model, tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
-            (model, torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
+            (model, torch.zeros(0).long(), "induction", ValueError, "tokens must .* and not be empty"),
             (model, tokens, lambda _: patterns.causal(5), ValueError, fit),
             (model, tokens[:1].repeat(3, 1), induction, ValueError, fit),
             (model, tokens, lambda _: algebra.per_head(causal, causal), ValueError, fit),
-            (Listeners(causal, self.x, 3, 2), tokens, induction, ValueError, r"of heads, got \[2, 3\]"),
+            (Listeners(causal, self.x, 3, 2), tokens, induction, ValueError, r"layers, got \[2, 3\]"),
         ]
         assert_refusals((partial(detect, *given), error, message) for *given, error, message in wrong)

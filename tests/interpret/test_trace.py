@@ -220,7 +220,7 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
 
 
 def test_modules_that_cannot_be_recorded() -> None:
-    with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear, which has none"):
+    with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear"):
         trace.record(nn.Linear(2, 2), torch.zeros(2))
     walking, cut = new_model("message_passing"), trace.cut((0, 1), heads=1)
     with pytest.raises(NotImplementedError, match="needs one edge list"), trace.intervene(walking, cut):
@@ -240,7 +240,7 @@ def test_modules_that_cannot_be_recorded() -> None:
 
 
 WRONG_QUESTIONS = [
-    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: nothing came along"),
+    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: it carried nothing"),
     (lambda run: run.layers[0].overlap([(7, 0)]), IndexError, "is no sender: expected 0 .. 6"),
     (lambda run: run.layers[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
     (lambda run: run.layers[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),

@@ -19,7 +19,7 @@ from gnn_attention.interpret.trace import pairs as trace_pairs
 
 def assert_same(part, whole, pairs):
     """Of these edges, by every method."""
-    pairs = trace_pairs.as_pairs(pairs) if isinstance(pairs, list) else pairs
+    pairs = trace_pairs.read_pairs(pairs) if isinstance(pairs, list) else pairs
     assert sorted(part.edge_index.mT.tolist()) == sorted(pairs.mT.tolist())
     pairs = part.edge_index
     for name in ("logits", "weights", "norms", "carried", "messages", "pair_logits"):
