@@ -45,7 +45,7 @@ def with_texts(texts: list[str], title: str) -> explorer.Page:
         token["text"] = text
     data["model"]["vocabulary"][: len(texts)] = texts
     data["model"]["name"] = data["masks"][1]["name"] = data["masks"][0]["meaning"] = texts[0]
-    return explorer.Page(explorer._html.assembled(title, data), title, len(texts))
+    return explorer.Page(explorer._html.assemble_page(title, data), title, len(texts))
 
 
 class Oracle:

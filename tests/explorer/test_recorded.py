@@ -166,10 +166,10 @@ class TestRecorded:
         ):
             with pytest.raises(kind, match=match):
                 explorer.page(ids, model)
-        with pytest.raises(IndexError, match=r"layers must be some of 0 .. 1, the model's, got \[2\]"):
+        with pytest.raises(IndexError, match=r"layers must be in 0 .. 1, got \[2\]"):
             explorer.page([1, 2], llama, layers=2)
         with monkeypatch.context() as patched:
-            patched.setattr(_pack, "LARGEST", 1000)
+            patched.setattr(_pack, "MAX_CHARACTERS", 1000)
             with pytest.raises(
                 ValueError, match="LlamaModel would make a page of 0 MB, at most 0: take fewer"
             ):
