@@ -60,8 +60,8 @@ def audit(
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
-            alone or first among several outputs (``logits`` and ``last_hidden_state`` are found by name).
-            A parameter ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph.
+            alone or first among several outputs (``logits`` and ``last_hidden_state`` are found by name). A
+            parameter ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph.
         graph: the declared graph, or one graph for each layer, layer 1 first. An edge of any head counts.
         input_shape: shape of one sample: ``(T, width)`` for states, or ``(T,)`` for token ids,
             which are audited from their embeddings on.
@@ -70,7 +70,7 @@ def audit(
         call: ``call(module, x)`` for another calling convention. It receives the copy and must use it.
         embedding: the submodule that embeds token ids, or its name, if the module has several embeddings.
         samples: the largest batch of one pass; 1 for a module that takes one sample at a time.
-        tolerance: gradients up to this fraction of the largest one count as zero (for FFTs and sums).
+        tolerance: gradients up to this fraction of the largest one count as zero (FFTs, cumulative sums).
         dtype: dtype of the copy. Use float32 if the module has no float64 (``grouped_mm`` in
             mixtures of experts); smaller flows then count as unused.
         seed: seed of the random inputs and cotangents.

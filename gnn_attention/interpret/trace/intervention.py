@@ -108,10 +108,10 @@ class Intervention:
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
     """Remove edges: softmax renormalises the remaining weights of each receiver.
 
-    ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a :class:`TokenGraph`
-    (those of its edges that the layer's graph has), or None for all edges. ``layers`` are numbers of
-    attention layers in the order of ``model.modules()``, ``heads`` are numbers of heads, None for all.
-    Raises TypeError, ValueError or IndexError for other arguments.
+    ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a
+    :class:`TokenGraph` (those of its edges that the layer's graph has), or None for all edges.
+    ``layers`` are numbers of attention layers in the order of ``model.modules()``, ``heads`` are
+    numbers of heads, None for all. Raises TypeError, ValueError or IndexError for other arguments.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -235,10 +235,10 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
     Every backend is supported; set it before entering. A layer on the message-passing path runs
     through "auto" while messages are changed.
 
-    Unknown layers or heads raise IndexError before anything changes. The layer's call raises
-    ValueError for a pair that is no edge of its graph, and NotImplementedError for a graph that
-    differs by head on the message-passing path, for a per-edge bias with an intervention on some
-    heads (the graph then has no single edge list), or where hooks force the message-passing path.
+    TypeError for other arguments and IndexError for unknown layers or heads are raised before
+    anything changes. The layer's call raises ValueError for a pair that is no edge of its graph,
+    and NotImplementedError for a graph that differs by head on the message-passing path, for a
+    per-edge bias with an intervention on some heads, or where hooks force the message-passing path.
 
     >>> import torch
     >>> from gnn_attention import model as lm

@@ -179,7 +179,7 @@ class LayerTrace:
             norms = [self._to_messages(values[:, [head]], [head]).norm(dim=-1) for head in numbers]
             return torch.cat(norms, dim=1)[:, :, pairs[0]]
 
-        return self._weighted(message_norms, pairs, numbers)
+        return self._weigh(message_norms, pairs, numbers)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """Return ``q . k`` of pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
@@ -226,10 +226,10 @@ class LayerTrace:
         size edges x heads x width, so ``edges`` must be given: pass a few at a time.
         """
         pairs, numbers = self._read_edges(edges), self._head_numbers(heads)
-        return self._weighted(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
+        return self._weigh(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
-        """Return each head's part of the update minus ``b_O`` (seeds S1.2, S3.5)."""
+        """Return each head's part of the update; their sum lacks only ``b_O`` (seeds S1.2, S3.5)."""
         numbers = self._head_numbers(heads)
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
         return self._to_messages(z[:, numbers], numbers).transpose(1, 2)
@@ -250,7 +250,7 @@ class LayerTrace:
             return self._all_weights
         return edge_softmax.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
-    def _weighted(self, function: Callable[[Tensor], Tensor], pairs: Tensor, heads: list[int]) -> Tensor:
+    def _weigh(self, function: Callable[[Tensor], Tensor], pairs: Tensor, heads: list[int]) -> Tensor:
         """Return ``weight * function(values)`` of the values that edges carried."""
         result = function(self._expand_values(self.v))
         # This index appends the axes that the function adds.

@@ -32,7 +32,9 @@ class Projection:
     @cached_property
     def W_O(self) -> Float[Tensor, "heads value_dim width"]:
         if self.module is None:
-            raise NotImplementedError(f"{self.name}: no linear map takes the results of its heads")
+            raise NotImplementedError(
+                f"{self.name} has no messages: no linear map takes the results of its heads"
+            )
         weight: Tensor = self.module.weight
         weight = weight.mT if isinstance(self.module, nn.Linear) else weight
         return weight.reshape(self.num_heads, -1, weight.shape[1])
