@@ -84,7 +84,7 @@ def _save(state: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, *
 def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], call: LayerTrace) -> Sizes:
     norm, attention, mlp_norm, mlp = (getattr(block, name) for name in names)
     x, y = state[names[0]], state[names[2]]
-    if len(x) != 1 or call._left is not None:
+    if len(x) != 1 or call._left_padding is not None:
         raise ValueError(f"influence_bound takes one sequence, without padding on its left, got {len(x)}")
     compute: Callable[[Tensor], Tensor] = lambda y: y + mlp(mlp_norm(y))  # noqa: E731
     _check(block, torch.stack([y, state["after"]]), torch.stack([x + call.update, compute(y)]))

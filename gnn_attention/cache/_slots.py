@@ -17,6 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.edges import ListedEdges, Parallel, RuleEdges
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.rules import map_tokens
 
 SPARE = 16  # rows of new buffers beyond five quarters of those needed
 

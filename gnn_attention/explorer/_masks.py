@@ -1,6 +1,4 @@
-"""The graphs that a page offers: the model's own, a choice of the zoo, and the user's."""
-
-from __future__ import annotations
+"""The graphs that a page offers: the model's own, a selection of the zoo, and the user's."""
 
 import contextlib
 import math
@@ -13,16 +11,16 @@ import torch
 from gnn_attention import algebra, patterns
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.convert import expressions
-from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
+from gnn_attention.explorer._pack import EACH_ITS_OWN, encode_mask
 from gnn_attention.graph import TokenGraph
 
-# tokens of a typed text and those written after it
-TYPED, ROOM = 96, 72
+# A page holds this many tokens of a typed text and after it, and this many after it.
+TYPED_SIZE, TYPED_ROOM = 96, 72
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph under its name, its edges in one sentence, and its mask over tokens and room."""
+    """A graph to choose: its name, its meaning in one sentence, its mask over tokens and room."""
 
     name: str
     meaning: str
@@ -30,92 +28,94 @@ class Choice:
     tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        named = {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask)}
-        return named | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
+        record = {"name": self.name, "meaning": self.meaning, "bits": encode_mask(self.mask)}
+        return record | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
 
 
-def mask_of_text(graph: TokenGraph) -> Choice:
-    n, which = graph.num_dst, "every token attends to those that its mask allows"
-    if graph == patterns.causal(n):
-        which = "every token attends to itself and all before it"
+def choice_of_model(graph: TokenGraph) -> Choice:
+    n = graph.num_dst
+    if graph.name == EACH_ITS_OWN:
+        meaning = "The model's own graphs, which differ from layer to layer."
+    elif graph == patterns.causal(n):
+        meaning = "The model's own graph: every token attends to itself and all tokens before it."
     elif graph == patterns.full(n):
-        which = "every token attends to every token"
-    several = "The model's own graphs, which differ from layer to layer."
-    meaning = several if graph.name == EACH_ITS_OWN else f"The model's own graph: {which}."
+        meaning = "The model's own graph: every token attends to every token."
+    else:
+        meaning = "The model's own graph: every token attends to those that its mask allows."
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
 def zoo(tokens: int, room: int) -> list[Choice]:
-    """Builders in the size of the text, from the densest to the sparsest, then the two that look ahead.
+    """Return graphs from the densest to the sparsest, then two that look ahead.
 
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
     """
-    n, w, half = tokens + room, max(2, round(math.sqrt(tokens + room))), -(-tokens // 2)
-    parents, block = [-1, *((token - 1) // 2 for token in range(1, n))], max(1, w // 2)
-    every = "Every token attends to "
-    last, a_few = f"{every}the last {w} tokens", patterns.window(n, w - 1) | patterns.sinks(n, 1)
-    big_bird = patterns.bigbird(n, block, 1) & patterns.causal(n)
-    isolated = "not itself: the first has no in-edges and receives exactly 0."
-    neighbours = "its own, the one before, the first and a random one (BigBird)."
-    rest = "the rest attends to itself and all before it."
-    binary, documents = "A binary tree in reading order", f"Two packed documents of {half} and {n - half}"
-    found = [
-        (patterns.strict_causal(n), f"{every}all before it, {isolated}"),
-        (patterns.window(n, w), f"{last}, itself included."),
-        (a_few, f"{every}the last {w - 1} tokens, itself included, and the very first (StreamingLLM)."),
-        (patterns.dilated(n, w, 2), f"{every}{w} tokens at steps of 2, itself first."),
-        (patterns.sparse_strided(n, w), f"{last} and every {w}th before them (Sparse Transformer)."),
-        (patterns.log_sparse(n), f"{every}itself and the tokens 1, 2, 4, 8, ... before it."),
-        (patterns.chunked(n, w), f"Chunks of {w} tokens: {every.lower()}its own so far, and no other."),
-        (patterns.documents([half, n - half]), f"{documents} tokens: no token attends to the other one."),
-        (patterns.tree(parents), f"{binary}: {every.lower()}itself, its parent and all above."),
-        (big_bird, f"Blocks of {block}: {every.lower()}{neighbours}"),
-        (patterns.random_senders(n, w), f"{every}{w} random tokens of those up to itself."),
-        (patterns.self_loops(n), f"{every}itself alone: no token learns of another."),
-        (patterns.prefix(n, half), f"The first {half} tokens attend to each other, {rest}"),
-        (patterns.full(n), f"{every}every token, the future too: an encoder's graph."),
+    n, half = tokens + room, -(-tokens // 2)
+    w = max(2, round(math.sqrt(n)))
+    block = max(1, w // 2)
+    binary_tree = patterns.tree([-1, *((token - 1) // 2 for token in range(1, n))])
+    streaming = patterns.window(n, w - 1) | patterns.sinks(n, 1)
+    bigbird = patterns.bigbird(n, block, 1) & patterns.causal(n)
+    graphs = [
+        (patterns.strict_causal(n), "all tokens before it, but not itself: the first receives 0"),
+        (patterns.window(n, w), f"the last {w} tokens, itself included"),
+        (streaming, f"the last {w - 1} tokens, itself included, and the first (StreamingLLM)"),
+        (patterns.dilated(n, w, 2), f"{w} tokens at steps of 2, itself included"),
+        (patterns.sparse_strided(n, w), f"the last {w} tokens and every {w}th before (Sparse Transformer)"),
+        (patterns.log_sparse(n), "itself and the tokens 1, 2, 4, 8, ... before it"),
+        (patterns.chunked(n, w), f"itself and the earlier tokens of its own chunk of {w}"),
+        (patterns.documents([half, n - half]), "itself and the earlier tokens of its half"),
+        (binary_tree, "itself, its parent and all ancestors, in a binary tree in reading order"),
+        (bigbird, f"its own block of {block}, the previous, the first and a random block (BigBird)"),
+        (patterns.random_senders(n, w), f"{w} random tokens among those up to itself"),
+        (patterns.self_loops(n), "itself only, so that no token learns anything of another"),
+        (patterns.prefix(n, half), f"itself and all tokens before it, and to all of the first {half}"),
+        (patterns.full(n), "every token, also to later ones: the graph of an encoder"),
     ]
-    return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
+    return [Choice(g.name, f"Every token attends to {senders}.", g.mask(), n) for g, senders in graphs]
 
 
-def distinct(shown: list[Choice], others: Iterable[Choice]) -> list[Choice]:
-    """Those shown, and of the others each whose mask is not there yet."""
-    for choice in others:
-        if all(not choice.mask.equal(other.mask) for other in shown):
-            shown = [*shown, choice]
-    return shown
+def add_distinct(choices: list[Choice], others: Iterable[Choice]) -> list[Choice]:
+    """Append the other choices whose masks are not among the choices yet."""
+    for other in others:
+        if all(not other.mask.equal(choice.mask) for choice in choices):
+            choices = [*choices, other]
+    return choices
 
 
-def masks_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
-    """The graphs of a text that is typed on the page: of those given, expressions that fit any length."""
-    sizes, general = (TYPED - ROOM, ROOM), []
+def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
+    """Return the graphs for a text typed on the page: the expressions that fit any length."""
+    tokens, general = TYPED_SIZE - TYPED_ROOM, list[Choice]()
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):
-            general += users([expression], *sizes)
-    choices = distinct([mask_of_text(patterns.causal(TYPED)), *general], zoo(*sizes))
-    return {"size": TYPED, "start": min(1, len(general)), "masks": [choice.to_json() for choice in choices]}
+            general += choices_of_user([expression], tokens, TYPED_ROOM)
+    own = choice_of_model(patterns.causal(TYPED_SIZE))
+    masks = [choice.to_json() for choice in add_distinct([own, *general], zoo(tokens, TYPED_ROOM))]
+    return {"size": TYPED_SIZE, "start": min(1, len(general)), "masks": masks}
 
 
-def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """The user's graphs: choices, :class:`TokenGraph` or expressions, in which ``n`` is tokens and room.
+def choices_of_user(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
+    """Read the user's graphs: choices, :class:`TokenGraph`, or expressions of n = tokens + room.
 
-    >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
+    >>> choices_of_user(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
     """
-    return [g if isinstance(g, Choice) else _user(g, tokens, tokens + room) for g in graphs]
+    return [g if isinstance(g, Choice) else _read_choice(g, tokens, tokens + room) for g in graphs]
 
 
-def _user(value: Any, tokens: int, size: int) -> Choice:
+def _read_choice(value: Any, tokens: int, size: int) -> Choice:
     graph = expressions.parse(value, n=size) if isinstance(value, str) else value
     if not isinstance(graph, TokenGraph):
-        expected = "a TokenGraph or an expression such as 'window(n, 4)'"
-        raise TypeError(f"a graph must be {expected}, got {type(graph).__name__}")
+        kind = type(graph).__name__
+        raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {kind}")
     if graph.varying_axes:
         raise ValueError(f"{graph!r} differs by head or sample: take graph.select(batch, head)")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
-        expected = f"at least the {tokens} tokens of the text ({size} to write on), all senders and receivers"
-        raise ValueError(f"a graph must be of {expected}, got {graph!r}; n stands for {size}")
+        raise ValueError(
+            f"a graph must be square, over at least the {tokens} tokens of the text ({size} to write on), "
+            f"got {graph!r}; n stands for {size}"
+        )
     count = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()

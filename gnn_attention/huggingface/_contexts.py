@@ -112,7 +112,7 @@ class InterventionContext(GraphContext):
 
     def split(self, module: nn.Module, num_heads: int, layout: CallLayout) -> tuple[CallLayout, CallLayout]:
         """Return the layout with the selected edges, and the layout with all others."""
-        selection = self.intervention.over(layout.length, num_heads)
+        selection = self.intervention.select_pairs(layout.length, num_heads)
         graphs = self._graphs.setdefault((selection.num_dst, num_heads), (selection, ~selection))
         caller = f"intervene, {self.names[module] or type(module).__name__}"
         return layout.restrict(graphs[0], False, caller), layout.restrict(graphs[1], False, caller)

@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import find_additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edges import RuleEdges
-from gnn_attention.graph.rules import Rule, combine, map_pairs
+from gnn_attention.graph.rules import Rule, combine, map_pairs, map_tokens
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
 from gnn_attention.huggingface._contexts import ACTIVE_CONTEXTS, GraphContext, module_name

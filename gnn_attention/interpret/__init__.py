@@ -1,1 +1,1 @@
-"""Reading what a model does: traces, circuits, audits."""
+"""Tools to read what a model does: traces, circuits and audits."""

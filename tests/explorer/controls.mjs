@@ -250,7 +250,7 @@ export async function buttons(browser, job) {
   await page.locator("details.table tbody button").first().click();
   await ready(page);
   const fromTable = (await state(page)).work.edits;
-  await page.getByText("Keys, when a token has the focus").click();
+  await page.getByText("Keyboard shortcuts while a token has the focus").click();
   const help = await page.locator(".keys").isVisible();
   await choose(page, "Steps", "3");
   await page.locator(".step-body button.share").nth(1).click();

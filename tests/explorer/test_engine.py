@@ -1,4 +1,4 @@
-"""The engine of the explorer's page: every number is Python's, whatever came before."""
+"""Every number of the explorer's engine equals Python's, whatever was asked before."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ DATA = data_of(PAGE)
 
 
 def test_every_mask_of_a_page() -> None:
-    """Also where a receiver has no in-edges: then its update is 0."""
+    """An isolated receiver has an update of 0."""
     answers = ask(PAGE, [run(number) for number in range(len(DATA["masks"]))])
     for number, answer in enumerate(answers):
-        edges = edges_of(DATA, number, [], len(IDS), 2, 4)
+        edges = edge_rows(DATA, number, [], len(IDS), 2, 4)
         check_run(answer, MODEL.state_dict(), IDS, edges)
         updates = doubles(answer["said"]["layers"][0]["update"], len(IDS), -1)
         assert updates[~edges[0].any(0).any(-1)].eq(0).all()
@@ -49,13 +49,13 @@ def test_every_mask_of_a_page() -> None:
 
 
 def test_a_run_after_a_run() -> None:
-    """Other masks, edits, tokens written, taken back and exchanged before: nothing stale stays.
+    """Nothing stale stays from earlier masks, edits and tokens.
 
-    Nor do later runs write into the arrays of the first.
+    Later runs do not write into the arrays of the first.
     """
     model, vocabulary = small()
-    made = explorer.page("abcdefg", (model, vocabulary), room=5)
-    data, generator = data_of(made), torch.Generator().manual_seed(0)
+    page = explorer.page("abcdefg", (model, vocabulary), room=5)
+    data, generator = data_of(page), torch.Generator().manual_seed(0)
 
     def number(below: int) -> int:
         return int(torch.randint(below, (), generator=generator))
@@ -75,43 +75,43 @@ def test_a_run_after_a_run() -> None:
             layer, head = ["all", 0, 1, 2][number(4)], ["all", 0, 1][number(3)]
             edits = [*edits, edit(number(12), number(12), bool(number(2)), layer, head)]
         questions.append(run(mask, edits, tokenIds=list(ids)))
-    *answers, again = ask(made, [*questions, {"ask": "again", "number": 0}])
-    assert again["said"]["layers"] == answers[0]["said"]["layers"]
+    *answers, repeated = ask(page, [*questions, {"ask": "again", "number": 0}])
+    assert repeated["said"]["layers"] == answers[0]["said"]["layers"]
     for answer, question in zip(answers, questions, strict=True):
         tokens = question["tokenIds"]
-        edges = edges_of(data, question["mask"], question["edits"], len(tokens), 3, 2)
+        edges = edge_rows(data, question["mask"], question["edits"], len(tokens), 3, 2)
         check_run(answer, model.state_dict(), tokens, edges)
 
 
 @torch.no_grad()
 def test_forms_messages_and_contributions() -> None:
-    """One edge in three forms, against the heads of the library, and what it adds to a logit."""
+    """One edge equals the library's heads in three forms, and in what it adds to a logit."""
     layer, head, src, dst, word = 1, 2, 3, 7, 65
-    places = {"forms": [layer, head, src, dst], "message": [layer, head, src]}
-    places["contribution"] = [layer, head, src, dst, word]
-    questions = [run(0, logits=False), *({"ask": name, "with": place} for name, place in places.items())]
+    arguments = {"forms": [layer, head, src, dst], "message": [layer, head, src]}
+    arguments["contribution"] = [layer, head, src, dst, word]
+    questions = [run(0, logits=False), *({"ask": name, "with": values} for name, values in arguments.items())]
     _, forms, message, contribution = (answer["said"] for answer in ask(PAGE, questions))
     ids = torch.tensor([IDS])
     call = trace.record(DOUBLE, ids).layers[layer]
     x = DOUBLE.blocks[layer].attention_norm(DOUBLE.states(ids)[2 * layer])
-    sent, logit = call.messages([(src, dst)])[0, 0, head], call.logits([(src, dst)])[0, 0, head]
+    sent_message, logit = call.messages([(src, dst)])[0, 0, head], call.logits([(src, dst)])[0, 0, head]
     unembedding = DOUBLE.unembedding.weight[word]
-    # a logit, and what a message adds to one, are sums that may cancel: no larger than these
-    largest, reach = float(call.logits().abs().max()), float(sent.norm() * unembedding.norm())
+    # Logits and contributions are sums that may cancel, so errors are relative to these sizes.
+    largest, reach = float(call.logits().abs().max()), float(sent_message.norm() * unembedding.norm())
     for form in forms.values():
         assert_exact(form["logit"], float(logit), largest)
-        assert_exact(doubles(form["message"], -1), sent)
+        assert_exact(doubles(form["message"], -1), sent_message)
     for name, kind in (("factored", FactoredHeads), ("merged", MergedHeads)):
         assert_exact(doubles(forms[name]["pattern"], -1), kind.of(call.heads).patterns(x)[0, head, dst])
     standard = {"q": call.q[0, head, dst], "k": call.k[0, head, src], "v": call.v[0, head, src]}
-    for name, wanted in standard.items():
-        assert_exact(doubles(forms["standard"][name], -1), wanted)
-    assert_exact(doubles(message, -1), sent)
+    for name, expected in standard.items():
+        assert_exact(doubles(forms["standard"][name], -1), expected)
+    assert_exact(doubles(message, -1), sent_message)
     assert_exact(contribution, float(call.carried([(src, dst)])[0, 0, head] @ unembedding), reach)
 
 
 def test_the_next_token_and_a_decoding_step() -> None:
-    """Greedy steps write what generate writes; a draw is where the shares put it."""
+    """Greedy steps write what ``generate`` writes, and a draw follows the probabilities."""
     written = lm.generate(DOUBLE, torch.tensor(IDS), 6, temperature=0.0).tolist()
     questions: list[dict[str, Any]] = []
     for count in range(len(IDS), len(written)):
@@ -125,22 +125,22 @@ def test_the_next_token_and_a_decoding_step() -> None:
     with torch.no_grad():
         logits = DOUBLE(torch.tensor([written[:-1]]))[0, -1]
     shares, likeliest = logits.softmax(-1).topk(5), answers[-5]
-    assert [found["id"] for found in likeliest] == shares.indices.tolist()
-    chances = torch.tensor([found["chance"] for found in likeliest], dtype=torch.float64)
+    assert [guess["id"] for guess in likeliest] == shares.indices.tolist()
+    chances = torch.tensor([guess["chance"] for guess in likeliest], dtype=torch.float64)
     assert_exact(chances, shares.values)
-    assert all(found["text"] == VOCABULARY.decode([found["id"]]) for found in likeliest)
+    assert all(guess["text"] == VOCABULARY.decode([guess["id"]]) for guess in likeliest)
     below = (logits / 0.7).softmax(-1).cumsum(-1)
     assert answers[-4:] == [int((below > draw).nonzero()[0]) for draw in draws]
 
 
 def test_reach() -> None:
-    """Powers of the mask with every token's own state, and what edits of a layer change."""
+    """Reach is a product of masks with self loops, in which edits of a layer count."""
     token, size = 9, 11
     edits = [edit(8, 9, layer=1), edit(0, 9, True, layer=0, head=1)]
     number = next(i for i, mask in enumerate(DATA["masks"]) if mask["name"].startswith("window(27, 3)"))
     question = {"ask": "reach", "mask": number, "edits": edits, "token": token, "layers": 4, "size": size}
     (answer,) = ask(PAGE, [question])
-    steps = edges_of(DATA, number, edits, size, 4, 4).any(1) | torch.eye(size, dtype=torch.bool)
+    steps = edge_rows(DATA, number, edits, size, 4, 4).any(1) | torch.eye(size, dtype=torch.bool)
     for last in range(4):
         known = torch.eye(size)[token]
         for layer in range(last, -1, -1):
@@ -156,9 +156,9 @@ def test_numbers_and_the_error_function() -> None:
     # its values has at most 96 terms, all positive, of three roundings each: 300 x 2^-53 = 3.3e-14 of a sum
     # of at most 1
     assert (doubles(erf["said"], -1) - torch.special.erf(x)).abs().max() < 1e-13
-    wanted = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
-    found = doubles(halves["said"], -1)
-    assert torch.equal(found.nan_to_num(7.0, 8.0, 9.0), wanted.nan_to_num(7.0, 8.0, 9.0))
+    expected = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
+    guess = doubles(halves["said"], -1)
+    assert torch.equal(guess.nan_to_num(7.0, 8.0, 9.0), expected.nan_to_num(7.0, 8.0, 9.0))
 
 
 def test_sizes_texts_and_wrong_questions() -> None:
@@ -183,11 +183,11 @@ def test_bfloat16_and_float32_in_the_engine() -> None:
     model, vocabulary = small(1, num_layers=1)
     with torch.no_grad():
         model.unembedding.weight.copy_(model.unembedding.weight.bfloat16())
-    made = explorer.page("xyz", (model, vocabulary), room=0)
-    data = data_of(made)
+    page = explorer.page("xyz", (model, vocabulary), room=0)
+    data = data_of(page)
     tensors = data["model"]["tensors"]
     tensors["unembedding.weight"] = _pack.encode_tensor(model.unembedding.weight.bfloat16())
     assert {tensor["dtype"] for tensor in tensors.values()} == {"float32", "bfloat16"}
     changed = explorer.Page(_html.assemble_page("", data), "", 3)
     (answer,) = ask(changed, [run()])
-    check_run(answer, model.state_dict(), list(b"xyz"), edges_of(data, 0, [], 3, 1, 2))
+    check_run(answer, model.state_dict(), list(b"xyz"), edge_rows(data, 0, [], 3, 1, 2))

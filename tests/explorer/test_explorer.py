@@ -1,4 +1,4 @@
-"""The explorer: its data and graphs, its page as a safe file, its command."""
+"""Test the data and graphs of the explorer, its page as a safe file, and its command."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def page() -> explorer.Page:
 
 class TestData:
     def test_a_tensor_comes_back_exactly(self) -> None:
-        """In the smallest dtype that represents it."""
-        drawn, half = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.float16
+        """It is encoded in the smallest dtype that represents it."""
+        random, half = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.float16
         for tensor, dtype in (
-            *((drawn.half(), half), (drawn.half().float(), half), (drawn.half().double(), half)),
-            *((drawn, torch.float32), (drawn.mT, torch.float32), (drawn.bfloat16(), torch.bfloat16)),
+            *((random.half(), half), (random.half().float(), half), (random.half().double(), half)),
+            *((random, torch.float32), (random.mT, torch.float32), (random.bfloat16(), torch.bfloat16)),
         ):
-            found = _pack.encode_tensor(tensor)
-            raw = torch.frombuffer(bytearray(base64.b64decode(found["data"])), dtype=dtype)
-            assert f"torch.{found['dtype']}" == str(dtype)
-            assert torch.equal(raw.view(found["shape"]).double(), tensor.double())
+            encoded = _pack.encode_tensor(tensor)
+            raw = torch.frombuffer(bytearray(base64.b64decode(encoded["data"])), dtype=dtype)
+            assert f"torch.{encoded['dtype']}" == str(dtype)
+            assert torch.equal(raw.view(encoded["shape"]).double(), tensor.double())
 
     @pytest.mark.parametrize(("tokens", "room"), [(1, 0), (1, 1), (2, 0), (3, 16), (11, 16), (100, 7)])
     def test_the_zoo_fits_every_text(self, tokens: int, room: int) -> None:
@@ -49,7 +49,7 @@ class TestData:
             assert len(choice.meaning) < 120
 
     def test_the_masks_and_words_of_a_page(self, page: explorer.Page) -> None:
-        """The model's own first, then the user's, which is shown first; no mask twice; true names."""
+        """The model's mask comes first, then the user's, then others; no mask comes twice."""
         data = data_of(page)
         names = [mask["name"] for mask in data["masks"]]
         assert names[:2] == ["causal(27)", "window(27, 3)"]
@@ -64,8 +64,8 @@ class TestData:
         assert [term["name"] for term in data["words"]] == [term.name for term in trace.GLOSSARY]
         assert data["words"][0]["words"]["message exchange"] == "receiving channel"
 
-    def test_graphs_of_ones_own(self) -> None:
-        """Of n, of the size of the text, a TokenGraph, a large one; masks replace the zoo."""
+    def test_graphs_of_the_user(self) -> None:
+        """Graphs may be expressions or a TokenGraph, and larger than the text; masks replace the zoo."""
         edges = TokenGraph.from_edges(torch.tensor([[0, 2], [2, 0]]), 11, name="two edges")
         graphs = ["window(n, 2)", "causal(11) - causal(11).T", edges, patterns.window(10_000, 4)]
         data = data_of(explorer.page(TEXT, graph=graphs, masks=["self_loops(n)"]))
@@ -104,7 +104,7 @@ MARKS = ["</title><style>*{display:none}</style>", "__DATA__ __TITLE__ $& $1", *
 
 
 class Elements(html.parser.HTMLParser):
-    """Every tag with its attributes, the text of the title, and that of each script and style."""
+    """Collects every tag with its attributes, and the texts of the title, scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -131,7 +131,7 @@ class Elements(html.parser.HTMLParser):
 
 class TestFile:
     def test_hostile_words_are_inert(self) -> None:
-        """As title, token and name of a mask: the page has the same elements."""
+        """With hostile words as title, token or name of a mask, a page has the same elements."""
         source, graph = small(num_layers=1), patterns.causal(3)
         plain = explorer.page("abc", source, title="plain", graph=graph, masks=[])
         for words in MARKS:
@@ -143,15 +143,15 @@ class TestFile:
             text.encode("utf-8")
 
     def test_the_title(self) -> None:
-        odd = {"x\n\u202ey\x00z": "x y z", "\ud83e\udd99 \ud800": "\U0001f999 \ufffd"}
-        for title, shown in {"a < b & c": "a < b & c", **odd}.items():
-            made = explorer.page("abc", small(num_layers=1), title=title)
-            assert Elements(made.html).texts["title"] == [shown]
-        # a text's own lines, so that texts of the same words are told apart
+        unusual = {"x\n\u202ey\x00z": "x y z", "\ud83e\udd99 \ud800": "\U0001f999 \ufffd"}
+        for title, shown in {"a < b & c": "a < b & c", **unusual}.items():
+            titled = explorer.page("abc", small(num_layers=1), title=title)
+            assert Elements(titled.html).texts["title"] == [shown]
+        # A title shows the lines of the text, so that texts of the same words differ.
         assert explorer.page("a\n  b  c\n\nd", small(num_layers=1)).title == "a ⏎ b c ⏎ d"
 
     def test_only_this_script_and_this_style_may_run(self, page: explorer.Page) -> None:
-        """The policy has the hashes of what is inside; no element carries code or addresses."""
+        """The policy has the hashes of script and style; no element carries code or addresses."""
         elements = Elements(page.html)
         (policy,) = (dict(attrs)["content"] for tag, attrs in elements.tags if dict(attrs).get("http-equiv"))
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -172,7 +172,7 @@ class TestFile:
         assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
 
     def test_saved_and_shown(self, page: explorer.Page, tmp_path: Path) -> None:
-        # 200 KB, and the float16 weights of the model in base64
+        # A page adds the float16 weights of the model in base64 to the template.
         assert _html.TEMPLATE.stat().st_size < 200_000
         assert len(page.html) < 2_100_000
         path = page.save(tmp_path / "page.html")
@@ -181,14 +181,14 @@ class TestFile:
         assert _html.is_ours(path)
         with pytest.raises(OSError, match="nowhere"):
             page.save(tmp_path / "nowhere" / "page.html")
-        # a frame may be read in any encoding, and the hashes must be right in each
+        # A frame may be decoded in any encoding, and the hashes must be right in each.
         assert _html.TEMPLATE.read_bytes().isascii()
         ((tag, frame),) = Elements(page._repr_html_()).tags
         assert (tag, dict(frame)["srcdoc"], dict(frame)["sandbox"]) == ("iframe", page.html, "allow-scripts")
         assert repr(page) == f"Page('{TEXT}', 11 tokens, {len(page.html) / 1e6:.1f} MB)"
 
     def test_the_committed_page_is_that_of_the_sources(self, tmp_path: Path) -> None:
-        """``npm run build``, byte for byte; ``npm run check``: types, and words that must not be there."""
+        """``npm run build`` makes the same bytes, and ``npm run check`` finds no errors."""
         node = needs_node()
         subprocess.run([node, WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
         same = (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes()

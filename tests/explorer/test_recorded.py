@@ -1,4 +1,4 @@
-"""Hugging Face models in the explorer: what the page computes from a record is what the model did."""
+"""What the page computes from the record of a Hugging Face model is what the model computed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def foreign(name: str) -> Any:
-    """A tiny model of a family, its queries and keys made larger so that weights differ."""
+    """Make a tiny model of a family, with large queries and keys so that weights differ."""
     transformers = needs("transformers")
     kind, sizes = FAMILIES[name]
     torch.manual_seed(0)
@@ -49,44 +49,44 @@ def foreign(name: str) -> Any:
 
 @torch.no_grad()
 def attention_outputs(model: Any, ids: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """What each attention layer adds, and its weights, by transformers' own eager attention."""
+    """Return what each attention layer adds, and its weights, by eager attention."""
     model.set_attn_implementation("eager")
     outputs: list[Tensor] = []
     with ExitStack() as hooks:
         for name, part in model.named_modules():
-            named = re.search(r"(self_attn|\battn|attention\.self|attention)$", name)
-            if named and (hasattr(part, "o_proj") or hasattr(part, "c_proj")):
+            match = re.search(r"(self_attn|\battn|attention\.self|attention)$", name)
+            if match and (hasattr(part, "o_proj") or hasattr(part, "c_proj")):
                 hooks.enter_context(part.register_forward_hook(lambda m, x, y: outputs.append(y[0][0])))
-        found = model(torch.tensor([ids]), output_attentions=True, use_cache=False)
-    return outputs, [weights[0] for weights in found.attentions]
+        output = model(torch.tensor([ids]), output_attentions=True, use_cache=False)
+    return outputs, [weights[0] for weights in output.attentions]
 
 
 class TestRecorded:
     @pytest.mark.parametrize(("name", "count"), [*((name, 11) for name in FAMILIES), ("Llama", 3)])
     def test_the_weights_and_updates_of_the_model(self, name: str, count: int, monkeypatch: Any) -> None:
-        """Few tokens are stored as messages, many by W_O; softcap, windows, grouped heads and norms."""
+        """Messages are stored for few tokens, W_O for many; families have softcap, windows and norms."""
         model, ids = foreign(name), [7 * i % 60 + 1 for i in range(count)]
-        made = explorer.page(ids, model)
-        data = data_of(made)
+        page = explorer.page(ids, model)
+        data = data_of(page)
         first = data["model"]["layers"][0]
         assert (data["model"]["kind"], data["room"], len(data["model"]["layers"])) == ("record", 0, 2)
         assert (first["output"] is None) == (count < first["v"]["shape"][2])
-        (answer,) = ask(made, [run()])
-        # of one sequence, the largest error is a matter of luck
-        several = [ids, *([(number + 11 * other) % 60 + 1 for number in ids] for other in range(1, 8))]
-        narrow = [attention_outputs(model, others) for others in several]
+        (answer,) = ask(page, [run()])
+        # The largest error of a single sequence would be a matter of luck.
+        sequences = [ids, *([(number + 11 * other) % 60 + 1 for number in ids] for other in range(1, 8))]
+        narrow = [attention_outputs(model, others) for others in sequences]
         importlib.import_module("support.hf_models").keep_float64(monkeypatch)
-        wide = [attention_outputs(model.double(), others) for others in several]
+        wide = [attention_outputs(model.double(), others) for others in sequences]
         assert answer["said"]["logits"] is None
         (outputs, weights), layers = wide[0], answer["said"]["layers"]
         assert len(outputs) == (0 if name == "BERT" else 2)
         updates = [doubles(layer["update"], count, -1) for layer in layers[: len(outputs)]]
         shown = [doubles(layer["weights"], *true.shape) for layer, true in zip(layers, weights, strict=True)]
-        # in float64 from a record in float32: at most twice as far off as eager attention in float32
+        # The page computes in float64 from a float32 record, with at most twice the error of eager float32.
         for which, numbers in enumerate((updates, shown)):
             eager = max(error(one[which], other[which]) for one, other in zip(narrow, wide, strict=True))
             assert error(numbers, wide[0][which]) <= 2 * eager
-        causal = "graph: every token attends to itself and all before it"
+        causal = "graph: every token attends to itself and all tokens before it"
         different = "graphs, which differ from layer to layer"
         meanings = {"BERT": "graph: every token attends to every token", "Gemma 2": different}
         assert data["masks"][0]["meaning"] == f"The model's own {meanings.get(name, causal)}."
@@ -95,26 +95,26 @@ class TestRecorded:
     def test_the_page_knows_each_layers_own_edges(self) -> None:
         pairs = [(src, dst, layer) for layer in (0, 1) for dst in range(7) for src in range(7)]
         for name, window in (("Gemma 2", 2), ("Llama", 7)):
-            made = explorer.page([5, 3, 1, 4, 1, 5, 9], foreign(name))
-            last = len(data_of(made)["masks"]) - 1  # one of the zoo, the same for all layers
+            page = explorer.page([5, 3, 1, 4, 1, 5, 9], foreign(name))
+            last = len(data_of(page)["masks"]) - 1  # the last graph of the zoo is the same for all layers
             questions = [{"ask": "has", "pairs": [[mask, *pair] for pair in pairs]} for mask in (0, last)]
             questions.append({"ask": "varies", "masks": [0, last]})
-            has, shared, varies = (answer["said"] for answer in ask(made, questions))
-            wanted = [0 <= dst - src < (7 if layer else window) for src, dst, layer in pairs]
-            assert has == wanted
+            has, shared, varies = (answer["said"] for answer in ask(page, questions))
+            expected = [0 <= dst - src < (7 if layer else window) for src, dst, layer in pairs]
+            assert has == expected
             assert shared[:49] == shared[49:]
             assert varies == [window < 7, False]
 
-    def test_a_cut_changes_its_layer_alone(self) -> None:
+    def test_a_cut_changes_only_its_layer(self) -> None:
         model, ids = foreign("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]
-        made = explorer.page(ids, model)
+        page = explorer.page(ids, model)
         edits = ([], [edit(2, 6, layer=0, head=1)], [edit(src, 4) for src in range(5)])
-        plain, cut, isolated = (answer["said"]["layers"] for answer in ask(made, [run(0, e) for e in edits]))
+        plain, cut, isolated = (answer["said"]["layers"] for answer in ask(page, [run(0, e) for e in edits]))
         before, after = (doubles(layers[0]["weights"], 4, 8, 8) for layers in (plain, cut))
-        wanted = before.clone()
-        wanted[1, 6, 2] = 0
-        wanted[1, 6] /= wanted[1, 6].sum()
-        assert_exact(after, wanted)
+        expected = before.clone()
+        expected[1, 6, 2] = 0
+        expected[1, 6] /= expected[1, 6].sum()
+        assert_exact(after, expected)
         assert plain[1] == cut[1]
         bias = model.h[0].attn.c_proj.bias.detach().double()
         assert torch.equal(doubles(isolated[0]["update"], 8, -1)[4], bias)
@@ -129,15 +129,15 @@ class TestRecorded:
 
     def test_the_model_is_left_as_it_was(self) -> None:
         model = foreign("Llama").train()
-        model.layers[0].eval()  # frozen, say
+        model.layers[0].eval()
         before = model.config._attn_implementation
-        made = explorer.page([1, 2, 3], model, layers=[1])
+        page = explorer.page([1, 2, 3], model, layers=[1])
         assert (model.training, model.layers[0].training, model.layers[1].training) == (True, False, True)
         assert model.config._attn_implementation == before
-        assert [layer["number"] for layer in data_of(made)["model"]["layers"]] == [1]
+        assert [layer["number"] for layer in data_of(page)["model"]["layers"]] == [1]
 
     def test_a_folder_with_a_tokenizer(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """From a folder on disk, as ``--model`` reads it: the text's own words are the tokens."""
+        """``--model`` reads a model and its tokenizer from a folder, and words of the text are tokens."""
         tokenizers, transformers = needs("tokenizers"), needs("transformers")
         words = {word: number for number, word in enumerate(["[UNK]", *TEXT.split()])}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
@@ -166,10 +166,10 @@ class TestRecorded:
         ):
             with pytest.raises(kind, match=match):
                 explorer.page(ids, model)
-        with pytest.raises(IndexError, match=r"layers must be some of 0 .. 1, the model's, got \[2\]"):
+        with pytest.raises(IndexError, match=r"layers must be in 0 .. 1, got \[2\]"):
             explorer.page([1, 2], llama, layers=2)
         with monkeypatch.context() as patched:
-            patched.setattr(_pack, "LARGEST", 1000)
+            patched.setattr(_pack, "MAX_CHARACTERS", 1000)
             with pytest.raises(
                 ValueError, match="LlamaModel would make a page of 0 MB, at most 0: take fewer"
             ):

@@ -1,4 +1,4 @@
-"""The tokenizer of the explorer's page is Python's: for random texts, and letter by letter."""
+"""The page's tokenizer equals Python's, for random texts and for every character."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnn_attention import model as lm
 pytestmark = pytest.mark.slow  # node is started
 
 VOCABULARY = lm.load_trained()[1]
-# those that this Python knows: a newer Unicode may make letters of the others
+# Other characters are left out, because a newer Unicode may make letters of them.
 ASSIGNED = [
     chr(code) for code in range(sys.maxunicode) if unicodedata.category(chr(code)) not in ("Cn", "Cs")
 ]
@@ -26,7 +26,7 @@ SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Any characters, those that decide where a word ends, long runs, pieces of the vocabulary."""
+    """Draw texts of any characters, of ends of words and runs, or of pieces of the vocabulary."""
     draw = random.Random(seed)
     pieces = [piece.decode("utf-8", errors="ignore") for piece in VOCABULARY.vocabulary]
 
@@ -41,28 +41,28 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def test_the_tokens_of_random_texts() -> None:
     needs("tokenizers")
     random_texts = ["", *texts(2_000)]
-    wanted = [VOCABULARY.encode(text) for text in random_texts]
-    questions = [{"ask": "encode", "texts": random_texts}, {"ask": "decode", "lists": wanted}]
-    encoded, decoded, lone, cut = ask(
+    expected = [VOCABULARY.encode(text) for text in random_texts]
+    questions = [{"ask": "encode", "texts": random_texts}, {"ask": "decode", "lists": expected}]
+    encoded, decoded, surrogate, cut = ask(
         explorer.page("a"),
         [*questions, {"ask": "encode", "texts": ["a\ud83d"]}, {"ask": "decode", "lists": [[0xE4]]}],
     )
-    assert encoded["said"] == wanted
+    assert encoded["said"] == expected
     assert decoded["said"] == random_texts
-    assert lone["error"] == "RangeError: character 1 is half a character (a lone surrogate)"
+    assert surrogate["error"] == "RangeError: character 1 is half a character (a lone surrogate)"
     assert cut["said"] == [VOCABULARY.decode([0xE4])]
 
 
-def test_every_letter_digit_and_space_is_one_to_both() -> None:
-    """A letter is one word with the "a" before it, a digit one number with the "1", a space with the tab."""
+def test_letters_digits_and_spaces_have_the_same_classes() -> None:
+    """A letter joins the "a" before it in one word, a digit the "1", a space the tab."""
     needs("tokenizers")
     split = VOCABULARY._tokenizer.pre_tokenizer.pre_tokenize_str
     (answer,) = ask(explorer.page("a"), [{"ask": "classes"}])
     classes = base64.b64decode(answer["said"])
     for kind, first in enumerate("a1\t", start=1):
-        joined = set()
+        same_kind = set()
         for start in range(0, len(ASSIGNED), 20_000):
-            some = ASSIGNED[start : start + 20_000]
-            ends = {end for _, (_, end) in split("".join(f"{first}{char}\n" for char in some))}
-            joined |= {char for place, char in enumerate(some) if 3 * place + 1 not in ends}
-        assert joined == {char for char in ASSIGNED if classes[ord(char)] == kind} - {"\n"}
+            chars = ASSIGNED[start : start + 20_000]
+            ends = {end for _, (_, end) in split("".join(f"{first}{char}\n" for char in chars))}
+            same_kind |= {char for index, char in enumerate(chars) if 3 * index + 1 not in ends}
+        assert same_kind == {char for char in ASSIGNED if classes[ord(char)] == kind} - {"\n"}

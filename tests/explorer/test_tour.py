@@ -1,4 +1,4 @@
-"""What a stranger sees first: every page that a link leads to, and its tour."""
+"""Test the pages to which links lead, and their tour."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BEFORE, AFTER = re.findall(r"falls from (\d+) to (\d+ %)", README)[0]
 TITLE = "for name in names: ⏎ print(name) ⏎ for name in"
-# what each stop tells: a probability, the weight of an edge, or both
+# Each stop shows a probability, the weight of an edge, or both.
 CHANCE, WEIGHT = "tour-chance", "tour-weight"
 STOPS = [CHANCE, WEIGHT, CHANCE, CHANCE, WEIGHT, f"{CHANCE} {WEIGHT}", CHANCE, CHANCE]
 
 
 def links() -> dict[Path, set[str]]:
-    """The pages of HTML that README, docs and notebooks link to, and from where."""
-    found: dict[Path, set[str]] = {}
+    """Return the HTML pages to which README, docs and notebooks link, and the linking files."""
+    pages: dict[Path, set[str]] = {}
     for file in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".ipynb":
             text = "".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
         for target in re.findall(r"\]\((?!\w+:)([^)#\s]+\.html)", text):
-            found.setdefault((file.parent / target).resolve(), set()).add(file.name)
-    return found
+            pages.setdefault((file.parent / target).resolve(), set()).add(file.name)
+    return pages
 
 
 def test_every_linked_page_opens_with_the_tour() -> None:
     pages = links()
     assert {"README.md", "index.md"} <= set().union(*pages.values())
-    for shown in results([{"scenario": "toured", "file": str(page)} for page in pages]):
-        quiet(shown["seen"])
-        assert (shown["title"], shown["heading"]) == (TITLE, TITLE)
-        assert f"with {BEFORE} %" in shown["stops"][0][0]
-        assert f"falls from {BEFORE} % to {AFTER}." in shown["stops"][2][0]
+    for visit in results([{"scenario": "toured", "file": str(page)} for page in pages]):
+        quiet(visit["seen"])
+        assert (visit["title"], visit["heading"]) == (TITLE, TITLE)
+        assert f"with {BEFORE} %" in visit["stops"][0][0]
+        assert f"falls from {BEFORE} % to {AFTER}." in visit["stops"][2][0]
 
 
 def test_the_text_in_one_line_has_a_tour_too(tmp_path: Path) -> None:
-    """Its numbers are those of the engine, which is compared with torch; the titles tell the texts apart."""
+    """Its numbers come from the engine, which is compared with torch; the titles differ."""
     text = " ".join(explorer.FIRST.split())
-    (shown,) = results([{"scenario": "toured", "file": str(explorer.page(text).save(tmp_path / "a.html"))}])
-    quiet(shown["seen"])
-    assert (shown["title"], shown["heading"]) == (text, text)
-    assert [{*values} for _, values in shown["stops"]] == [{*names.split()} for names in STOPS]
+    (visit,) = results([{"scenario": "toured", "file": str(explorer.page(text).save(tmp_path / "a.html"))}])
+    quiet(visit["seen"])
+    assert (visit["title"], visit["heading"]) == (text, text)
+    assert [{*values} for _, values in visit["stops"]] == [{*names.split()} for names in STOPS]
 
 
 def test_other_texts_have_no_tour(tmp_path: Path) -> None:
-    """Nor has this one with a blank at its end: that is a token more, after which another word is likely."""
+    """The same text with a final blank has one more token, and another next word is likely."""
     texts = (explorer.FIRST + " ", explorer.FIRST.replace("print", "show"), "Llamas do not output words")
     pages = [explorer.page(text).save(tmp_path / f"{number}.html") for number, text in enumerate(texts)]
-    seen = results([{"scenario": "toured", "file": str(page)} for page in pages])
-    assert [shown["stops"] for shown in seen] == [[], [], []]
+    visits = results([{"scenario": "toured", "file": str(page)} for page in pages])
+    assert [visit["stops"] for visit in visits] == [[], [], []]
 
 
 def test_the_template_says_that_it_is_one() -> None:
-    (said,) = results([{"scenario": "failed", "file": str(TEMPLATE)}])
-    assert said.endswith("it is a template without a text. The command gnn-attention explore writes a page.")
+    (text,) = results([{"scenario": "failed", "file": str(TEMPLATE)}])
+    assert text.endswith("it is a template without a text. The command gnn-attention explore writes a page.")

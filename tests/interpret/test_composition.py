@@ -1,4 +1,4 @@
-"""Composition of heads against its published definition, in float64."""
+"""Composition of heads against its reference_composition definition, in float64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gnn_attention.interpret import circuits
 from gnn_attention.rotary import Rotary
 
 
-def made(seed: int = 0, **kind: Any) -> Any:
+def make_heads(seed: int = 0, **kind: Any) -> Any:
     return redrawn(StandardHeads(**{"width": 12, "num_heads": 3, **kind}), seed)
 
 
-def published(earlier: Any, later: Any, kind: str, h1: int, h2: int) -> float:
-    """TransformerLens' ``composition_scores``: ``||left right|| / (||left|| ||right||)``, left = OV."""
+def reference_score(earlier: Any, later: Any, kind: str, h1: int, h2: int) -> float:
+    """Return TransformerLens' ``composition_scores``, ``||OV right|| / (||OV|| ||right||)``."""
     group = later.num_heads // later.num_kv_heads
     OV = earlier.W_V[h1 // (earlier.num_heads // earlier.num_kv_heads)] @ earlier.W_O[h1]
     QK = later.W_Q[h2] @ later.W_K[h2 // group].mT
@@ -39,31 +39,32 @@ PAIRS = [({}, {}), ({"head_dim": 20, "value_dim": 15}, {"head_dim": 2}), (GROUPE
 class TestComposition:
     @pytest.mark.parametrize(("first", "second"), PAIRS, ids=["plain", "wider than the states", "grouped"])
     def test_against_the_published_definition(self, kind, first, second):
-        earlier, later = made(1, **first), made(2, **second)
-        for h1, one in enumerate(circuits.each(earlier)):
-            for h2, two in enumerate(circuits.each(later)):
-                expected = published(earlier, later, kind, h1, h2)
-                assert_exact(circuits.composition(one, two, kind), expected)
+        earlier, later = make_heads(1, **first), make_heads(2, **second)
+        for h1, first_circuit in enumerate(circuits.each(earlier)):
+            for h2, second_circuit in enumerate(circuits.each(later)):
+                expected = reference_score(earlier, later, kind, h1, h2)
+                assert_exact(circuits.composition(first_circuit, second_circuit, kind), expected)
 
     def test_all_pairs_of_a_model(self, kind):
-        """0 unless the layers are in order; the gains of both layers' norms are folded in."""
+        """Scores are 0 unless the first layer is earlier, and the gains of both norms are folded in."""
         sizes = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 4, "mlp_width": 8, "reach": 3}
         model = redrawn(lm.LanguageModel(lm.Config(9, **sizes)))
-        gained = []
+        scaled_heads = []
         for block in model.blocks:
             heads, gain = block.attention.heads, block.attention_norm.weight.diag()
             W_in = (gain @ W for W in (heads.W_Q, heads.W_K, heads.W_V))
-            gained.append(StandardHeads.from_arrays(*W_in, heads.W_O))
-        wanted = torch.zeros(3, 2, 3, 2, dtype=torch.float64)
-        for after, h2, before, h1 in wanted.new_ones(wanted.shape).nonzero().tolist():
+            scaled_heads.append(StandardHeads.from_arrays(*W_in, heads.W_O))
+        expected = torch.zeros(3, 2, 3, 2, dtype=torch.float64)
+        for after, h2, before, h1 in expected.new_ones(expected.shape).nonzero().tolist():
             if before < after:
-                wanted[after, h2, before, h1] = published(gained[before], gained[after], kind, h1, h2)
+                first, second = scaled_heads[before], scaled_heads[after]
+                expected[after, h2, before, h1] = reference_score(first, second, kind, h1, h2)
         scores = circuits.compositions(model, kind)
-        assert_exact(scores, wanted)
+        assert_exact(scores, expected)
         assert_exact(circuits.compositions(model, kind, relative=True), scores * 12**0.5)
 
     def test_the_extremes(self, kind):
-        """A head that reads just the one direction that another writes, or nothing of it; a head of zeros."""
+        """A head reads exactly the direction that another one writes, or nothing of it, or is zero."""
         axes = torch.eye(6, dtype=torch.float64)
 
         def head(read: int, write: int, size: float = 1.0) -> circuits.Circuit:
@@ -72,30 +73,29 @@ class TestComposition:
 
         assert circuits.composition(head(0, 3), head(3, 4), kind) == 1.0
         for later, sizes in ((2, (1, 1)), (3, (0, 1)), (3, (1, 0))):
-            one, two = head(0, 3, sizes[0]), head(later, 4, sizes[1])
-            assert circuits.composition(one, two, kind) == 0.0
+            writer, reader = head(0, 3, sizes[0]), head(later, 4, sizes[1])
+            assert circuits.composition(writer, reader, kind) == 0.0
 
     def test_rotary_heads_by_distance(self, kind):
-        """The pattern of that distance; what is passed on knows no distance."""
-        earlier, later = made(1), made(2, rotary=Rotary())
+        """Queries and keys compose through the pattern at a distance, values without a distance."""
+        earlier, later = make_heads(1), make_heads(2, rotary=Rotary())
         W_Q = later.W_Q @ Rotary().matrix(3, 4)
         rotated = StandardHeads.from_arrays(W_Q, later.W_K, later.W_V, later.W_O)
-        one, two = circuits.of(earlier, 0), circuits.of(later, 1)
-        assert_exact(
-            circuits.composition(one, two, kind, distance=3), published(earlier, rotated, kind, 0, 1)
-        )
+        writer, reader = circuits.of(earlier, 0), circuits.of(later, 1)
+        expected = reference_score(earlier, rotated, kind, 0, 1)
+        assert_exact(circuits.composition(writer, reader, kind, distance=3), expected)
         if kind != "v":
             with pytest.raises(ValueError, match="is rotary"):
-                circuits.composition(one, two, kind)
+                circuits.composition(writer, reader, kind)
 
 
 def test_refusals_of_composition():
-    one, other = circuits.of(made(), 0), circuits.of(made(width=9), 0)
-    wrong = [
-        (one, other, "q", ValueError, "writes states of width 12, the later reads vectors of width 9"),
-        (one, one, "Q", ValueError, "kind must be one of 'q', 'k', 'v', got 'Q'"),
-        (one, made(), "q", TypeError, "later must be a Circuit, got StandardHeads"),
+    circuit, narrow = circuits.of(make_heads(), 0), circuits.of(make_heads(width=9), 0)
+    cases = [
+        (circuit, narrow, "q", ValueError, "writes states of width 12, the later reads vectors of width 9"),
+        (circuit, circuit, "Q", ValueError, "kind must be one of 'q', 'k', 'v', got 'Q'"),
+        (circuit, make_heads(), "q", TypeError, "later must be a Circuit, got StandardHeads"),
     ]
-    assert_refusals((partial(circuits.composition, *given), error, match) for *given, error, match in wrong)
+    assert_refusals((partial(circuits.composition, *args), error, match) for *args, error, match in cases)
     with pytest.raises(TypeError, match="model must be a LanguageModel, got"):
-        circuits.compositions([[one]], "q")
+        circuits.compositions([[circuit]], "q")

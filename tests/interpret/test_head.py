@@ -31,28 +31,28 @@ FORMS = {
 }
 
 
-def made(**kind: Any) -> StandardHeads:
+def make_heads(**kind: Any) -> StandardHeads:
     return redrawn(StandardHeads(**{"width": 12, "num_heads": 3, **kind}))
 
 
-def block() -> lm.Block:
+def make_block() -> lm.Block:
     return redrawn(lm.Block(lm.Config(9, width=12, num_heads=3, head_dim=4, mlp_width=8)))
 
 
 def weights_of(heads: StandardHeads, head: int) -> list[Tensor]:
-    """W_Q, W_K, W_V and W_O of one query head: its key and value head is the one of its group."""
+    """Return W_Q and W_O of one query head, and W_K and W_V of its group."""
     shared = head // (heads.num_heads // heads.num_kv_heads)
-    parts = (heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], heads.W_O[head])
-    return [part.detach() for part in parts]
+    matrices = (heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], heads.W_O[head])
+    return [matrix.detach() for matrix in matrices]
 
 
-def outside(space: Any, *shape: int) -> Tensor:
-    """States with no part in the subspace."""
+def states_outside(space: Any, *shape: int) -> Tensor:
+    """Draw states orthogonal to the subspace."""
     return space.reject(drawn(*shape, space.width, seed=9))
 
 
-def attention(layer: MessagePassingAttention, x: Any, graph: Any, head: int) -> Tensor:
-    """The weights of one head."""
+def head_weights(layer: MessagePassingAttention, x: Any, graph: Any, head: int) -> Tensor:
+    """Return the weights of one head."""
     _, (_, weights) = layer(x, graph, return_attention_weights=True)
     return weights[:, head].detach()
 
@@ -60,8 +60,8 @@ def attention(layer: MessagePassingAttention, x: Any, graph: Any, head: int) -> 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_matrices(kind, form):
-    """W_P = W_Q W_K^T and W_M = W_V W_O, no wider than the head, without gradients."""
-    heads = made(**kind)
+    """W_P = W_Q W_K^T and W_M = W_V W_O have the rank of the head, and no gradients."""
+    heads = make_heads(**kind)
     for head, circuit in enumerate(each(form(heads))):
         W_Q, W_K, W_V, W_O = weights_of(heads, head)
         assert_exact(circuit.pattern.full(), W_Q @ W_K.mT)
@@ -75,8 +75,8 @@ def test_matrices(kind, form):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_subspaces(kind):
-    """Spanned by the columns of W_Q, W_K, W_V and the rows of W_O; nothing outside matters (S1.24)."""
-    heads, graph = made(**kind), patterns.cross(5, 6)
+    """The columns of W_Q, W_K, W_V and the rows of W_O span all that matters (seed S1.24)."""
+    heads, graph = make_heads(**kind), patterns.cross(5, 6)
     layer, form = MessagePassingAttention(heads), FactoredHeads.of(heads)
     x_dst, x_src = drawn(5, heads.width), drawn(6, heads.source_width, seed=1)
     for head, circuit in enumerate(each(heads)):
@@ -84,20 +84,20 @@ def test_subspaces(kind):
         W_Q, W_K, W_V, W_O = weights_of(heads, head)
         for space, matrix in ((receiver, W_Q), (sender, W_K), (value, W_V), (circuit.writes, W_O.mT)):
             assert_exact(space.projector(), matrix @ torch.linalg.pinv(matrix))
-        weights, sent = attention(layer, (x_src, x_dst), graph, head), form.messages(x_src[None])[0, head]
-        assert_exact(attention(layer, (x_src, x_dst + outside(receiver, 5)), graph, head), weights)
-        assert_exact(attention(layer, (x_src + outside(sender, 6), x_dst), graph, head), weights)
-        assert_exact(form.messages((x_src + outside(value, 6))[None])[0, head].detach(), sent.detach())
+        weights, sent = head_weights(layer, (x_src, x_dst), graph, head), form.messages(x_src[None])[0, head]
+        assert_exact(head_weights(layer, (x_src, x_dst + states_outside(receiver, 5)), graph, head), weights)
+        assert_exact(head_weights(layer, (x_src + states_outside(sender, 6), x_dst), graph, head), weights)
+        assert_exact(form.messages((x_src + states_outside(value, 6))[None])[0, head].detach(), sent.detach())
         assert_exact(circuit.writes.project(sent.detach()), sent.detach())
         read = receiver.project(drawn(5, heads.width, seed=9))
-        assert (attention(layer, (x_src, x_dst + read), graph, head) - weights).abs().max() > 1e-3
+        assert (head_weights(layer, (x_src, x_dst + read), graph, head) - weights).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("rotary", [Rotary(), Rotary(base=30.0, interleaved=True)])
 @pytest.mark.parametrize("gain", [None, drawn(12, seed=5)], ids=["", "gain"])
 def test_rotary_logits_by_distance(rotary, gain):
-    """The logit of dst = 7 and src = 4 from whole rotated queries and keys is x W_P(3) x'^T."""
-    heads = made(num_heads=4, num_kv_heads=2, head_dim=6, rotary=rotary)
+    """The logit from rotated queries and keys, such as of dst = 7 and src = 4, is x W_P(3) x'^T."""
+    heads = make_heads(num_heads=4, num_kv_heads=2, head_dim=6, rotary=rotary)
     x, channels = drawn(10, 12), torch.ones(12, dtype=torch.float64) if gain is None else gain
     q, (k, _) = heads.receive((channels * x)[None])[0], heads.send((channels * x)[None])
     for head, circuit in enumerate(each(heads, gain)):
@@ -109,14 +109,14 @@ def test_rotary_logits_by_distance(rotary, gain):
 
 
 def test_a_block_brings_its_gain():
-    """From states before the norm, each divided by its root mean square."""
-    own, x = block(), drawn(1, 5, 12)
+    """The circuit reads states before the norm, each divided by its root mean square."""
+    layer, x = make_block(), drawn(1, 5, 12)
     unit = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
-    form, normed = FactoredHeads.of(own.attention.heads), own.attention_norm(x)
-    for head, circuit in enumerate(each(own)):
+    form, normed = FactoredHeads.of(layer.attention.heads), layer.attention_norm(x)
+    for head, circuit in enumerate(each(layer)):
         assert_exact(unit @ circuit.message.full(), form.messages(normed)[:, head].detach())
-        wanted = form.patterns(normed)[0, head] @ normed[0].mT
-        assert_exact(unit[0] @ circuit.pattern.full() @ unit[0].mT, wanted.detach())
+        expected = form.patterns(normed)[0, head] @ normed[0].mT
+        assert_exact(unit[0] @ circuit.pattern.full() @ unit[0].mT, expected.detach())
 
 
 def test_top_tokens_against_sorted_products():
@@ -130,20 +130,20 @@ def test_top_tokens_against_sorted_products():
 
 
 def test_refusals():
-    wide, gain = made(source_width=7), torch.ones(12)
-    alone = of(StandardHeads.from_arrays(*(drawn(2, 6, 3, seed=s) for s in range(3))), 0)
-    assert alone.reads_as_value.dim == 3
+    two_widths, gain = make_heads(source_width=7), torch.ones(12)
+    without_output = of(StandardHeads.from_arrays(*(drawn(2, 6, 3, seed=s) for s in range(3))), 0)
+    assert without_output.reads_as_value.dim == 3
     ones = torch.ones
     cases = [
         (partial(of, MergedHeads(12, 3, head_dim=4), 0), TypeError, r"source must be .*heads_of\(model"),
-        (partial(of, made(), 3), IndexError, "head must be"),
-        (partial(of, made(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
-        (lambda: of(made(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),
-        (partial(of, wide, 0, gain), ValueError, "folded.*states of one norm"),
-        (partial(of, block(), 0, gain), ValueError, "gain must not be given with a Block"),
-        (lambda: alone.message, ValueError, "without W_O have values but no messages"),
-        (lambda: alone.writes, ValueError, r"without W_O .*: they write no states"),
-        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"vectors \[\*, width\] .* of one width"),
-        (partial(top_tokens, ones(3), ones(9, 3), k=10), ValueError, "k must be at most 9, the vocabulary"),
+        (partial(of, make_heads(), 3), IndexError, "head must be"),
+        (partial(of, make_heads(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
+        (lambda: of(make_heads(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),
+        (partial(of, two_widths, 0, gain), ValueError, "gain needs heads of one width"),
+        (partial(of, make_block(), 0, gain), ValueError, "gain must not be given with a Block"),
+        (lambda: without_output.message, ValueError, "without W_O have values but no messages"),
+        (lambda: without_output.writes, ValueError, r"without W_O .*: they write no states"),
+        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"width\] must fit, got \[4\] and \[9, 3\]"),
+        (partial(top_tokens, ones(3), ones(9, 3), k=10), ValueError, "k must be at most 9, the size of"),
     ]
     assert_refusals(cases)

@@ -1,4 +1,4 @@
-"""Interventions on edges of Hugging Face models: against the dense formula, in generate(), in gradients."""
+"""Interventions on Hugging Face models equal a dense formula, in generate() and gradients too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ huggingface = needs("gnn_attention.huggingface")
 trace = ga.trace
 PAIRS = [(0, 3), (1, 3), (2, 3), (2, 4), (1, 1)]
 FACTOR = -2.5
-# token 0 has no in-edge but its own
+# Token 0 has no other in-edge than its self loop.
 ALONE = [(0, 0), (1, 4)]
 INTERVENTIONS = {
     "cut": [trace.cut(PAIRS, layers=1, heads=[0, 2])],
@@ -46,15 +46,14 @@ class Formula:
         if mask is not None:
             self.left = mask.int().argmax(1).view(-1, 1, 1, 1)
 
-    def __call__(self, module, q, k, v, mask, scaling=None, **others):
+    def __call__(self, module, q, k, v, mask, scaling=None, **options):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         logits = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
         dst = torch.arange(k.shape[2] - q.shape[2], k.shape[2]).view(1, 1, -1, 1) - self.left
         src = torch.arange(k.shape[2]).view(1, 1, 1, -1) - self.left
         allowed = (src <= dst) if mask is None else mask[..., : k.shape[2]] == 0
         allowed = allowed.expand(logits.shape)
-        # of each edge, [B, H, dst, src, dim]
-        values = v.unsqueeze(2)
+        values = v.unsqueeze(2)  # [B, H, dst, src, dim] by edge
         for intervention in self.interventions:
             chosen = self.chosen(intervention, module.layer_idx, q.shape[1], dst, src)
             if intervention.kind == "cut":
@@ -63,10 +62,10 @@ class Formula:
                 factor = {"mute": 0.0, "scale": FACTOR}[intervention.kind]
                 values = torch.where(chosen.unsqueeze(-1), factor * values, values)
         logits = logits.masked_fill(~allowed, -torch.inf)
-        if (sinks := others.get("s_aux")) is not None:
+        if (sinks := options.get("s_aux")) is not None:
             logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
-        top = logits.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        weights = (logits - top).exp()
+        largest = logits.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        weights = (logits - largest).exp()
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         return (weights[..., : k.shape[2]].unsqueeze(-1) * values).sum(3).transpose(1, 2), None
 
@@ -76,18 +75,18 @@ class Formula:
             return torch.zeros((), dtype=torch.bool)
         edges = intervention.edges
         if isinstance(edges, ga.TokenGraph):
-            there = edges.mask()[dst.clamp(min=0), src.clamp(min=0)] & (dst >= 0) & (src >= 0)
+            is_selected = edges.mask()[dst.clamp(min=0), src.clamp(min=0)] & (dst >= 0) & (src >= 0)
         elif edges is None:
-            there = torch.ones((), dtype=torch.bool)
+            is_selected = torch.ones((), dtype=torch.bool)
         else:
-            there = torch.stack([(src == s) & (dst == d) for s, d in edges.T.tolist()]).any(0)
-        mine = range(heads) if intervention.heads is None else intervention.heads
-        return there & torch.tensor([head in mine for head in range(heads)]).view(1, -1, 1, 1)
+            is_selected = torch.stack([(src == s) & (dst == d) for s, d in edges.T.tolist()]).any(0)
+        selected_heads = range(heads) if intervention.heads is None else intervention.heads
+        return is_selected & torch.tensor([head in selected_heads for head in range(heads)]).view(1, -1, 1, 1)
 
 
 @pytest.fixture
 def use_formula():
-    """Makes a formula the attention of a model."""
+    """Make a formula the attention of a model."""
     masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     transformers.AttentionMaskInterface.register("formula", masks["eager"])
 
@@ -105,18 +104,18 @@ CASES += [("gpt2", None, "scale again"), ("gpt_oss", "left", "scale")]
 
 @pytest.mark.parametrize(("name", "pad", "key"), CASES)
 def test_formula(name, pad, key, use_formula, monkeypatch):
-    """Outputs, and gradients of all parameters."""
+    """Outputs and gradients of all parameters equal the formula's."""
     hf_models.keep_float64(monkeypatch)
-    model, given = hf_models.built(name), hf_models.inputs(name, pad)
-    mask, interventions = given.get("attention_mask"), INTERVENTIONS[key]
+    model, inputs = hf_models.built(name), hf_models.inputs(name, pad)
+    mask, interventions = inputs.get("attention_mask"), INTERVENTIONS[key]
     use_formula(model, interventions, mask)
-    wanted = hf_models.result(name, model, given).detach()
-    wanted_gradients = hf_models.gradients(name, model, given)
+    expected = hf_models.result(name, model, inputs).detach()
+    expected_gradients = hf_models.gradients(name, model, inputs)
     model.set_attn_implementation("gnn_attention")
     with trace.intervene(model, *interventions):
-        assert_exact(hf_models.result(name, model, given).detach(), wanted)
-        gradients = hf_models.gradients(name, model, given)
-    assert_exact(list(gradients.values()), list(wanted_gradients.values()))
+        assert_exact(hf_models.result(name, model, inputs).detach(), expected)
+        gradients = hf_models.gradients(name, model, inputs)
+    assert_exact(list(gradients.values()), list(expected_gradients.values()))
 
 
 STEPS = [(key, cache) for key in ("cut", "several") for cache in hf_models.CACHES]
@@ -125,35 +124,35 @@ STEPS += [("scale again", "own")]
 
 @pytest.mark.parametrize(("key", "cache"), STEPS)
 def test_generate(key, cache, use_formula, monkeypatch):
-    """Tokens and scores of each step, with padding: pairs of prompt and new tokens."""
+    """Interventions on prompt and new tokens change each step as in the formula, with padding."""
     hf_models.keep_float64(monkeypatch)
-    model, given = hf_models.built("llama"), hf_models.inputs("llama", "left")
-    late = getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1)
-    interventions = [*INTERVENTIONS[key], late]
-    use_formula(model, interventions, given["attention_mask"])
-    tokens, scores = hf_models.generated(model, given, "formula")
+    model, inputs = hf_models.built("llama"), hf_models.inputs("llama", "left")
+    late_intervention = getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1)
+    interventions = [*INTERVENTIONS[key], late_intervention]
+    use_formula(model, interventions, inputs["attention_mask"])
+    tokens, scores = hf_models.generated(model, inputs, "formula")
     model.set_attn_implementation("gnn_attention")
     with trace.intervene(model, *interventions):
-        found = hf_models.generated(model, given, **hf_models.CACHES[cache])
-    assert torch.equal(found[0], tokens)
-    assert_exact(found[1], scores)
-    plain = hf_models.generated(model, given)[1]
-    assert (plain - scores).abs().max() > 1e-3
+        result = hf_models.generated(model, inputs, **hf_models.CACHES[cache])
+    assert torch.equal(result[0], tokens)
+    assert_exact(result[1], scores)
+    unchanged_scores = hf_models.generated(model, inputs)[1]
+    assert (unchanged_scores - scores).abs().max() > 1e-3
 
 
 def test_recomputed_layers(monkeypatch):
-    """Gradient checkpointing mutes in the backward pass too."""
+    """With gradient checkpointing, interventions hold in the backward pass too."""
     hf_models.keep_float64(monkeypatch)
-    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama")
+    model, inputs = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama")
     with trace.intervene(model, *INTERVENTIONS["several"]):
-        wanted = hf_models.gradients("llama", model, given)
+        expected = hf_models.gradients("llama", model, inputs)
         model.train().activation_checkpointing_enable()
-        found = hf_models.gradients("llama", model, given)
-    assert_exact(list(found.values()), list(wanted.values()))
+        result = hf_models.gradients("llama", model, inputs)
+    assert_exact(list(result.values()), list(expected.values()))
 
 
 def test_record_runs_on_the_outer_backend():
-    """Muted calls too."""
+    """Recorded calls run on the outer backend, muted calls too."""
     calls = []
 
     def run(call):
@@ -169,8 +168,8 @@ def test_record_runs_on_the_outer_backend():
     assert run.layers[1].norms((0, 1)).max() == 0 < run.layers[0].norms((0, 1)).min()
 
 
-def test_a_pair_beyond_every_call_of_a_block_warns():
-    """Not one that a growing sequence reaches: of 3 tokens and 5 more, receivers are 0 .. 6."""
+def test_a_pair_outside_every_call_warns():
+    """A growing sequence reaches some pairs later: with 3 tokens and 5 more, receivers are 0 .. 6."""
     model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with trace.intervene(model, trace.cut([(0, 4), (5, 6)])):
@@ -182,8 +181,8 @@ def test_a_pair_beyond_every_call_of_a_block_warns():
         model.generate(tokens, **options)
 
 
-def test_a_block_in_which_nothing_ran_is_named():
-    """By the function that was used."""
+def test_a_context_in_which_nothing_ran_warns():
+    """The warning names the function that made the context."""
     model = hf_models.built("llama", "gnn_attention")
     with (
         pytest.warns(UserWarning, match="in this trace.intervene context"),
@@ -193,7 +192,7 @@ def test_a_block_in_which_nothing_ran_is_named():
 
 
 def test_refusals():
-    """Before anything runs where that is known, else in the call."""
+    """Errors are raised before anything runs if possible, else in the call."""
     model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     with (
         pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"),

@@ -1,4 +1,4 @@
-"""Subspaces against projectors, overlaps and edits written out in float64."""
+"""Compare subspaces with projectors, overlaps and edits written out in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 9
 
 
 def projector_of(directions: Tensor) -> Tensor:
-    """``A^T (A A^T)^+ A`` for directions as rows of length 1: the textbook's projector."""
+    """Return the textbook's projector ``A^T (A A^T)^+ A``, with directions as rows of length 1."""
     unit = directions / directions.norm(dim=-1, keepdim=True)
     return unit.mT @ torch.linalg.pinv(unit @ unit.mT) @ unit
 
@@ -36,39 +36,39 @@ def test_against_the_projector(directions, dim):
     space, x = Subspace.spanned_by(directions), drawn(4, 5, WIDTH, seed=2)
     assert (space.dim, space.width, repr(space)) == (dim, WIDTH, f"Subspace(dim {dim} of 9)")
     lengths = torch.linalg.svdvals(directions)
-    # an SVD is off by some eps of the largest singular value, and rotates the space by that over the smallest
+    # The error of an SVD rotates the space by some eps times the largest over the smallest value.
     rotated = 2 * WIDTH * torch.finfo(torch.float64).eps * float(lengths[0] / lengths[dim - 1])
     assert error(space.projector(), projector_of(directions)) <= 1e-12 + rotated
     assert_exact(space.basis.mT @ space.basis, torch.eye(dim, dtype=torch.float64))
-    inside, rest = space.project(x), space.reject(x)
-    assert_exact(inside, x @ space.projector())
-    assert_exact(inside + rest, x)
+    projection, rejection = space.project(x), space.reject(x)
+    assert_exact(projection, x @ space.projector())
+    assert_exact(projection + rejection, x)
     largest = float(x.square().sum(-1).max())
-    assert_exact((inside * rest).sum(-1), torch.zeros(4, 5, dtype=torch.float64), largest=largest)
+    assert_exact((projection * rejection).sum(-1), torch.zeros(4, 5, dtype=torch.float64), largest=largest)
     assert space.coordinates(x).shape == (4, 5, dim)
-    assert_exact(space.coordinates(x).norm(dim=-1), inside.norm(dim=-1))
-    assert_exact(space.coordinates(x) @ space.basis.mT, inside)
+    assert_exact(space.coordinates(x).norm(dim=-1), projection.norm(dim=-1))
+    assert_exact(space.coordinates(x) @ space.basis.mT, projection)
     assert space.project(x.float()).dtype == torch.float32
     assert Subspace.spanned_by(directions[:2].bfloat16()).basis.dtype == torch.float32
 
 
 @pytest.mark.parametrize("value", [2.5, drawn(4, 5, seed=3)], ids=["one", "each"])
 def test_an_edit(value):
-    """Seed S1.25: down to a line, change the number there, up again; a direction counts within the space."""
+    """An edit changes the coordinate along the projected direction (seed S1.25)."""
     space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(4, 5, WIDTH, seed=1)
     before, line = x.clone(), space.basis @ drawn(3, seed=2)
     unit = line / line.norm()
     edited = space.edit(x, 7 * line + space.reject(drawn(WIDTH, seed=4)), value)
-    wanted = torch.as_tensor(value, dtype=torch.float64).expand(4, 5)
-    assert_exact(edited, x - x @ torch.outer(unit, unit) + wanted.unsqueeze(-1) * unit)
-    assert_exact(edited @ unit, wanted)
+    expected = torch.as_tensor(value, dtype=torch.float64).expand(4, 5)
+    assert_exact(edited, x - x @ torch.outer(unit, unit) + expected.unsqueeze(-1) * unit)
+    assert_exact(edited @ unit, expected)
     assert torch.equal(x, before)
 
 
 class TestTwoSubspaces:
     @pytest.mark.parametrize(("first", "second"), [(2, 2), (2, 5), (5, 2), (1, 8), (6, 6), (0, 3)])
     def test_overlap_against_the_projectors(self, first, second):
-        """The eigenvalues of P1 P2 P1 are the squared cosines of the angles; overlap is their mean."""
+        """The overlap is the mean eigenvalue of P1 P2 P1, which are the squared cosines of the angles."""
         U, V = Subspace.spanned_by(drawn(first, WIDTH)), Subspace.spanned_by(drawn(second, WIDTH, seed=1))
         P, Q, smaller = U.projector(), V.projector(), min(first, second)
         assert_exact(U.overlap(V), float((P @ Q).trace() / max(smaller, 1)))
@@ -76,9 +76,9 @@ class TestTwoSubspaces:
 
     def test_the_extremes_and_the_sum(self):
         x, lines = torch.eye(6, dtype=torch.float64), drawn(2, WIDTH)
-        some, more, others = (Subspace.spanned_by(x[rows]) for rows in ([0, 1], [0, 1, 2], [3, 4]))
-        assert some.overlap(more) == more.overlap(some) == some.overlap(some) == 1.0
-        assert some.overlap(others) == 0.0
+        plane_01, space_012, plane_34 = (Subspace.spanned_by(x[rows]) for rows in ([0, 1], [0, 1, 2], [3, 4]))
+        assert plane_01.overlap(space_012) == space_012.overlap(plane_01) == plane_01.overlap(plane_01) == 1.0
+        assert plane_01.overlap(plane_34) == 0.0
         plane = Subspace.spanned_by(lines[0]) + Subspace.spanned_by(lines[1])
         assert_exact(plane.projector(), projector_of(lines))
         assert (plane + Subspace.spanned_by(lines)).dim == 2
@@ -94,21 +94,21 @@ def test_rounding_of_the_dtype_is_no_direction(dtype):
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
 X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
-BASIS = r"basis must be .*orthonormal columns, as Subspace.spanned_by makes, got"
-SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
-STATES = r"x must be floats \[\*, 9\], got"
-PART = "direction must have a part in the subspace, got one of length"
+BASIS = r"basis must have orthonormal columns \[width, dim\], got"
+SPAN = r"directions must be floats \[count, width\] or \[width\], got"
+STATES = r"x must be a float tensor \[\*, 9\], got"
+ORTHOGONAL = "direction must not be orthogonal to the subspace, got"
 WRONG = [
-    *((Subspace, (some,), BASIS) for some in (INTS[:, None], 2 * torch.eye(3))),
-    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS)),
+    *((Subspace, (basis,), BASIS) for basis in (INTS[:, None], 2 * torch.eye(3))),
+    *((Subspace.spanned_by, (vectors,), SPAN) for vectors in (ONES(2, 3, 4), INTS)),
     (Subspace.spanned_by, (ONES(2) * math.nan,), "must be finite"),
     *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
-    (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), PART),
+    (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), ORTHOGONAL),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
-    (SPACE.overlap, (OTHER,), "widths 9 and 4"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be a number, or one for each state, got \[4\]"),
+    (SPACE.overlap, (OTHER,), "same width, got 9 and 4"),
 ]
 
 
 def test_refusals():
-    assert_refusals((partial(call, *given), ValueError, match) for call, given, match in WRONG)
+    assert_refusals((partial(call, *args), ValueError, match) for call, args, match in WRONG)

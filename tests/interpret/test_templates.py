@@ -1,4 +1,4 @@
-"""Templates of heads against loops over tokens and dense formulas."""
+"""Compare templates of heads with loops over tokens and dense formulas."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TOKENS = {
     "bytes, and none is less than 0": torch.tensor([3, 0, 255, 7, 0, 255], dtype=torch.uint8),
     "several": torch.tensor([[1, 2, 1, 2, 3], [0, 0, 0, 1, 0], [4, 3, 2, 1, 0]]),
 }
-# whether src is an in-edge of dst, from the texts
-MEANT = {
+# Whether src -> dst is an edge, by definition.
+DEFINITIONS = {
     "previous_token": lambda t, dst, src: src == dst - 1,
     "duplicate_token": lambda t, dst, src: src < dst and t[src] == t[dst],
     "induction": lambda t, dst, src: 1 <= src <= dst and t[src - 1] == t[dst],
@@ -32,9 +32,10 @@ MEANT = {
 CAUSAL = patterns.causal(4)
 
 
-def by_loops(name: str, tokens: Tensor) -> Tensor:
+def loop_mask(name: str, tokens: Tensor) -> Tensor:
     t = tokens.tolist()
-    return torch.tensor([[bool(MEANT[name](t, dst, src)) for src in range(len(t))] for dst in range(len(t))])
+    is_edge, n = DEFINITIONS[name], len(t)
+    return torch.tensor([[bool(is_edge(t, dst, src)) for src in range(n)] for dst in range(n)])
 
 
 @pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
@@ -47,7 +48,7 @@ def test_edges(name, tokens):
     assert graph.batch == (None if tokens.dim() == 1 or name == "previous_token" else len(rows))
     for sample, row in enumerate(rows):
         mask = graph.select(sample if graph.batch else 0).mask()
-        assert torch.equal(mask, by_loops(name, row))
+        assert torch.equal(mask, loop_mask(name, row))
 
 
 GRAPHS = {
@@ -58,14 +59,14 @@ GRAPHS = {
 }
 
 
-class Listeners(nn.Module):
-    """Layers of some numbers of heads along a graph, over given states whatever the tokens are."""
+class Layers(nn.Module):
+    """Layers with these numbers of heads, which ignore the tokens and read fixed states."""
 
     def __init__(self, graph: Any, x: Tensor, *num_heads: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        made = (StandardHeads(8, count, head_dim=4).double() for count in num_heads or (3,))
-        self.layers = nn.ModuleList(MessagePassingAttention(heads) for heads in made)
+        forms = (StandardHeads(8, count, head_dim=4).double() for count in num_heads or (3,))
+        self.layers = nn.ModuleList(MessagePassingAttention(heads) for heads in forms)
         self.graph, self.x = graph, x
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
@@ -79,46 +80,46 @@ class TestDetect:
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_against_dense_formulas(self, graph, name):
-        """The mean over the receivers that have edges in the template, by a loop."""
-        model = Listeners(graph, self.x)
+        """A loop computes the mean over the receivers that have in-edges in the template."""
+        model = Layers(graph, self.x)
         call = trace.record(model, self.tokens).layers[0]
         weights = call.dense(call.weights()).detach()  # [B, H, dst, src]
-        wanted = torch.stack([by_loops(name, row) for row in self.tokens]).double()
+        templates = torch.stack([loop_mask(name, row) for row in self.tokens]).double()
         expected = []
         for head in range(3):
-            pairs = zip(weights[:, head], wanted, strict=True)
+            pairs = zip(weights[:, head], templates, strict=True)
             rows = [w[dst] @ t[dst] for w, t in pairs for dst in range(6) if t[dst].any()]
             expected.append(torch.stack(rows).mean())
         assert_exact(detect(model, self.tokens, name), torch.stack(expected)[None])
 
-    def test_an_edge_that_is_not_there_counts_nothing(self):
-        """Cut, or not in the graph; a muted one keeps its weight."""
+    def test_absent_edges_count_nothing(self):
+        """An edge that is cut or not in the graph has weight 0, a muted edge keeps its weight."""
         tokens, ones = torch.arange(4), torch.ones(1, 4, 8, dtype=torch.float64)
-        model = Listeners(CAUSAL, ones)
-        even, less = (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 2 + 1 / 4) / 3
-        assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
+        model = Layers(CAUSAL, ones)
+        full_score, cut_score = (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 2 + 1 / 4) / 3
+        assert_exact(detect(model, tokens, previous_token)[0].tolist(), [full_score] * 3)
         with trace.intervene(model, trace.cut([(1, 2)])):
-            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [less] * 3)
+            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [cut_score] * 3)
         with trace.intervene(model, trace.mute([(1, 2)], heads=1)):
-            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [even] * 3)
-        none = CAUSAL - CAUSAL
-        for graph in (patterns.window(4, 1), none):
-            assert detect(Listeners(graph, ones), tokens, previous_token).tolist() == [[0.0] * 3]
-        assert detect(model, tokens, lambda _: none).tolist() == [[0.0] * 3]
+            assert_exact(detect(model, tokens, previous_token)[0].tolist(), [full_score] * 3)
+        no_edges = CAUSAL - CAUSAL
+        for graph in (patterns.window(4, 1), no_edges):
+            assert detect(Layers(graph, ones), tokens, previous_token).tolist() == [[0.0] * 3]
+        assert detect(model, tokens, lambda _: no_edges).tolist() == [[0.0] * 3]
 
     def test_refusals(self):
         causal, tokens = patterns.causal(6), self.tokens
-        model = Listeners(causal, self.x)
+        model = Layers(causal, self.x)
         names = "'previous_token', 'duplicate_token', 'induction'"
-        fit = "template must fit tokens, samples and heads of LayerTrace"
-        wrong = [
+        fit = "template must have the tokens, samples and heads of LayerTrace"
+        cases = [
             (model, tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
             (model, tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
             (model, tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
-            (model, torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
+            (model, torch.zeros(0).long(), "induction", ValueError, "tokens must .* and not be empty"),
             (model, tokens, lambda _: patterns.causal(5), ValueError, fit),
             (model, tokens[:1].repeat(3, 1), induction, ValueError, fit),
             (model, tokens, lambda _: algebra.per_head(causal, causal), ValueError, fit),
-            (Listeners(causal, self.x, 3, 2), tokens, induction, ValueError, r"of heads, got \[2, 3\]"),
+            (Layers(causal, self.x, 3, 2), tokens, induction, ValueError, r"layers, got \[2, 3\]"),
         ]
-        assert_refusals((partial(detect, *given), error, message) for *given, error, message in wrong)
+        assert_refusals((partial(detect, *args), error, match) for *args, error, match in cases)

@@ -1,4 +1,4 @@
-"""The trace: what edges carried against a dense formula in float64, and the names of it."""
+"""Compare what edges carried with a dense formula in float64, and test the names of tensors."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.interpret import trace
 
 
-def one_list(backend: Any, name: str, kind: str | None, chosen: Any) -> bool:
-    """torch_geometric's own path takes graphs of one list of edges."""
-    return backend != "message_passing" or (chosen is None and not name.startswith("per"))
+def has_one_edge_list(backend: Any, name: str, kind: str | None, numbers: Any) -> bool:
+    """True unless the message-passing path would need several edge lists."""
+    return backend != "message_passing" or (numbers is None and not name.startswith("per"))
 
 
 BACKENDS = [*traces.BACKENDS, "message_passing"]
-INTERVENTIONS = {"kind": [None, *traces.KINDS], "chosen": [None, [2], [0, 2]]}
-EVERYTHING = [row for row in product(BACKENDS, traces.GRAPHS, *INTERVENTIONS.values()) if one_list(*row)]
+INTERVENTIONS = {"kind": [None, *traces.KINDS], "heads": [None, [2], [0, 2]]}
+CASES = [row for row in product(BACKENDS, traces.GRAPHS, *INTERVENTIONS.values()) if has_one_edge_list(*row)]
 
 
-@pytest.mark.parametrize(("backend", "name", "kind", "chosen"), random.Random(0).sample(EVERYTHING, 40))
-def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str | None, chosen: Any) -> None:
-    """As it is, and with edges cut or muted in some heads; gradients of the states and parameters too."""
-    made, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
-    layer = MessagePassingAttention(made, backend=backend)
-    masks = {kind: cells(traces.PAIRS[name], chosen)} if kind else {}
-    intervention = traces.KINDS[kind](traces.PAIRS[name], heads=chosen) if kind else ()
+@pytest.mark.parametrize(("backend", "name", "kind", "numbers"), random.Random(0).sample(CASES, 40))
+def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str | None, numbers: Any) -> None:
+    """Values and gradients are right, with and without edges cut or muted in some heads."""
+    form, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
+    layer = MessagePassingAttention(form, backend=backend)
+    masks = {kind: cells(traces.PAIRS[name], numbers)} if kind else {}
+    intervention = traces.KINDS[kind](traces.PAIRS[name], heads=numbers) if kind else ()
     call = trace.record(layer, x, graph, interventions=intervention).layers[0]
-    wanted, pairs = dense(made, x, graph, **masks), call.edge_index
-    there = graph.mask().expand(2, 4, 7, 7) if graph.batch is None else graph.mask()
-    everywhere = (there & ~masks.get("cut", cells([]))).reshape(-1, 7, 7).any(0)
-    assert sorted(pairs.mT.tolist()) == sorted(everywhere.nonzero().flip(1).tolist())
-    assert_exact(call.weights(), at(wanted.weights, pairs))
-    assert torch.equal(call.logits() == -math.inf, at(wanted.logits, pairs) == -math.inf)
-    assert_exact(call.logits().nan_to_num(neginf=0.0), at(wanted.logits, pairs).nan_to_num(neginf=0.0))
-    carried = at(wanted.carried, pairs)
-    assert_exact(call.messages(pairs), wanted.messages[:, :, pairs[0]].transpose(1, 2))
+    expected, pairs = dense(form, x, graph, **masks), call.edge_index
+    is_edge = graph.mask().expand(2, 4, 7, 7) if graph.batch is None else graph.mask()
+    in_union = (is_edge & ~masks.get("cut", cells([]))).reshape(-1, 7, 7).any(0)
+    assert sorted(pairs.mT.tolist()) == sorted(in_union.nonzero().flip(1).tolist())
+    assert_exact(call.weights(), at(expected.weights, pairs))
+    assert torch.equal(call.logits() == -math.inf, at(expected.logits, pairs) == -math.inf)
+    assert_exact(call.logits().nan_to_num(neginf=0.0), at(expected.logits, pairs).nan_to_num(neginf=0.0))
+    carried = at(expected.carried, pairs)
+    assert_exact(call.messages(pairs), expected.messages[:, :, pairs[0]].transpose(1, 2))
     assert_exact(call.carried(pairs), carried)
     assert_exact(call.norms(), carried.norm(dim=-1))
-    assert_exact(call.results(), wanted.carried.sum(3).transpose(1, 2))
-    assert_exact(call.update, wanted.update)
-    assert_exact(call.dense(call.weights()), wanted.weights)
-    assert torch.equal(call.dense(call.logits(), -math.inf) == -math.inf, wanted.logits == -math.inf)
-    # the matrix before masking, defined for pairs that are no edges (seed S4.17)
-    full = dense(made, x, patterns.full(7)).logits
+    assert_exact(call.results(), expected.carried.sum(3).transpose(1, 2))
+    assert_exact(call.update, expected.update)
+    assert_exact(call.dense(call.weights()), expected.weights)
+    assert torch.equal(call.dense(call.logits(), -math.inf) == -math.inf, expected.logits == -math.inf)
+    # The matrix before masking has values for pairs that are no edges (seed S4.17).
+    full = dense(form, x, patterns.full(7)).logits
     assert_exact(call.pair_logits(), full)
     assert_exact(call.pair_logits([(1, 0), (2, 2)]), at(full, torch.tensor([[1, 2], [0, 2]])))
-    assert_exact(call.overlap() * made.scale, full)
-    assert_exact(call.overlap([(1, 0), (2, 2)]) * made.scale, at(full, torch.tensor([[1, 2], [0, 2]])))
-    both = (call.update, call.carried(pairs)), (wanted.update, carried)
-    losses = ((y * drawn(*y.shape, seed=9)).sum() + vectors.square().sum() for y, vectors in both)
-    inputs = [x, *made.parameters()]
+    assert_exact(call.overlap() * form.scale, full)
+    assert_exact(call.overlap([(1, 0), (2, 2)]) * form.scale, at(full, torch.tensor([[1, 2], [0, 2]])))
+    results = (call.update, call.carried(pairs)), (expected.update, carried)
+    losses = ((y * drawn(*y.shape, seed=9)).sum() + vectors.square().sum() for y, vectors in results)
+    inputs = [x, *form.parameters()]
     assert_exact(*(torch.autograd.grad(loss, inputs, allow_unused=True) for loss in losses))
     assert kind is None or (call.update - layer(x, graph)).abs().max() > 1e-3
 
@@ -75,35 +75,35 @@ FORMS = [ga.FactoredHeads.of, ga.MergedHeads.of, lambda h: ga.MergedHeads.of(h, 
 
 @pytest.mark.parametrize("kind", [None, *traces.KINDS])
 def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
-    """A bias stays with its edges; in some heads a graph then has no single list of edges."""
-    made, x, bias, pairs = heads(), drawn(1, 7, 12), drawn(4, 9), [(0, 2), (5, 1)]
+    """A bias stays with its edges, but an intervention on some heads leaves no single edge list."""
+    form, x, bias, pairs = heads(), drawn(1, 7, 12), drawn(4, 9), [(0, 2), (5, 1)]
     intervention = traces.KINDS[kind](pairs) if kind else ()
-    call = recorded(made, x, LISTED, score_mods.softcap(2.0), bias=bias, interventions=intervention)
-    wanted = dense(made, x, LISTED, cap=2.0, bias=bias, **({kind: cells(pairs)} if kind else {}))
-    assert_exact(call.logits(), at(wanted.logits, call.edge_index))
-    some = call.edge_index[:, [6, 2]]
-    assert_exact(call.logits(some), at(wanted.logits, some))
-    assert_exact(call.weights(), at(wanted.weights, call.edge_index))
-    assert_exact(call.update, wanted.update)
+    call = recorded(form, x, LISTED, score_mods.softcap(2.0), bias=bias, interventions=intervention)
+    expected = dense(form, x, LISTED, cap=2.0, bias=bias, **({kind: cells(pairs)} if kind else {}))
+    assert_exact(call.logits(), at(expected.logits, call.edge_index))
+    subset = call.edge_index[:, [6, 2]]
+    assert_exact(call.logits(subset), at(expected.logits, subset))
+    assert_exact(call.weights(), at(expected.weights, call.edge_index))
+    assert_exact(call.update, expected.update)
     if kind:
         with pytest.raises(
             NotImplementedError, match="bias with an intervention on some heads: intervene in all"
         ):
-            recorded(made, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
+            recorded(form, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
 
 
 @torch.no_grad()
 def test_every_form_of_the_weights_and_half_precision() -> None:
-    """Any form of the weights carries the same, latents too; what is read of half tensors is float32."""
-    x, wanted = drawn(2, 7, 12), dense(heads(), drawn(2, 7, 12), LISTED)
+    """All forms of heads carry the same, latent heads too; half tensors give float32 values."""
+    x, expected = drawn(2, 7, 12), dense(heads(), drawn(2, 7, 12), LISTED)
     for form in FORMS:
         call = recorded(form(heads()), x, LISTED)
-        assert_exact(call.carried(LISTED.edge_index), at(wanted.carried, LISTED.edge_index))
-        assert_exact(call.norms(), at(wanted.carried, LISTED.edge_index).norm(dim=-1))
-        assert_exact(call.results(), wanted.carried.sum(3).transpose(1, 2))
+        assert_exact(call.carried(LISTED.edge_index), at(expected.carried, LISTED.edge_index))
+        assert_exact(call.norms(), at(expected.carried, LISTED.edge_index).norm(dim=-1))
+        assert_exact(call.results(), expected.carried.sum(3).transpose(1, 2))
     torch.manual_seed(0)
-    made = LatentHeads(12, 3, content_dim=4, rotary_dim=2, latent_dim=5).double()
-    call = recorded(made, x, LISTED)
+    form = LatentHeads(12, 3, content_dim=4, rotary_dim=2, latent_dim=5).double()
+    call = recorded(form, x, LISTED)
     carried, zeros = call.carried(LISTED.edge_index).sum(2), torch.zeros(2, 7, 12, dtype=torch.float64)
     assert_exact(zeros.index_add(1, LISTED.edge_index[1], carried), call.update)
     half = recorded(heads().bfloat16(), drawn(1, 7, 12).bfloat16(), LISTED)
@@ -111,16 +111,16 @@ def test_every_form_of_the_weights_and_half_precision() -> None:
     assert {part.dtype for part in (half.weights(), half.norms(), carried, half.results())} == {torch.float32}
     q, k = half.q.double(), half.k.double().repeat_interleave(2, 1)
     products = at(q @ k.mT, half.edge_index) * 6**-0.5
-    # products of two bfloat16 numbers are exact in float32: a sum of 6 and a product with the scale
+    # Products of bfloat16 numbers are exact in float32, which leaves a sum of 6 and the scaling.
     assert_sum(half.logits(), products, 7, float((q.abs() @ k.abs().mT).max()) * 6**-0.5)
     assert_rule(half.z, {}, attention_truth(half.q, half.k, half.v, LISTED))
 
 
 def test_edges_are_chosen_by_pair_and_heads_by_number() -> None:
     call = recorded(heads(), drawn(2, 7, 12), LISTED)
-    all_of_them = call.carried(call.edge_index)
+    all_carried = call.carried(call.edge_index)
     for edges in (torch.tensor([[3, 6], [3, 2]]), [(3, 3), (6, 2)], ((3, 3), (6, 2))):
-        assert_exact(call.carried(edges), all_of_them[:, [3, 0]])
+        assert_exact(call.carried(edges), all_carried[:, [3, 0]])
         assert_exact(call.norms(edges, heads=[2, 1]), call.norms()[:, [3, 0]][..., [2, 1]])
     assert_exact(call.messages((6, 2), heads=3), call.messages(call.edge_index[:, :1])[:, :, [3]])
     assert_exact(call.weights((3, 3)), torch.ones(2, 1, 4, dtype=torch.float64))
@@ -130,13 +130,13 @@ def test_edges_are_chosen_by_pair_and_heads_by_number() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_recording_changes_nothing(backend: Any) -> None:
-    """Output, states and weights are those of the model, which is left as it was, after errors too."""
+    """Output, states and weights equal the model's, which is left unchanged, after errors too."""
     model, graph = new_model(backend), patterns.window(7, 3)
-    wanted, before = model(TOKENS, graph), copy.deepcopy(model.state_dict())
+    expected, before = model(TOKENS, graph), copy.deepcopy(model.state_dict())
     run = trace.record(model, TOKENS, graph)
-    assert_exact(run.output, wanted)
-    for found, state in zip(run.states, model.states(TOKENS, graph), strict=True):
-        assert_exact(found, state)
+    assert_exact(run.output, expected)
+    for output, state in zip(run.states, model.states(TOKENS, graph), strict=True):
+        assert_exact(output, state)
     for call, weights in zip(run.layers, model.listen(TOKENS, graph), strict=True):
         assert_exact(call.weights(), weights)
         assert torch.equal(call.edge_index, graph.edge_index)
@@ -148,7 +148,7 @@ def test_recording_changes_nothing(backend: Any) -> None:
 
 
 def test_states_and_phases_of_the_residual_stream() -> None:
-    """Seeds S4.11, S4.19: B + 1 states for B phases, each the one before plus its update."""
+    """B phases have B + 1 states, each the previous one plus an update (seeds S4.11, S4.19)."""
     model, x = new_model(), drawn(7, 12)
     run = trace.record(model, TOKENS)
     names = [(layer, name) for layer in range(3) for name in ("communication", "computation")]
@@ -160,27 +160,27 @@ def test_states_and_phases_of_the_residual_stream() -> None:
         assert torch.equal(before + phase.update, after)
     assert repr(run) == "Run(3 calls of attention layers, 7 states)"
     assert repr(run.layers[2]) == "LayerTrace(layer 2, causal(7): 7 src -> 7 dst, batch 2, heads 3)"
-    # a block has two phases, a layer none; states [N, d] count as a batch of one
+    # A block has two phases, a layer has none, and states [N, d] count as a batch of one.
     run = trace.record(model.blocks[1], x[None], CAUSAL)
     assert (len(run.layers), len(run.states), run.layers[0].number) == (1, 3, 0)
     assert_exact(run.output, model.blocks[1](x[None], CAUSAL))
-    alone = trace.record(model.layers[0], x, CAUSAL)
-    assert (alone.states, alone.phases, alone.output.shape) == ((), (), (7, 12))
-    assert alone.layers[0].update.shape == (1, 7, 12)
+    run_of_layer = trace.record(model.layers[0], x, CAUSAL)
+    assert (run_of_layer.states, run_of_layer.phases, run_of_layer.output.shape) == ((), (), (7, 12))
+    assert run_of_layer.layers[0].update.shape == (1, 7, 12)
 
 
 def test_cross_attention_and_rows() -> None:
-    made, x_src, x_dst = heads(), drawn(2, 7, 12), drawn(2, 3, 12, seed=2)
-    layer, graph = MessagePassingAttention(made), CAUSAL.rows(4, 7)
+    form, x_src, x_dst = heads(), drawn(2, 7, 12), drawn(2, 3, 12, seed=2)
+    layer, graph = MessagePassingAttention(form), CAUSAL.rows(4, 7)
     call = trace.record(layer, (x_src, x_dst), graph).layers[0]
     carried = call.carried(call.edge_index).sum(2)
     total = torch.zeros(2, 3, 12, dtype=torch.float64).index_add(1, call.edge_index[1], carried)
-    assert_exact(total + made.b_O, layer((x_src, x_dst), graph))
-    # senders and receivers of the graph at hand: the edge 0 -> 5; receivers may have no features
+    assert_exact(total + form.b_O, layer((x_src, x_dst), graph))
+    # Pairs count the call's senders and receivers: (0, 1) is 0 -> 5. Receivers may have no features.
     for states in ((x_src, x_dst), (x_src, None)):
         with trace.intervene(layer, trace.cut([(0, 1)])):
-            found = layer(states, graph)
-        assert_exact(found, layer(states, (CAUSAL - traces.one(0, 5)).rows(4, 7)))
+            output = layer(states, graph)
+        assert_exact(output, layer(states, (CAUSAL - traces.one(0, 5)).rows(4, 7)))
 
 
 def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:
@@ -194,7 +194,7 @@ def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:
 
 
 def test_hook_names_and_words_are_the_same_tensors() -> None:
-    """Every alias points at the same memory, with TransformerLens' axes; its two tables are made dense."""
+    """Every alias has the same memory, with TransformerLens' axes; its two tables are dense."""
     run = trace.record(new_model(), TOKENS)
     for number, call in enumerate(run.layers):
         for term in trace.GLOSSARY:
@@ -210,9 +210,9 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
                 else:
                     assert same.data_ptr() == call[term.name].data_ptr(), word
         assert call["hook_attn_out"] is run.phases[2 * number].update
-    steps = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
-    assert list(call.terms("message exchange")) == steps
-    assert len(steps) == 7
+    terms = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
+    assert list(call.terms("message exchange")) == terms
+    assert len(terms) == 7
     run = trace.record(MessagePassingAttention(heads()), drawn(2, 7, 12), LISTED)
     shapes = {"q": (2, 7, 4, 6), "k": (2, 7, 2, 6), "v": (2, 7, 2, 5), "z": (2, 7, 4, 5)}
     shapes |= {"pattern": (2, 4, 7, 7), "attn_scores": (2, 4, 7, 7), "result": (2, 7, 4, 12)}
@@ -220,12 +220,12 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
 
 
 def test_modules_that_cannot_be_recorded() -> None:
-    with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear, which has none"):
+    with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear"):
         trace.record(nn.Linear(2, 2), torch.zeros(2))
-    walking, cut = new_model("message_passing"), trace.cut((0, 1), heads=1)
-    with pytest.raises(NotImplementedError, match="needs one edge list"), trace.intervene(walking, cut):
-        walking(TOKENS)
-    # hooks of torch_geometric force the message-passing path, on which nothing is muted or recorded
+    model, cut = new_model("message_passing"), trace.cut((0, 1), heads=1)
+    with pytest.raises(NotImplementedError, match="needs one edge list"), trace.intervene(model, cut):
+        model(TOKENS)
+    # Hooks of torch_geometric force the message-passing path, which cannot be muted or recorded.
     layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
@@ -239,8 +239,8 @@ def test_modules_that_cannot_be_recorded() -> None:
     assert trace.record(layer, x, LISTED).layers
 
 
-WRONG_QUESTIONS = [
-    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: nothing came along"),
+INVALID_QUERIES = [
+    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: it carried nothing"),
     (lambda run: run.layers[0].overlap([(7, 0)]), IndexError, "is no sender: expected 0 .. 6"),
     (lambda run: run.layers[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
     (lambda run: run.layers[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),
@@ -249,22 +249,22 @@ WRONG_QUESTIONS = [
 ]
 
 
-def test_wrong_questions_are_refused() -> None:
+def test_invalid_queries_are_refused() -> None:
     run = trace.record(MessagePassingAttention(heads()), drawn(7, 12), LISTED)
-    assert_refusals((partial(question, run), error, match) for question, error, match in WRONG_QUESTIONS)
-    made = StandardHeads.from_arrays(*(torch.randn(2, 4, 3) for _ in range(3)))
+    assert_refusals((partial(query, run), error, match) for query, error, match in INVALID_QUERIES)
+    form = StandardHeads.from_arrays(*(torch.randn(2, 4, 3) for _ in range(3)))
     with pytest.raises(ValueError, match="heads without W_O have values but no messages"):
-        recorded(made, torch.randn(7, 4), LISTED).norms()
+        recorded(form, torch.randn(7, 4), LISTED).norms()
 
 
 def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of more pairs than are gathered together, with gradients."""
-    made, x = heads(), drawn(1, 7, 12).requires_grad_()
-    call = recorded(made, x, LISTED, score_mods.softcap(2.0))
-    chosen = call.edge_index[:, [8, 1, 2, 3, 4, 5, 0, 7]]
-    wanted = call.logits(chosen)
+    """Logits and gradients do not depend on how many pairs are gathered at once."""
+    form, x = heads(), drawn(1, 7, 12).requires_grad_()
+    call = recorded(form, x, LISTED, score_mods.softcap(2.0))
+    numbers = call.edge_index[:, [8, 1, 2, 3, 4, 5, 0, 7]]
+    expected = call.logits(numbers)
     monkeypatch.setattr("gnn_attention.backends.call.GATHERED_BYTES", 1)
-    found = call.logits(chosen)
-    assert_exact(found, wanted)
-    losses = (logits.square().sum() for logits in (found, wanted))
+    output = call.logits(numbers)
+    assert_exact(output, expected)
+    losses = (logits.square().sum() for logits in (output, expected))
     assert_exact(*(torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses))

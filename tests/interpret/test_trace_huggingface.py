@@ -15,17 +15,17 @@ needs("gnn_attention.huggingface")
 
 
 DEFAULT = ("llama", "gpt2", "bert", "gpt_oss", "gemma2")
-# two attentions a layer, windows of an image, two models in one: what they return is by layer, window, model
-OTHERWISE = {"diffllama", "swin", "clip"}
+# These return weights by layer, window or model, not by attention call.
+OTHER_OUTPUTS = {"diffllama", "swin", "clip"}
 FAMILIES = [
     pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
     for name in hf_models.FAMILIES
-    if name not in OTHERWISE
+    if name not in OTHER_OUTPUTS
 ]
 
 
-def in_order(outputs):
-    """Eager's weights, in the order in which the layers are called."""
+def sort_weights(outputs):
+    """Return eager attention's weights in the order in which the layers are called."""
     if getattr(outputs, "decoder_attentions", None) is None:
         return list(outputs.attentions)
     decoder = zip(outputs.decoder_attentions, outputs.cross_attentions, strict=True)
@@ -34,16 +34,16 @@ def in_order(outputs):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_and_messages(name, monkeypatch):
-    """Of eager attention; of texts without padding."""
+    """Weights and messages equal those of eager attention, for texts without padding."""
     hf_models.keep_float64(monkeypatch)
-    given = hf_models.inputs(name)
+    inputs = hf_models.inputs(name)
     model = hf_models.built(name, "eager")
     with torch.no_grad():
-        wanted = in_order(model(**given, output_attentions=True))
+        expected = sort_weights(model(**inputs, output_attentions=True))
         model.set_attn_implementation("gnn_attention")
-        run = ga.trace.record(model, **given)
-    assert len(run.layers) == len(wanted) >= 2
-    for layer, weights in zip(run.layers, wanted, strict=True):
+        run = ga.trace.record(model, **inputs)
+    assert len(run.layers) == len(expected) >= 2
+    for layer, weights in zip(run.layers, expected, strict=True):
         assert_exact(layer["attn.hook_pattern"], weights)
         received = torch.zeros_like(layer.update)
         for pairs in layer.edge_index.split(7, 1):
@@ -69,62 +69,62 @@ PADDED += [("gpt2", "left", "mute"), ("gpt_oss", "left", "patch"), ("bert", "lef
 
 @pytest.mark.parametrize(("name", "pad", "key"), PADDED)
 def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypatch):
-    """Weights, logits, messages and updates of a text in a batch are those of the text alone."""
+    """Weights, logits, messages and updates of a text are the same in a batch and alone."""
     hf_models.keep_float64(monkeypatch)
-    model, given = hf_models.built(name, "gnn_attention"), hf_models.inputs(name, pad)
-    pairs, everyone = [(0, 2), (1, 4), (0, 3), (2, 2)], given["attention_mask"].bool()
-    given["position_ids"] = (everyone.cumsum(1) - 1).clamp(min=0)
+    model, inputs = hf_models.built(name, "gnn_attention"), hf_models.inputs(name, pad)
+    pairs, is_token = [(0, 2), (1, 4), (0, 3), (2, 2)], inputs["attention_mask"].bool()
+    inputs["position_ids"] = (is_token.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        source = ga.trace.record(model, given["input_ids"][:1, :4])
+        source = ga.trace.record(model, inputs["input_ids"][:1, :4])
         intervention = INTERVENTIONS[key](source)
-        asked = [pair for pair in pairs if key != "scale and cut" or pair != (1, 4)]
-        batch = ga.trace.record(model, **given, interventions=intervention)
-        part = ga.trace.record(model, **given, interventions=intervention, edges=asked)
-        for sample, mine in enumerate(everyone):
-            alone = ga.trace.record(
-                model, given["input_ids"][sample : sample + 1, mine], interventions=intervention
-            )
-            own = slice(0, int(mine.sum()))
-            for whole, some, one in zip(batch.layers, part.layers, alone.layers, strict=True):
+        edges = [pair for pair in pairs if key != "scale and cut" or pair != (1, 4)]
+        batch = ga.trace.record(model, **inputs, interventions=intervention)
+        selection = ga.trace.record(model, **inputs, interventions=intervention, edges=edges)
+        for sample, row in enumerate(is_token):
+            ids = inputs["input_ids"][sample : sample + 1, row]
+            alone = ga.trace.record(model, ids, interventions=intervention)
+            tokens = slice(0, int(row.sum()))
+            for whole, part, text in zip(batch.layers, selection.layers, alone.layers, strict=True):
                 for measure in ("weights", "logits", "carried", "norms", "overlap"):
-                    wanted = getattr(one, measure)(asked)[0]
-                    assert_exact(getattr(whole, measure)(asked)[sample], wanted)
-                    assert_exact(getattr(some, measure)(asked)[sample], wanted)
-                assert_exact(whole.update[sample, own], one.update[0])
-                assert_exact(whole.dense(whole.weights())[sample, :, own, own], one.dense(one.weights())[0])
+                    expected = getattr(text, measure)(edges)[0]
+                    assert_exact(getattr(whole, measure)(edges)[sample], expected)
+                    assert_exact(getattr(part, measure)(edges)[sample], expected)
+                assert_exact(whole.update[sample, tokens], text.update[0])
+                weights = whole.dense(whole.weights())[sample, :, tokens, tokens]
+                assert_exact(weights, text.dense(text.weights())[0])
 
 
 @pytest.mark.parametrize("pad", ["left", "right"])
 def test_a_pair_beyond_a_text_is_no_edge_of_it(pad):
-    """Its weight is 0 in shorter samples; a pair beyond all samples is refused."""
-    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", pad)
+    """A pair has weight 0 in shorter samples, and is refused if all samples are too short."""
+    model, inputs = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", pad)
     with torch.no_grad():
-        layer = ga.trace.record(model, **given).layers[0]
-    there = layer.weights([(6, 7)])[:, 0] != 0
-    assert there.all(1).tolist() == [True, True, False]
+        layer = ga.trace.record(model, **inputs).layers[0]
+    is_edge = layer.weights([(6, 7)])[:, 0] != 0
+    assert is_edge.all(1).tolist() == [True, True, False]
     with pytest.raises(ValueError, match="7 -> 6 is no edge"):
         layer.weights([(7, 6)])
 
 
 class Adapted(torch.nn.Module):
-    """A linear map and what an adapter adds to it, as in peft."""
+    """A linear map with an adapter that adds to its output, as in peft."""
 
     def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer
 
     def forward(self, x):
-        """Twice the map."""
+        """Return twice the output of the map."""
         return self.base_layer(x) + self.base_layer(x)
 
 
 def test_messages_through_an_adapter_are_unknown():
-    """The map under it is not all of the projection."""
+    """The linear map below an adapter is only a part of the projection."""
     model = hf_models.built("llama", "gnn_attention")
     for layer in model.model.layers:
         layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
     with torch.no_grad():
         layer = ga.trace.record(model, torch.tensor([[3, 4]])).layers[0]
     assert layer.weights().shape[1] == 3
-    with pytest.raises(NotImplementedError, match="no plain linear map takes the result of its heads"):
+    with pytest.raises(NotImplementedError, match="no linear map takes the results of its heads"):
         layer.carried([(0, 1)])

@@ -1,4 +1,4 @@
-"""Every word of the four views against its formula in the source text: columns, one head, plain torch."""
+"""Compare every word of the four views with its formula in the source text, written in columns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ beta = 3**-0.5
 
 
 def formulas() -> dict[str, Tensor]:
-    """What S4 writes for each word; matrices ``[sender, receiver]`` and vectors as columns."""
+    """Return the formula of S4 for each word: matrices ``[sender, receiver]``, vectors as columns."""
     Q, K, V = W_Q @ X, W_K @ X, W_V @ X
     A, M = K.T @ Q, LISTED.mask().T.double()
-    away = torch.arange(7)[:, None] - torch.arange(7)
-    mass = M * torch.exp(beta * A - 0.25 * away.abs())
-    listening = (mass / mass.sum(0)).nan_to_num()  # two receivers have no in-edges
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    mass = M * torch.exp(beta * A - 0.25 * distance.abs())
+    listening = (mass / mass.sum(0)).nan_to_num()  # two receivers are isolated
     U, Y = W_O.T @ W_V @ X, W_O.T @ V @ listening
     return {
         "query": Q, "receiving channel": Q, "key": K, "sending channel": K,
@@ -38,18 +38,18 @@ def formulas() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def test_S4_1_every_word_opens_what_the_text_means_by_it() -> None:
-    """21 words of one tensor each before, 24 now (seeds S4.1, S4.4, S4.10, S4.13, S4.14)."""
-    # one head over a listed graph, with a number for each distance
+def test_S4_1_every_word_returns_the_tensor_of_its_formula() -> None:
+    """The four views have 24 words (seeds S4.1, S4.4, S4.10, S4.13, S4.14)."""
+    # One head runs along a listed graph, with a bias for each distance.
     heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
-    made, wanted = recorded(heads, X.T[None], LISTED, DISTANCE), formulas()
-    assert {word for view in trace.VIEWS for word in made.terms(view)} == set(wanted)
-    src, dst = made.edge_index
-    for word, columns in wanted.items():
-        found = made[word]
-        if isinstance(found, FactoredMatrix):
-            assert_exact(found.T.full()[0], columns)
-        elif found.dim() == 3 and found.shape[1] == len(src):
-            assert_exact(found[0, :, 0], columns[src, dst])
+    call, expected = recorded(heads, X.T[None], LISTED, DISTANCE), formulas()
+    assert {word for view in trace.VIEWS for word in call.terms(view)} == set(expected)
+    src, dst = call.edge_index
+    for word, columns in expected.items():
+        value = call[word]
+        if isinstance(value, FactoredMatrix):
+            assert_exact(value.T.full()[0], columns)
+        elif value.dim() == 3 and value.shape[1] == len(src):
+            assert_exact(value[0, :, 0], columns[src, dst])
         else:
-            assert_exact(found.reshape(7, -1).T, columns)
+            assert_exact(value.reshape(7, -1).T, columns)

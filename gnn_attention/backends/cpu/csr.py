@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Buffers, group_heads, sampled_products
 from gnn_attention.backends.plan.plan import EdgeRows
-from gnn_attention.edge_softmax import accumulation_dtype, needs_no_shift, shares
+from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, needs_no_shift, shares
 
 Receivers = Float[Tensor, "batch heads dst _"]
 Senders = Float[Tensor, "batch kv_heads src _"]

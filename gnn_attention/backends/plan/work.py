@@ -26,7 +26,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_edge_lists
-from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, decompose
+from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, classify, decompose
 from gnn_attention.graph.tiling import tiles
 
 # Bytes of masks near this limit are counted, because masks may repeat and an estimate may be wrong.

@@ -1,22 +1,17 @@
-"""Whether information flows exactly along a graph: an audit of any module on sequences, from outside.
+"""Audit a module from outside: find where information flows, and compare that with a graph.
 
-Where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
+Information flows from an input to an output if the Jacobian between them is not zero. Three
+detectors look for such flows:
 
-* **jacobian**: the zeros of the derivative in float64, by a random cotangent on each receiver. Random
-  directions and a second random input make it improbable that influences cancel or are 0 by chance. A
-  gradient is exactly zero, or it is a flow.
-* **perturbation**: the input of one sender is replaced, and all outputs compared: flows without gradient too.
-* **nan**: one sender is NaN. Alone it shows nothing (dense attention multiplies NaN by a weight of zero), so
-  pairs that only a NaN crosses are listed separately.
+* **jacobian** differentiates in float64, with a random cotangent at each receiver. A gradient that is not
+  exactly zero is a flow, and a second random input makes it improbable that flows cancel by chance.
+* **perturbation** replaces the input of one sender and compares all outputs: it finds flows without gradient.
+* **nan** sets one sender to NaN. Pairs that only a NaN crosses are listed separately, because dense
+  attention multiplies NaN by a weight of zero.
 
-The audit can refute that a module keeps to its graph, and cannot prove it: the detectors see the module at
-two random inputs and at those of ``inputs``, and a flow that is off there (behind a gate that none of them
-opens) stays unseen.
-
-``verdict = audit(...)`` and ``assert verdict.ok, verdict`` test a model; ``gnn-attention audit`` is a command
-for the file of a language model.
-
-``docs/guide/audit.md`` has the calls for parts, padding and decoding of Hugging Face models.
+An audit can refute that a module keeps to its graph, but cannot prove it: it misses a flow behind a
+gate that none of its inputs opens. ``assert verdict.ok, verdict`` makes it a test of a model.
+``docs/guide/audit.md`` shows the calls for submodules, padding and decoding of Hugging Face models.
 """
 
 import inspect
@@ -33,12 +28,12 @@ from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, attention_calls, leak_paths
+from gnn_attention.interpret.audit.leak_paths import Bounds, count_attention_calls, find_leak_paths
 from gnn_attention.interpret.audit.report import Leak, Verdict
-from gnn_attention.interpret.audit.runner import Call, Runner, detect
+from gnn_attention.interpret.audit.runner import Call, Runner, detect_flows
 
-# Every pair of tokens is looked at.
-MOST_TOKENS = 4096
+# An audit visits every pair of tokens.
+MAX_TOKENS = 4096
 
 
 def audit(
@@ -56,39 +51,34 @@ def audit(
     inputs: Tensor | Sequence[Tensor] | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Verdict:
-    """The pairs of tokens along which information flows in ``module``, compared with ``graph``.
+    """Find where information flows in ``module``, and compare that with ``graph``.
 
-    The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real; a leak
-    that shows at none of these inputs is missed.
-
-    After L layers src may influence dst if a path of at most L edges leads there, or src = dst (states are
-    carried along). The module is audited in its current mode, on a copy: the module and torch's random
-    numbers are left as they were.
+    The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real, but a leak
+    that shows at none of these inputs is missed. After L layers, src may influence dst if a path of at most L
+    edges leads from src to dst, or if src = dst, because states are carried along. The audit runs a copy of
+    the module in its current mode: the module and torch's random number generators are left unchanged.
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
-            alone or as the first of several (``logits`` and ``last_hidden_state`` by name). A parameter
-            ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph. A part of a model is a
-            module too: give what else it takes in ``call``.
-        graph: the declared graph, or one for each layer, layer 1 first. An edge of any head is an edge.
-        input_shape: of one sample: ``(T, width)`` for states; ``(T,)`` for token ids, audited from their
-            embeddings.
-        layers: how often the graph may be used; by default the number of :class:`MessagePassingAttention`
-            calls, else one (irrelevant for a causal graph, where two hops lead no further than one).
-        call: ``call(module, x)`` for another calling convention; it receives the copy, and must use that.
-        embedding: the submodule that turns ids into states, or its name, where there are several embeddings.
-        samples: the most samples in one pass; 1 for a module that takes one at a time.
-        tolerance: gradients up to this share of the largest count as zero; for modules with an FFT or running
-            sums.
-        dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts):
-            smaller flows then count as unused.
-        seed: of the random inputs and cotangents.
-        inputs: what to probe at beside the random inputs: states ``[B, T, width]``, or token ids ``[B, T]``
-            for an ``input_shape`` of ``(T,)``, or a list of such tensors. Give real texts, and inputs that
-            open the gates of the module.
-        watch: called after each forward pass with the number so far, and about how many there will be.
+            alone or first among several outputs (``logits`` and ``last_hidden_state`` are found by name). A
+            parameter ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph.
+        graph: the declared graph, or one graph for each layer, layer 1 first. An edge of any head counts.
+        input_shape: shape of one sample: ``(T, width)`` for states, or ``(T,)`` for token ids,
+            which are audited from their embeddings on.
+        layers: how many times the graph may be used. Default: the number of calls of
+            :class:`MessagePassingAttention`, else one.
+        call: ``call(module, x)`` for another calling convention. It receives the copy and must use it.
+        embedding: the submodule that embeds token ids, or its name, if the module has several embeddings.
+        samples: the largest batch of one pass; 1 for a module that takes one sample at a time.
+        tolerance: gradients up to this fraction of the largest one count as zero (FFTs, cumulative sums).
+        dtype: dtype of the copy. Use float32 if the module has no float64 (``grouped_mm`` in
+            mixtures of experts); smaller flows then count as unused.
+        seed: seed of the random inputs and cotangents.
+        inputs: further inputs to probe, such as real texts, or states that open a gate: states
+            ``[B, T, width]``, or token ids ``[B, T]`` for ``(T,)``, or a list of such tensors.
+        watch: called after each forward pass with the number of passes so far and the expected number.
 
-    ValueError or TypeError for arguments that do not fit, NotImplementedError where no copy can be made.
+    Raises ValueError or TypeError for invalid arguments, NotImplementedError if the module cannot be copied.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=4, num_heads=2))
@@ -98,88 +88,81 @@ def audit(
     >>> verdict = audit(layer, patterns.window(24, 3), (24, 4), call=wider)
     >>> verdict.ok, len(verdict.leaks), str(verdict.leaks[0])
     (False, 21, '0 -> 3, comes in at MessagePassingAttention (seen by jacobian, perturbation, nan)')
-
-    A gate that random states do not open:
-
-    >>> class Gate(nn.Module):
-    ...     def forward(self, x):
-    ...         following = x.roll(-1, 1)
-    ...         return x + following.where(following > 5, 0.0)
-    >>> wide_open = torch.full((1, 4, 2), 6.0)
-    >>> [audit(Gate(), patterns.self_loops(4), (4, 2), inputs=x).ok for x in (None, wide_open)]
-    [True, False]
     """
-    graphs = _declared_graphs(graph)
+    graphs = _read_graphs(graph)
     shape = tuple(checks.sizes("input_shape", input_shape, 1))
     if not shape or shape[0] != graphs[0].num_src:
-        sizes = f"(T, width) for states or (T,) for token ids, with the T of {graphs[0]!r}"
-        raise ValueError(f"input_shape must be {sizes}; got {shape}")
+        raise ValueError(
+            f"input_shape must be (T, width) or (T,) for {graphs[0]!r} of T senders, got {shape}"
+        )
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
-    own = _own_inputs(inputs, shape)
+    probes = _read_inputs(inputs, shape)
     call = _default_call(module, graph) if call is None else call
     checks.check_signature("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quote(tolerance)}")
+        raise ValueError(f"tolerance must be a fraction in [0, 1), got {quote(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
     devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
-    # gradients on, whatever the caller's mode
+    # The detectors need gradients whatever the caller's mode.
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        run = _with_overrides(module, call)
-        runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch, own)
+        call, num_dst = _keep_overrides(module, call), graphs[0].num_dst
+        runner = Runner(
+            module, call, shape, num_dst, embedding, samples, seed, dtype=dtype, watch=watch, inputs=probes
+        )
         if layers is None:
-            layers = attention_calls(runner) or len(graphs)
+            layers = count_attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
-        return _verdict(graphs, bounds, *detect(runner, float(tolerance)), runner)
+        gradients, flows = detect_flows(runner, float(tolerance))
+        return _make_verdict(graphs, bounds, gradients, flows, runner)
 
 
-def _declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
+def _read_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
     graphs = tuple(value) if isinstance(value, Sequence) else (value,)
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quote(value)}")
     for graph in graphs:
         if graph.batch is not None:
             raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
-        if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MOST_TOKENS:
-            raise ValueError(f"graph must have 1 to {MOST_TOKENS} tokens, got {graph!r}: cut it")
+        if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MAX_TOKENS:
+            raise ValueError(f"graph must have 1 to {MAX_TOKENS} tokens, got {graph!r}: audit a shorter one")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
-            raise ValueError(f"graphs must be square, of the same tokens, got {graphs[0]!r} and {graph!r}")
+            raise ValueError(f"graphs must be square, over the same tokens, got {graphs[0]!r} and {graph!r}")
     # An edge of any head is an edge.
-    return tuple(g if g.heads is None else _as_graph(g.mask().any(0), g, g.name) for g in graphs)
+    return tuple(g if g.heads is None else _graph_of_mask(g.mask().any(0), g, g.name) for g in graphs)
 
 
-def _as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
-    graph = TokenGraph.from_edges(pairs.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
+def _graph_of_mask(mask: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
+    graph = TokenGraph.from_edges(mask.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
     return replace(graph, dst_offset=like.dst_offset, src_offset=like.src_offset)
 
 
-def _edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
-    return tuple((src, dst) for dst, src in pairs.nonzero().tolist())
+def _list_pairs(mask: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
+    return tuple((src, dst) for dst, src in mask.nonzero().tolist())
 
 
-def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    # One [1, ...] each.
-    parts = [] if value is None else [value] if isinstance(value, Tensor) else value
+def _read_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    tensors = [] if value is None else [value] if isinstance(value, Tensor) else value
     kind = "integer token ids" if len(shape) == 1 else "floating states"
-    for part in parts:
-        fits = isinstance(part, Tensor) and tuple(part.shape[1:]) == shape
-        if not fits or part.is_floating_point() == (len(shape) == 1):
-            raise ValueError(f"inputs must be {kind}, tensors [B, *{shape}], got {quote(part)}")
-    return tuple(sample[None].detach() for part in parts for sample in part)
+    for tensor in tensors:
+        has_shape = isinstance(tensor, Tensor) and tuple(tensor.shape[1:]) == shape
+        if not has_shape or tensor.is_floating_point() == (len(shape) == 1):
+            raise ValueError(f"inputs must be {kind} in tensors [B, *{shape}], got {quote(tensor)}")
+    return tuple(sample[None].detach() for tensor in tensors for sample in tensor)
 
 
-def _with_overrides(module: nn.Module, call: Call) -> Call:
-    # The graphs that use_graph gave the module hold for its copy too; where its package was never imported
-    # (it needs transformers), no such block can be open.
+def _keep_overrides(module: nn.Module, call: Call) -> Call:
+    """Let the graphs that ``use_graph`` gave the module hold for its copy too."""
+    # Without this optional package, which needs transformers, no graph can be in use.
     overrides = sys.modules.get("gnn_attention.huggingface._contexts")
     if overrides is None:
         return call
 
-    def run(twin: nn.Module, x: Tensor) -> Any:
-        with overrides.apply_to_copy(module, twin):
-            return call(twin, x)
+    def run(module_copy: nn.Module, x: Tensor) -> Any:
+        with overrides.apply_to_copy(module, module_copy):
+            return call(module_copy, x)
 
     return run
 
@@ -196,26 +179,28 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     return lambda module, x: module(x, **{name: graph})
 
 
-def _verdict(
-    graphs: Sequence[TokenGraph], bounds: Bounds, sizes: Tensor, found: dict[str, Tensor], runner: Runner
+def _make_verdict(
+    graphs: Sequence[TokenGraph], bounds: Bounds, gradients: Tensor, flows: dict[str, Tensor], runner: Runner
 ) -> Verdict:
-    # NaN alone is no proof
-    like, allowed, seen = graphs[0], bounds.after[-1], found["jacobian"] | found["perturbation"]
-    square, leaking = is_square(like), _edges(seen & ~allowed)
-    paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
+    first, allowed = graphs[0], bounds.after[-1]
+    # A NaN alone is no proof of a flow.
+    flow = flows["jacobian"] | flows["perturbation"]
+    square = is_square(first)
+    leaking = _list_pairs(flow & ~allowed)
+    paths = find_leak_paths(runner, leaking, bounds) if leaking and square else {}
     leaks = []
     for src, dst in leaking:
-        witnesses = tuple(name for name, pairs in found.items() if pairs[dst, src])
-        path = paths.get((src, dst), LeakPath((src, dst)))
-        leaks.append(Leak(src, dst, *path, witnesses, float(sizes[dst, src])))
-    own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
+        tokens, layer = paths.get((src, dst), ((src, dst), None))
+        witnesses = tuple(name for name, pairs in flows.items() if pairs[dst, src])
+        leaks.append(Leak(src, dst, tokens, layer, witnesses, size=float(gradients[dst, src])))
+    self_loops = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
     return Verdict(
         graphs=tuple(graphs),
         layers=len(bounds.hops),
-        allowed=_as_graph(allowed, like, "allowed"),
-        flow=_as_graph(seen, like, "flow"),
+        allowed=_graph_of_mask(allowed, first, "allowed"),
+        flow=_graph_of_mask(flow, first, "flow"),
         leaks=tuple(leaks),
-        unused=_edges(allowed & ~seen & ~own),
-        poisoned=_edges(found["nan"] & ~allowed & ~seen),
+        unused=_list_pairs(allowed & ~flow & ~self_loops),
+        poisoned=_list_pairs(flows["nan"] & ~allowed & ~flow),
         crosses_samples=runner.crosses_samples,
     )

@@ -10,16 +10,17 @@ from gnn_attention.analyse import diff, witness
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
-# So many leaks are listed in the text.
-SHOWN = 8
+# The text of a verdict lists at most this many leaks.
+MAX_LISTED_LEAKS = 8
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Information from ``src`` changes ``dst``, which no path of the declared graph allows.
+    """Information from ``src`` changes ``dst``, although no path of the declared graph leads there.
 
-    ``path`` holds its tokens, src first: the fewest undeclared hops, then the fewest hops. ``layer`` names
-    the part in which it comes in, None if unknown. ``size`` is the gradient as a share of the largest one.
+    ``path`` holds the tokens that carry the information, src first: it has the fewest undeclared
+    hops, and among such paths the fewest hops. ``layer`` names the submodule where the leak enters,
+    None if that is unknown. ``size`` is the gradient as a fraction of the largest one.
     """
 
     src: int
@@ -37,13 +38,13 @@ class Leak:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where information flows in a module, compared with where it may.
+    """Where information flows in a module, compared with where it may flow.
 
-    ``graphs`` are the declared ones, one for each layer or one for all ``layers``; ``allowed`` holds every
-    pair of tokens that their paths join (each token with itself), ``flow`` every pair along which a flow was
-    found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow
-    (``analyse.witness`` gives a declared path). ``poisoned`` are the pairs that only a NaN crosses.
-    ``crosses_samples``: one sample of a batch influences another.
+    ``graphs`` are the declared graphs, one for each layer or one for all ``layers``. ``allowed`` has an edge
+    for every pair of tokens that is joined by a declared path, and for each token with itself; ``flow`` has
+    one for every pair along which a flow was found. ``unused`` lists the allowed pairs ``(src, dst)``, src
+    other than dst, without a flow (``analyse.witness`` gives a declared path). ``poisoned`` lists the pairs
+    that only a NaN crosses. ``crosses_samples`` is True if one sample of a batch influences another.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
@@ -63,7 +64,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """True if nothing leaks: all flow is along the declared graph, between tokens and between samples."""
+        """True if information flows only along the declared graph, and within samples."""
         return not self.leaks and not self.crosses_samples
 
     @property
@@ -74,51 +75,53 @@ class Verdict:
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """Sentences that help to find the mistake."""
-        found = []
+        remarks = []
         if self.leaks:
             difference = "; ".join(diff(self.allowed, self.flow).remarks)
-            found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
+            remarks.append(f"what is allowed (first) compared with what was seen (second): {difference}")
         if self.crosses_samples:
-            found.append(
+            remarks.append(
                 "samples of a batch influence one another (statistics over the batch, or a module that takes "
                 "[T, B, width]: then give call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
             )
-        return tuple(found)
+        return tuple(remarks)
 
     def __str__(self) -> str:
         names = ", ".join(graph.name for graph in self.graphs)
-        lines = [f"{names}, {self.layers} layer{'s' * (self.layers > 1)}: {self._sentence()}"]
-        lines += [str(leak) for leak in self.leaks[:SHOWN]]
-        lines += [f"... and {len(self.leaks) - SHOWN} more leaks"] if len(self.leaks) > SHOWN else []
+        lines = [f"{names}, {self.layers} layer{'s' * (self.layers > 1)}: {self._summary()}"]
+        lines += [str(leak) for leak in self.leaks[:MAX_LISTED_LEAKS]]
+        if len(self.leaks) > MAX_LISTED_LEAKS:
+            lines.append(f"... and {len(self.leaks) - MAX_LISTED_LEAKS} more leaks")
         if self.unused:
             src, dst = self.unused[0]
             path = witness(self.graphs, src, dst, self.layers) if is_square(self.allowed) else None
             lines.append(f"unused, first: {' -> '.join(map(str, path or (src, dst)))}")
         if self.poisoned:
             src, dst = self.poisoned[0]
-            pairs = _plural(len(self.poisoned), "pair")
+            pairs = _pluralize(len(self.poisoned), "pair")
             lines.append(f"NaN alone crosses {pairs}, first {src} -> {dst} (zero times NaN)")
         return "\n  ".join([*lines, *self.remarks])
 
     def to_json(self) -> str:
-        """All of it as one JSON object, the declared graphs by name."""
+        """Return the verdict as one JSON object, with the declared graphs by name."""
         record: dict[str, Any] = {"graphs": [graph.name for graph in self.graphs]}
         record |= {name: getattr(self, name) for name in ("layers", "exact", "ok", "crosses_samples")}
+        # JSON has no infinity.
         sizes = [leak.size if math.isfinite(leak.size) else str(leak.size) for leak in self.leaks]
         record["leaks"] = [vars(leak) | {"size": size} for leak, size in zip(self.leaks, sizes, strict=True)]
-        rest = {name: getattr(self, name) for name in ("unused", "poisoned", "remarks")}
-        return json.dumps(record | rest, indent=1)
+        record |= {name: getattr(self, name) for name in ("unused", "poisoned", "remarks")}
+        return json.dumps(record, indent=1)
 
-    def _sentence(self) -> str:
-        loops = self.allowed.num_dst if is_square(self.allowed) else 0
-        pairs = self.allowed.num_edges - loops
+    def _summary(self) -> str:
+        num_loops = self.allowed.num_dst if is_square(self.allowed) else 0
+        pairs = self.allowed.num_edges - num_loops
         if self.exact:
             return f"exact, information flows along all {pairs} allowed pairs and nowhere else"
-        faults = [_plural(len(self.leaks), "leak")] if self.leaks else []
+        faults = [_pluralize(len(self.leaks), "leak")] if self.leaks else []
         faults += ["samples influence one another"] if self.crosses_samples else []
         unused = f", {len(self.unused)} of {pairs} allowed pairs unused" if self.unused else ""
         return ", ".join(faults or ["no leak"]) + unused
 
 
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,13 +1,11 @@
-"""A module under audit: a copy, run on random inputs and the caller's, and what three detectors see there.
+"""Run a copy of the audited module, and detect at which pairs of tokens information flows.
 
-The detectors are gradients, replaced inputs and NaN, each for every pair of tokens.
+The inputs are random ones and the caller's. The detectors are gradients, replaced inputs and NaN.
 """
-
-from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,38 +18,38 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-# numbers in the outputs of one pass, or pairs of tokens: 64 MB
+# Most numbers in the outputs of one pass, and most pairs of tokens: 64 MB in float64.
 LARGEST_PASS = 2**23
-# random inputs: what is 0 or cancels at one of them does so at the other with probability 0
-ROUNDS = 2
-# units in the last place that do not count as a change
-ROUNDING = 64
+# What is zero or cancels at one random input does so at a second one with probability 0.
+NUM_RANDOM_PROBES = 2
+# A difference of up to this many units in the last place is rounding, not a change.
+ROUNDING_ULPS = 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input: states ``[1, T, width]``, and their token ids ``[1, T]`` if there are any."""
+    """An input: states ``[1, T, width]``, and token ids ``[1, T]`` if the module takes ids."""
 
     states: Float[Tensor, "batch tokens width"]
     ids: Int[Tensor, "batch tokens"] | None = None
 
-    def times(self, count: int) -> Sample:
+    def repeat(self, count: int) -> "Sample":
         states = self.states.expand(count, *self.states.shape[1:]).clone()
         return Sample(states, None if self.ids is None else self.ids.expand(count, -1).clone())
 
-    def differentiable_copies(self, count: int) -> tuple[Tensor, Sample]:
-        """The states to differentiate by, and so many copies for the module, which may write into them."""
-        copies = self.times(count)
+    def differentiable_copies(self, count: int) -> "tuple[Tensor, Sample]":
+        """Return states to differentiate by, and copies of them that the module may overwrite."""
+        copies = self.repeat(count)
         states = copies.states.requires_grad_()
         return states, Sample(states.clone(), copies.ids)
 
 
 class Runner:
-    """Runs a copy of a module in one dtype: the same weights, mode and random numbers in every pass.
+    """Runs a copy of a module in one dtype, with the same mode and random numbers in every pass.
 
-    ``samples`` is how many samples a pass holds: 1 where the module mixes them (``crosses_samples``) or draws
-    random numbers (dropout in training), since copies of one input would then differ. After each of the
-    ``forwards`` passes ``watch(forwards, expected)`` is called.
+    A pass holds ``batch_size`` samples: one if the module mixes samples (``crosses_samples``) or draws random
+    numbers (dropout in training), since copies of one input would then differ. After each pass,
+    ``watch(num_passes, expected_passes)`` is called. ``probes`` are the random inputs, then the caller's.
     """
 
     def __init__(
@@ -61,235 +59,248 @@ class Runner:
         shape: Sequence[int],
         num_dst: int,
         embedding: nn.Module | str | None,
-        samples: int,
+        batch_size: int,
         seed: int,
         dtype: torch.dtype = torch.float64,
         watch: Callable[[int, int], None] | None = None,
         inputs: Sequence[Tensor] = (),
     ) -> None:
-        self.module, self.dtype, self.watch = _copy_module(module, dtype), dtype, watch
-        self.call, self.shape, self.num_dst, self.seed = call, tuple(shape), num_dst, seed
-        self.forwards = self.expected = 0
+        self.module = _copy_module(module, dtype)
+        self.call = call
+        self.shape = tuple(shape)
+        self.num_dst = num_dst
+        self.seed = seed
+        self.dtype = dtype
+        self.watch = watch
+        self.num_passes = self.expected_passes = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
         self.embedding: Any = None
         if len(shape) == 1:
-            self.embedding = _embedding_of(module, self.module, embedding)
-            self.known_ids = _known_ids(self.embedding)
-        self.samples, self.crosses_samples = samples, False
-        # The inputs of all rounds: first the random ones, then the caller's.
-        self.probes = [self.draw(number) for number in range(ROUNDS)]
-        self.probes += [self._sample_of(one) for one in inputs]
+            self.embedding = _find_embedding(module, self.module, embedding)
+            self.usable_ids = _list_usable_ids(self.embedding)
+        self.batch_size, self.crosses_samples = batch_size, False
+        self.probes = [self.draw(number) for number in range(NUM_RANDOM_PROBES)]
+        self.probes += [self._make_sample(value) for value in inputs]
         self._check_finite()
-        if samples > 1:
-            self.samples, self.crosses_samples = self._together(samples)
+        if batch_size > 1:
+            self.batch_size, self.crosses_samples = self._choose_batch_size(batch_size)
 
     @property
-    def samples_below_tokens(self) -> int:
-        # so that states [T, B, ...] are not taken for [B, T, ...]
-        return max(1, min(self.samples, self.shape[0] - 1))
+    def hooked_batch_size(self) -> int:
+        """A batch size below T, so that hooks do not take states ``[T, B, ...]`` for ``[B, T, ...]``."""
+        return max(1, min(self.batch_size, self.shape[0] - 1))
 
     def draw(self, number: int) -> Sample:
-        """The random input of that number: N(0, 1), or the embeddings of random token ids."""
+        """Return a random input: states from N(0, 1), or the embeddings of random token ids."""
         generator = torch.Generator().manual_seed(self.seed + number)
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
-        chosen = torch.randint(len(self.known_ids), (1, self.shape[0]), generator=generator)
-        return self._sample_of_ids(self.known_ids[chosen])
+        index = torch.randint(len(self.usable_ids), (1, self.shape[0]), generator=generator)
+        return self._embed_ids(self.usable_ids[index])
 
-    def _sample_of(self, value: Tensor) -> Sample:
+    def _make_sample(self, value: Tensor) -> Sample:
         if self.embedding is None:
             return Sample(value.to(self.device, self.dtype))
         size = len(self.embedding.weight)
         if not bool(((value >= 0) & (value < size)).all()):
-            raise IndexError(
-                f"inputs must be token ids in 0 .. {size - 1}, the vocabulary of the embedding, got ids from "
-                f"{int(value.min())} to {int(value.max())}: give ids of the model's own tokenizer"
-            )
-        return self._sample_of_ids(value.long())
+            ids = f"ids from {int(value.min())} to {int(value.max())}"
+            raise IndexError(f"inputs must be token ids in 0 .. {size - 1}, the vocabulary, got {ids}")
+        return self._embed_ids(value.long())
 
-    def _sample_of_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
+    def _embed_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
         ids = ids.to(self.device)
         with torch.no_grad():
             return Sample(self.embedding(ids), ids)
 
     def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
-        other, copies = self.draw(number), sample.times(len(senders))
-        rows, places = torch.arange(len(senders), device=self.device), senders.to(self.device)
+        """Repeat the sample for each sender, with the sender's input replaced by that of a draw."""
+        other, copies = self.draw(number), sample.repeat(len(senders))
+        rows = torch.arange(len(senders), device=self.device)
+        senders = senders.to(self.device)
         if copies.ids is None or other.ids is None:
-            copies.states[rows, places] += other.states[0, places]
+            copies.states[rows, senders] += other.states[0, senders]
         else:
-            following = torch.searchsorted(self.known_ids, other.ids.cpu()) + 1
-            following = self.known_ids[following % len(self.known_ids)].to(self.device)
-            new = torch.where(other.ids == copies.ids[:1], following, other.ids)
-            copies.ids[rows, places] = new[0, places]
+            # An id that was drawn again is replaced by the next one.
+            next_index = torch.searchsorted(self.usable_ids, other.ids.cpu()) + 1
+            next_ids = self.usable_ids[next_index % len(self.usable_ids)].to(self.device)
+            new_ids = torch.where(other.ids == copies.ids[:1], next_ids, other.ids)
+            copies.ids[rows, senders] = new_ids[0, senders]
         return copies
 
     def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
-        """The module's output for the ids (``by_ids``), else for the states in place of their embeddings."""
-        self.forwards += 1
-        # the audit keeps the caller's random numbers apart
+        """Return the output for the ids (``by_ids``), or for the states in place of embeddings."""
+        self.num_passes += 1
+        # The audit restores the caller's random state at its end.
         torch.manual_seed(self.seed)
-        with self._embeddings_replaced(sample, by_ids):
+        with self._replace_embeddings(sample, by_ids):
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
         if self.watch is not None:
-            self.watch(self.forwards, max(self.forwards, self.expected))
-        return self._check_output(output, len(sample.states))
+            self.watch(self.num_passes, max(self.num_passes, self.expected_passes))
+        return self._read_output(output, len(sample.states))
 
-    def gradients(self, number: int) -> Float[Tensor, "dst src"]:
-        """The sizes of gradients at the input of a round, by a random cotangent on each receiver."""
-        rows, generator = [], self.cotangents(number)
-        receivers = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
-        for part in torch.split(receivers, self.samples):
-            states, copies = self.probes[number].differentiable_copies(len(part))
-            rows.append(self.pulled_back(self.run(copies), part, states, generator))
+    def gradients(self, probe: int) -> Float[Tensor, "dst src"]:
+        """Return the sizes of the gradients at a probe, for a random cotangent at each receiver."""
+        rows, generator = [], self.cotangent_generator(probe)
+        identity = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
+        for receivers in torch.split(identity, self.batch_size):
+            states, copies = self.probes[probe].differentiable_copies(len(receivers))
+            rows.append(self.gradient_sizes(self.run(copies), receivers, states, generator))
         return torch.cat(rows)
 
-    def cotangents(self, number: int) -> torch.Generator:
-        # Other numbers than the inputs', to which a gradient may be orthogonal.
-        return torch.Generator().manual_seed(self.seed + number + 2**31)
+    def cotangent_generator(self, probe: int) -> torch.Generator:
+        # A gradient may be orthogonal to the inputs, so the cotangents take other random numbers.
+        return torch.Generator().manual_seed(self.seed + probe + 2**31)
 
-    def pulled_back(
-        self, far: Tensor, receivers: Tensor, near: Tensor, generator: torch.Generator, again: bool = False
+    @staticmethod
+    def gradient_sizes(
+        y: Tensor, receivers: Tensor, x: Tensor, generator: torch.Generator, retain: bool = False
     ) -> Float[Tensor, "batch src"]:
-        """The largest gradient entry at each token of ``near`` by a random cotangent on ``far``."""
-        # detached: a gradient sees no flow
-        if not (far.requires_grad and near.requires_grad):
-            return torch.zeros(near.shape[:2], dtype=torch.float64, device="cpu")
-        cotangent = torch.randn(far.shape, generator=generator, dtype=torch.float64)
-        cotangent *= receivers.view(*receivers.shape, *[1] * (far.dim() - 2))
-        (gradient,) = torch.autograd.grad(far, near, cotangent.to(far), retain_graph=again, allow_unused=True)
-        sizes = torch.zeros_like(near) if gradient is None else gradient
-        found = sizes.flatten(2).abs().amax(-1).double().cpu()
-        # a NaN is no zero: something flows
-        return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        """Return the largest gradient entry at each token of x, for a random cotangent on y."""
+        # Autograd follows no flow through a detached tensor.
+        if not (y.requires_grad and x.requires_grad):
+            return torch.zeros(x.shape[:2], dtype=torch.float64, device="cpu")
+        cotangent = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+        cotangent *= receivers.view(*receivers.shape, *[1] * (y.dim() - 2))
+        (gradient,) = torch.autograd.grad(y, x, cotangent.to(y), retain_graph=retain, allow_unused=True)
+        gradient = torch.zeros_like(x) if gradient is None else gradient
+        sizes: Tensor = gradient.flatten(2).abs().amax(-1).double().cpu()
+        # A NaN counts as a flow, since it is not zero.
+        return sizes.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def receivers_changed_by(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
-        """The receivers whose output changes with the input of each of the senders alone."""
-        # what replaces a sender's is drawn with a number of its own
-        sample = self.probes[number]
-        before = self.run(sample.times(len(senders)), by_ids=True)
-        after = self.run(self.perturb_senders(sample, senders, number + len(self.probes)), by_ids=True)
+    def find_changed(self, senders: Int[Tensor, " batch"], probe: int) -> Bool[Tensor, "batch dst"]:
+        """Find the receivers whose output changes when the input of one sender is replaced."""
+        sample = self.probes[probe]
+        before = self.run(sample.repeat(len(senders)), by_ids=True)
+        # The replacements are drawn with numbers that no probe has.
+        after = self.run(self.perturb_senders(sample, senders, probe + len(self.probes)), by_ids=True)
         return differs(before, after).cpu()
 
-    def reached_by_nan(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
-        """The receivers whose output is NaN when the state of each of the senders alone is."""
-        copies = self.probes[number].times(len(senders))
+    def find_nan(self, senders: Int[Tensor, " batch"], probe: int) -> Bool[Tensor, "batch dst"]:
+        """Find the receivers whose output is NaN when the state of one sender is NaN."""
+        copies = self.probes[probe].repeat(len(senders))
         copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
         return self.run(copies).isnan().any(-1).cpu()
 
-    def _together(self, samples: int) -> tuple[int, bool]:
-        # how many samples a pass may hold, and whether they influence one another
-        one, other = self.draw(-1), self.draw(-2)
+    def _choose_batch_size(self, largest: int) -> tuple[int, bool]:
+        """Return the batch size, and whether samples of a batch influence one another."""
+        first, second = self.draw(-1), self.draw(-2)
 
-        def together(first: Sample, second: Sample) -> Tensor:
-            ids = None if first.ids is None or second.ids is None else torch.cat([first.ids, second.ids])
-            return self.run(Sample(torch.cat([first.states, second.states]), ids), by_ids=True)
+        def run_pair(a: Sample, b: Sample) -> Tensor:
+            ids = None if a.ids is None or b.ids is None else torch.cat([a.ids, b.ids])
+            return self.run(Sample(torch.cat([a.states, b.states]), ids), by_ids=True)
 
-        y, after, before = together(one, one), together(one, other), together(other, one)
-        crosses = bool(differs(y, torch.cat([after[:1], before[1:]])).any())
-        repeatable = not bool(differs(y[:1], y[1:]).any())
-        fitting = LARGEST_PASS // max(y[0].numel(), self.num_dst * self.shape[0])
-        return (max(1, min(samples, fitting)) if repeatable and not crosses else 1), crosses
+        same = run_pair(first, first)
+        other_after = run_pair(first, second)
+        other_before = run_pair(second, first)
+        crosses_samples = bool(differs(same, torch.cat([other_after[:1], other_before[1:]])).any())
+        is_repeatable = not bool(differs(same[:1], same[1:]).any())
+        if crosses_samples or not is_repeatable:
+            return 1, crosses_samples
+        fitting = LARGEST_PASS // max(same[0].numel(), self.num_dst * self.shape[0])
+        return max(1, min(largest, fitting)), crosses_samples
 
     def _check_finite(self) -> None:
         for sample in self.probes:
             with torch.no_grad():
-                bad = ~self.run(sample).isfinite().all(-1)
-            if bool(bad.any()):
-                place = f"first at receiver {int(bad[0].nonzero()[0])} (perhaps an isolated row's softmax)"
-                raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
+                is_bad = ~self.run(sample).isfinite().all(-1)
+            if bool(is_bad.any()):
+                receiver = int(is_bad[0].nonzero()[0])
+                raise ValueError(
+                    f"the module returns NaN or inf for finite inputs, first at receiver {receiver}: mend it "
+                    "(perhaps the receiver is isolated, and its softmax is NaN)"
+                )
 
-    def _check_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
-        # Logits or last_hidden_state by name, else the first.
+    def _read_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
+        """Return the logits or last_hidden_state, found by name, else the first floating tensor."""
         by_name = output if isinstance(output, Mapping) else {}
-        named = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
-        y = next((states for states in named if states is not None), None)
+        candidates = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
+        y = next((states for states in candidates if states is not None), None)
         if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
-            got = f"shape {list(y.shape)}" if y is not None else type(output).__name__
-            expected = f"[B, dst, ...] = [{samples}, {self.num_dst}, ...], got {got}"
-            advice = "give call=lambda module, x: ... that does, or samples=1"
-            raise ValueError(f"the module must return floating states {expected}: {advice}")
+            shape = type(output).__name__ if y is None else f"shape {list(y.shape)}"
+            raise ValueError(
+                f"the module must return floating states [B, dst, ...] = [{samples}, {self.num_dst}, ...], "
+                f"got {shape}: give call=lambda module, x: ... that does, or samples=1"
+            )
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
 
     @contextmanager
-    def _embeddings_replaced(self, sample: Sample, by_ids: bool) -> Iterator[None]:
-        # all at once or in consecutive chunks (decoding)
-        ids, states, met = sample.ids, sample.states, 0
+    def _replace_embeddings(self, sample: Sample, by_ids: bool) -> Iterator[None]:
+        """Let the embedding return the sample's states, in chunks if it is called so (decoding)."""
+        ids, states, num_replaced = sample.ids, sample.states, 0
         if self.embedding is None or ids is None or by_ids:
             yield
             return
 
         def replace_output(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-            nonlocal met
+            nonlocal num_replaced
             chunk_ids = arguments[0] if arguments else None
             if not isinstance(chunk_ids, Tensor) or chunk_ids.dim() != 2:
                 return output
-            first = 0 if chunk_ids.shape == ids.shape else met % ids.shape[1]
-            chunk = slice(first, first + chunk_ids.shape[1])
+            start = 0 if chunk_ids.shape == ids.shape else num_replaced % ids.shape[1]
+            chunk = slice(start, start + chunk_ids.shape[1])
             if not torch.equal(chunk_ids, ids[:, chunk]):
                 return output
-            met += chunk_ids.shape[1]
+            num_replaced += chunk_ids.shape[1]
             return states[:, chunk]
 
         with self.embedding.register_forward_hook(replace_output):
             yield
-        if not met:
+        if not num_replaced:
             raise ValueError("embedding was not called with the token ids; name the one that is")
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
-    """For each token whether its state differs by more than rounding; a NaN equals a NaN."""
+    """Tell for each token whether its state differs by more than rounding; a NaN equals a NaN."""
     before, after = before.flatten(2), after.flatten(2)
-    rounding = ROUNDING * torch.finfo(before.dtype).eps * before.nan_to_num().abs().amax((1, 2), keepdim=True)
-    beyond = ~((before - after).abs() <= rounding)
-    return (beyond & ~(before.isnan() & after.isnan()) & (before != after)).any(-1)
+    largest = before.nan_to_num().abs().amax((1, 2), keepdim=True)
+    rounding = ROUNDING_ULPS * torch.finfo(before.dtype).eps * largest
+    exceeds = ~((before - after).abs() <= rounding)
+    return (exceeds & ~(before.isnan() & after.isnan()) & (before != after)).any(-1)
 
 
 def _copy_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    # tensors that are plain attributes (a mask, for example) included
     try:
-        twin = copy.deepcopy(module)
+        module_copy = copy.deepcopy(module)
     except Exception as error:
-        why = f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error})"
-        raise NotImplementedError(f"{why}: take out what copy.deepcopy refuses") from error
-    twin = twin.to(dtype).requires_grad_(False)
-    for part in twin.modules():
+        name = type(module).__name__
+        raise NotImplementedError(f"{name} cannot be copied by copy.deepcopy: {error}") from error
+    module_copy = module_copy.to(dtype).requires_grad_(False)
+    # module.to() leaves tensors alone that are neither parameters nor buffers, such as a mask.
+    for part in module_copy.modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(part, name, value.to(dtype))
-    return twin
+    return module_copy
 
 
 def floating_tensors(value: Any) -> Iterator[Tensor]:
-    """Those of an input or output: itself, or what stands in a mapping or sequence."""
-    inside = value.values() if isinstance(value, Mapping) else value
-    inside = inside if isinstance(value, (Mapping, list, tuple)) else [value]
-    yield from (part for part in inside if isinstance(part, Tensor) and part.is_floating_point())
+    values = value.values() if isinstance(value, Mapping) else value
+    values = values if isinstance(value, (Mapping, list, tuple)) else [value]
+    yield from (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
 
 
-def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | None) -> nn.Module:
-    """In the copy: the part that is given, that of ``get_input_embeddings()``, or the only table."""
-    if given is not None:
-        names = [name for name, part in module.named_modules() if part is given or name == given]
+def _find_embedding(module: nn.Module, twin: nn.Module, embedding: nn.Module | str | None) -> nn.Module:
+    if embedding is not None:
+        names = [name for name, part in module.named_modules() if part is embedding or name == embedding]
         if not names:
-            raise ValueError(f"embedding must be a submodule of the module, or its name, got {quote(given)}")
+            raise ValueError(f"embedding must be a submodule or the name of one, got {quote(embedding)}")
         return twin.get_submodule(names[0])
     if hasattr(twin, "get_input_embeddings"):
-        embedding: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
-        return embedding
+        declared: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
+        return declared
     tables = {name: part for name, part in twin.named_modules() if isinstance(part, nn.Embedding)}
     if len(tables) != 1:
         raise ValueError(
-            f"the module has {len(tables)} embeddings {list(tables)}, one of which takes the token ids: "
-            "give embedding='name', or input_shape=(T, width) for states"
+            f"the module has {len(tables)} embeddings {list(tables)}: give embedding='name' of the one that "
+            "takes the token ids, or input_shape=(T, width) for states"
         )
     return next(iter(tables.values()))
 
 
-def _known_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
-    """All ids but the padding's, which models treat differently."""
+def _list_usable_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
+    """List all ids but that of padding, which models treat differently."""
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
@@ -297,26 +308,26 @@ def _known_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
     return ids if padding is None else ids[ids != padding]
 
 
-def detect(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst src"], dict[str, Pairs]]:
-    """Gradients as shares of the largest one, and the pairs that each detector found."""
-    rounds = range(len(runner.probes))
-    by_receiver, by_sender = (math.ceil(n / runner.samples) for n in (runner.num_dst, runner.shape[0]))
-    runner.expected = runner.forwards + len(rounds) * (by_receiver + 3 * by_sender)
-    sizes = torch.stack([runner.gradients(number) for number in rounds]).amax(0)
+def detect_flows(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst src"], dict[str, Pairs]]:
+    """Return gradients as fractions of the largest one, and the pairs that each detector finds."""
+    probes = range(len(runner.probes))
+    passes_by_receiver = math.ceil(runner.num_dst / runner.batch_size)
+    passes_by_sender = math.ceil(runner.shape[0] / runner.batch_size)
+    runner.expected_passes = runner.num_passes + len(probes) * (passes_by_receiver + 3 * passes_by_sender)
+    sizes = torch.stack([runner.gradients(probe) for probe in probes]).amax(0)
     largest = float(sizes.masked_fill(~sizes.isfinite(), 0.0).max())
-    found = {
+    flows = {
         "jacobian": sizes > tolerance * largest,
-        "perturbation": _by_sender(runner, runner.receivers_changed_by, rounds),
-        "nan": _by_sender(runner, runner.reached_by_nan, rounds),
+        "perturbation": _detect_by_sender(runner, runner.find_changed),
+        "nan": _detect_by_sender(runner, runner.find_nan),
     }
-    return sizes / (largest or 1.0), found
+    return sizes / (largest or 1.0), flows
 
 
-def _by_sender(
-    runner: Runner, reached: Callable[[Int[Tensor, " batch"], int], Tensor], rounds: Iterable[int]
-) -> Pairs:
-    """Where ``reached(senders, round) [senders, dst]`` is true in any round, for all senders."""
-    senders = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.samples)
-    with torch.no_grad():
-        by_round = [torch.cat([reached(part, number) for part in senders]) for number in rounds]
-    return torch.stack(by_round).any(0).T
+@torch.no_grad()
+def _detect_by_sender(runner: Runner, find: Callable[[Int[Tensor, " batch"], int], Tensor]) -> Pairs:
+    """Return where ``find(senders, probe) [senders, dst]`` is True at any probe."""
+    chunks = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.batch_size)
+    probes = range(len(runner.probes))
+    by_probe = [torch.cat([find(senders, probe) for senders in chunks]) for probe in probes]
+    return torch.stack(by_probe).any(0).T

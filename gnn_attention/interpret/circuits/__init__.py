@@ -1,4 +1,4 @@
-"""Heads read as circuits: what each looks for and sends, in which subspaces, along which edges.
+"""Read heads as circuits: what a head looks for and sends, in which subspaces, to which tokens.
 
 >>> from gnn_attention import circuits, model as lm
 >>> trained, vocabulary = lm.load_trained()

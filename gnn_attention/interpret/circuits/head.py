@@ -1,6 +1,4 @@
-"""One head read off its weights: its pattern and message matrices, their subspaces, and tokens like them."""
-
-from __future__ import annotations
+"""Read a head from its weights: pattern and message matrices, and their subspaces."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,17 +17,17 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M``, for a receiver x, a sender x'.
+    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M``, for receiver x, sender x'.
 
-    :attr:`pattern` and :attr:`message` are these matrices, factored and without biases; ``FactoredHeads`` has
-    the patterns and messages of states, with biases. Weights are read once, in float32 or better, without
-    gradients.
+    :attr:`pattern` and :attr:`message` are these matrices, factored and without biases;
+    ``FactoredHeads`` computes the patterns and messages of states, with biases. The weights are
+    copied once, in float32 or better, without gradients.
 
-    With a ``gain [width]``, the weight of the norm before the layer, matrices and subspaces refer to states
-    before that norm, each divided by its root mean square (:func:`of` takes it from a Block).
+    ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces refer to
+    states before that norm, each divided by its root mean square. :func:`of` takes the gain from a Block.
 
-    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer
-    Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
+    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for
+    Transformer Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
     """
 
     heads: StandardHeads
@@ -42,44 +40,44 @@ class Circuit:
 
     @cached_property
     def pattern(self) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``.
+        """``W_P = W_Q W_K^T [width, source_width]``, a matrix of rank at most ``head_dim``.
 
-        ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no such matrix.
+        Raises ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no ``W_P``.
         """
         if self.heads.rotary is not None:
             raise ValueError(f"{self!r} is rotary, its pattern varies: take pattern_at(dst - src)")
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
-        """``W_P`` at ``distance = dst - src``: ``W_Q R W_K^T`` if rotary, else :attr:`pattern`."""
+        """Return ``W_P`` at a distance dst - src: ``W_Q R W_K^T`` if rotary, else :attr:`pattern`."""
         distance = checks.position("distance", distance)
         return self.pattern if self.heads.rotary is None else self._pattern(distance)
 
     @cached_property
     def message(self) -> FactoredMatrix:
-        """``W_M = W_V W_O [source_width, width]``. ValueError for heads without ``W_O``."""
+        """``W_M = W_V W_O [source_width, width]``. Raises ValueError for heads without ``W_O``."""
         matrices = self.heads.message_matrix()
-        left, right = _read(matrices.left[self.head]), _read(matrices.right[self.head])
+        left, right = _copy_weight(matrices.left[self.head]), _copy_weight(matrices.right[self.head])
         return FactoredMatrix(self._fold_gain(left), right)
 
     @property
     def reads_as_receiver(self) -> Subspace:
-        """All of a receiver's state that this head's logits depend on: the columns of ``W_Q``."""
+        """The part of a receiver's state on which logits depend: the columns of ``W_Q``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_Q[self.head]).mT)
 
     @property
     def reads_as_sender(self) -> Subspace:
-        """All of a sender's state that this head's logits depend on: the columns of ``W_K``."""
+        """The part of a sender's state on which logits depend: the columns of ``W_K``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_K[self._kv_head]).mT)
 
     @property
     def reads_as_value(self) -> Subspace:
-        """All of a sender's state that its message depends on: the columns of ``W_V``."""
+        """The part of a sender's state on which its message depends: the columns of ``W_V``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_V[self._kv_head]).mT)
 
     @property
     def writes(self) -> Subspace:
-        """All that messages can be made of: the rows of ``W_O``. ValueError for heads without one."""
+        """The span of all messages: the rows of ``W_O``. ValueError for heads without ``W_O``."""
         if self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages: they write no states")
         return Subspace.spanned_by(self.heads.W_O[self.head])
@@ -90,7 +88,7 @@ class Circuit:
 
     def _pattern(self, distance: int | None) -> FactoredMatrix:
         matrices = self.heads.pattern_matrix(distance)
-        left, right = _read(matrices.left[self.head]), _read(matrices.right[self.head])
+        left, right = _copy_weight(matrices.left[self.head]), _copy_weight(matrices.right[self.head])
         return FactoredMatrix(self._fold_gain(left), self._fold_gain(right.mT).mT)
 
     def _fold_gain(self, weight: Float[Tensor, "width dim"]) -> Float[Tensor, "width dim"]:
@@ -98,47 +96,46 @@ class Circuit:
 
 
 def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> Circuit:
-    """The circuit of one head.
+    """Return the circuit of one head.
 
-    ``source`` is standard or factored heads, an attention layer of them, or a ``gnn_attention.model.Block``,
-    whose norm's gain is then folded in. ``gain [width]`` is the weight of the norm before a layer of another
-    model: see :class:`Circuit`. (A LayerNorm also centres: it reads nothing along the channels' mean.)
-
-    Raises TypeError for another source, IndexError for an unknown head, ValueError for another gain.
+    ``source`` is standard or factored heads, an attention layer with such heads, or a
+    ``gnn_attention.model.Block``, whose norm's gain is folded in. For another model, pass the weight of the
+    norm before the layer as ``gain [width]``. (The head reads nothing of a mean that a LayerNorm subtracts.)
+    Raises TypeError for another source, IndexError for an unknown head, ValueError for an invalid gain.
     """
     circuits = each(source, gain)
     return circuits[checks.index("head", head, len(circuits))]
 
 
 def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circuit]:
-    """The circuits of all heads of a layer, as :func:`of` gives them."""
+    """Return the circuits of all heads of a layer, with the arguments and errors of :func:`of`."""
     heads = source
     if isinstance(source, Block):
         if gain is not None:
-            raise ValueError("gain must not be given with a Block, which has one: take block.attention")
+            raise ValueError("gain must not be given with a Block, which has one: give block.attention")
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
     if not isinstance(heads, StandardHeads):
         raise TypeError(
-            "source must be standard or factored heads, a layer of them or a Block, "
-            f"got {type(heads).__name__}; of another model take foreign.heads_of(model, layer)"
+            "source must be standard or factored heads, a layer of them or a Block, got "
+            f"{type(heads).__name__}; of another model take foreign.heads_of(model, layer)"
         )
     if gain is not None:
         if heads.source_width != heads.width:
-            raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
+            raise ValueError(f"gain needs heads of one width for receivers and senders, got {heads!r}")
         if tuple(gain.shape) != (heads.width,):
             raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quote(gain)}")
-        gain = _read(gain)
+        gain = _copy_weight(gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
 
 
-def _read(weight: Tensor) -> Tensor:
+def _copy_weight(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
 
 
 class TopTokens(NamedTuple):
-    """The ``k`` tokens with the largest values, best first; both ``[*, k]``."""
+    """The ``k`` tokens with the largest values, and the values, ``[*, k]``, largest first."""
 
     tokens: Int[Tensor, "*lead k"]
     values: Float[Tensor, "*lead k"]
@@ -147,21 +144,20 @@ class TopTokens(NamedTuple):
 def top_tokens(
     vectors: Float[Tensor, "*lead width"], embedding: Float[Tensor, "vocabulary width"], k: int = 10
 ) -> TopTokens:
-    """The ``k`` tokens whose embeddings match each vector best, by dot product, best first.
+    """Find the ``k`` tokens whose embeddings have the largest dot product with each vector.
 
-    For patterns (of which tokens is it a template?) and, with the unembedding, for messages. ``-vectors``
-    finds what they avoid. Source: seed S1.11. ValueError for widths that differ or a k too large.
+    Pass patterns to see which tokens they look for, or messages together with the unembedding to
+    see which tokens they promote; ``-vectors`` finds the tokens that they avoid. Raises ValueError
+    for different widths or too large a k. Source: seed S1.11.
 
     >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)
     TopTokens(tokens=tensor([2, 1]), values=tensor([2., 1.]))
     """
     if embedding.dim() != 2 or vectors.shape[-1:] != embedding.shape[1:]:
-        raise ValueError(
-            "vectors [*, width] and embedding [words, width] must be of one width, "
-            f"got {checks.quote(vectors)} and {checks.quote(embedding)}"
-        )
+        shapes = f"{list(vectors.shape)} and {list(embedding.shape)}"
+        raise ValueError(f"vectors [*, width] and embedding [vocabulary, width] must fit, got {shapes}")
     logits = vectors.detach() @ embedding.detach().to(vectors).mT
     if checks.size("k", k, 1) > logits.shape[-1]:
-        raise ValueError(f"k must be at most {logits.shape[-1]}, the vocabulary, got {k}")
+        raise ValueError(f"k must be at most {logits.shape[-1]}, the size of the vocabulary, got {k}")
     values, tokens = logits.topk(k, dim=-1)
     return TopTokens(tokens, values)

@@ -1,4 +1,4 @@
-"""What each edge carried in a run, and runs in which edges are cut, muted or patched.
+"""Record what each edge carried in a run, and run models with edges cut, muted or patched.
 
 >>> import torch
 >>> from gnn_attention import model as lm
@@ -8,7 +8,7 @@
 >>> run.layers[1].carried([(0, 5)], heads=2).shape  # [B, edges, heads, width]
 torch.Size([1, 1, 1, 128])
 
-Tensors of size tokens x tokens or edges x heads x width are made on request only.
+Tensors of size tokens x tokens or edges x heads x width are computed only on request.
 """
 
 from gnn_attention.interpret.trace.edge_attribution import Attribution, Effect, PrunedGraphs, attribute, prune

@@ -1,17 +1,15 @@
-"""What every edge of every head does to a metric of a model's logits, to first order, in one backward pass.
+"""Estimate the effect of every edge of every head on a metric of the logits, in one backward pass.
 
-Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v_j``. Without the edge j
+Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v_j``. Removing the edge j
 
-* cut (the softmax is over the other edges): o changes by ``w_j (o - v_j) / (1 - w_j)``, exactly;
-* muted (the other weights stay): o changes by ``-w_j v_j``, exactly;
+* by a cut (softmax over the other edges) changes o by exactly ``w_j (o - v_j) / (1 - w_j)``;
+* by muting (the other weights stay) changes o by exactly ``-w_j v_j``;
 
-and the metric by g times that, to first order in the change of o. The only edge of a receiver leaves 0 in
-both. The slope ``w_j g (o - v_j)``, less the derivative by the edge's logit, adds up over edges that are cut
-together. Outputs, logits and their sums are those of :func:`record`; weights are computed again, one head at
-a time. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
+and the metric changes by g times that, to first order in the change of o. If the edge is the only one of its
+receiver, both leave o = 0. The slope ``w_j g (o - v_j)``, the negative derivative by the edge's logit, adds
+up over edges that are cut together. Outputs, logits and lse are those of :func:`record`; weights are computed
+again, one head at a time. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,6 +21,7 @@ import torch
 from torch import nn
 
 from gnn_attention._support import checks, memory
+from gnn_attention._support.checks import quote
 from gnn_attention._support.locks import restrict_to_thread
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.edge_softmax import accumulation_dtype
@@ -34,11 +33,12 @@ from gnn_attention.interpret.trace.run import Run, record
 
 Metric = Callable[[Tensor], Tensor]
 KINDS = ("cut", "mute", "slope")
-ROWS = 256  # receivers whose pairs with all senders are computed at once
+# The pairs of this many receivers with all senders are computed at once.
+CHUNK_SIZE = 256
 
 
 class Effect(NamedTuple):
-    """What the metric changes by without one edge of one head."""
+    """The change of the metric when one edge of one head is removed."""
 
     layer: int
     head: int
@@ -49,9 +49,9 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PrunedGraphs:
-    """The graph of each layer, one for each of its heads: what ``use_graph(model, pruned)`` takes.
+    """The pruned graph of each layer, which differs by head, for ``use_graph(model, pruned)``.
 
-    ``share`` is that of pairs of head and edge which are left.
+    ``count`` pairs of head and edge remain, a fraction ``share`` of all.
     """
 
     graphs: Mapping[int, TokenGraph]
@@ -63,13 +63,13 @@ class PrunedGraphs:
         return f"PrunedGraphs({counts}, {self.share:.1%})"
 
     def __call__(self, layer: int, head: int, length: int) -> TokenGraph | None:
-        """The graph of all heads of a layer, the same for each ``head``; None: the model's own."""
+        """Return the graph of all heads of a layer, or None for the model's own graph."""
         return self.graphs.get(layer)
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """By layer: its edges, and the change of the metric if one is cut or muted, and its slope."""
+    """The edges of each layer, and the effect of each edge on the metric."""
 
     graphs: Mapping[int, TokenGraph]
     effects: Mapping[str, Mapping[int, Float[Tensor, "heads edges"]]]
@@ -84,36 +84,34 @@ class Attribution:
         return list(self.graphs)
 
     def edge_index(self, layer: int) -> Int[Tensor, "2 edges"]:
-        """The edges of a layer, by receiver, then sender; row 0 senders."""
+        """Return the edges of a layer, sorted by receiver, then sender. Row 0 holds the senders."""
         return self.graphs[self._check_layer(layer)].edge_index
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
-        """The change of the metric without an edge, beside :meth:`edge_index`: "cut", "mute" or "slope"."""
+        """Return the effects "cut", "mute" or "slope" of a layer, as :meth:`edge_index` orders them."""
         return self.effects[checks.choice("without", without, KINDS)][self._check_layer(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
-        """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
+        """Return the ``k`` effects with the largest absolute values, largest first."""
         effects: list[Effect] = []
         for layer in self.layers:
             scores, pairs = self.scores(layer, without), self.edge_index(layer)
-            best = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
-            for place in best.tolist():
-                head, edge = divmod(place, scores.shape[1])
+            largest = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
+            for index in largest.tolist():
+                head, edge = divmod(index, scores.shape[1])
                 src, dst = pairs[:, edge].tolist()
                 effects.append(Effect(layer, head, src, dst, float(scores[head, edge])))
         return sorted(effects, key=lambda effect: -abs(effect.change))[:k]
 
     def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
-        """The graphs of the edges whose slopes are largest in size, for ``use_graph``.
-
-        The slope holds for many cuts at once.
+        """Keep the edges with the largest absolute slopes, which add up over cuts, for ``use_graph``.
 
         Args:
-            amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int). Equal
-                effects that would exceed it are left out together.
-            at_least: edges that each receiver has in each head, sinks among them: its own largest effects.
-            sinks: first tokens that all receivers keep. These and at_least count towards the amount, and stay
-                where they alone exceed it (short texts).
+            amount: a fraction of all pairs of head and edge (a float up to 1.0), or their number
+                (an int). Pairs with equal slopes that would exceed it are all removed.
+            at_least: number of in-edges that each receiver keeps in each head, sinks included.
+            sinks: number of first tokens that all receivers keep. These edges and those of at_least
+                count towards the amount, and are kept even if they alone exceed it (in short texts).
 
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
@@ -129,42 +127,41 @@ class Attribution:
         is_share = isinstance(amount, float) and 0 <= amount <= 1
         is_count = isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs
         if not (is_share or is_count):
-            raise ValueError(
-                f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
-                f"got {checks.describe_type(amount)}"
-            )
+            kind = checks.describe_type(amount)
+            raise ValueError(f"amount must be a share (0.0 .. 1.0) or a count (0 .. {pairs:,}), got {kind}")
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
-        sizes = {n: self._sizes(n, at_least, sinks) for n in self.layers}
-        every = torch.cat([size.flatten() for size in sizes.values()])
-        left_out = pairs - (round(amount * pairs) if is_share else int(amount))
-        largest_left_out = float(every.kthvalue(left_out).values) if left_out else -1.0
-        kept = {n: (size > largest_left_out) | size.isinf() for n, size in sizes.items()}
-        count = sum(int(chosen.count_nonzero()) for chosen in kept.values())
-        graphs = {n: self._graph(n, chosen) for n, chosen in kept.items()}
+        slopes = {layer: self._rank_slopes(layer, at_least, sinks) for layer in self.layers}
+        all_slopes = torch.cat([values.flatten() for values in slopes.values()])
+        num_removed = pairs - (round(amount * pairs) if is_share else int(amount))
+        threshold = float(all_slopes.kthvalue(num_removed).values) if num_removed else -1.0
+        is_kept = {layer: (values > threshold) | values.isinf() for layer, values in slopes.items()}
+        count = sum(int(mask.count_nonzero()) for mask in is_kept.values())
+        graphs = {layer: self._prune_graph(layer, mask) for layer, mask in is_kept.items()}
         return PrunedGraphs(graphs, count, count / pairs)
 
-    def _sizes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
-        """The sizes of effects; infinite where an edge must stay."""
+    def _rank_slopes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
+        """Return the absolute values of slopes, infinite for edges that must be kept."""
         graph = self.graphs[layer]
         src, dst = graph.edge_index
-        sizes = self.scores(layer, "slope").float().abs()
-        sizes[:, src < sinks] = torch.inf
-        for size in sizes if at_least else ():
-            table = size.new_full((graph.num_dst, graph.num_src), -1.0)
-            table[dst, src] = size
-            best = table.topk(min(at_least, graph.num_src), dim=1).indices
-            table.scatter_(1, best, torch.inf)
-            size.copy_(table[dst, src])
-        return sizes
+        slopes = self.scores(layer, "slope").float().abs()
+        slopes[:, src < sinks] = torch.inf
+        for head_slopes in slopes if at_least else ():
+            table = head_slopes.new_full((graph.num_dst, graph.num_src), -1.0)
+            table[dst, src] = head_slopes
+            largest = table.topk(min(at_least, graph.num_src), dim=1).indices
+            table.scatter_(1, largest, torch.inf)
+            head_slopes.copy_(table[dst, src])
+        return slopes
 
-    def _graph(self, layer: int, chosen: Bool[Tensor, "heads edges"]) -> TokenGraph:
-        graph = self.graphs[layer]
-        (src, dst), (head, edge) = graph.edge_index, chosen.nonzero().unbind(1)
-        # Rows of senders, which no backend has to look for in a table.
-        row, shape = head * graph.num_dst + dst[edge], (1, len(chosen), graph.num_dst, graph.num_src)
-        edges = ChosenEdges.from_rows(row, src[edge], shape)
-        return TokenGraph(edges, *shape[2:], heads=len(chosen), name="pruned")
+    def _prune_graph(self, layer: int, is_kept: Bool[Tensor, "heads edges"]) -> TokenGraph:
+        graph, num_heads = self.graphs[layer], len(is_kept)
+        src, dst = graph.edge_index
+        head, edge = is_kept.nonzero().unbind(1)
+        # With chosen rows, no backend has to search for the edges.
+        row = head * graph.num_dst + dst[edge]
+        edges = ChosenEdges.from_rows(row, src[edge], (1, num_heads, graph.num_dst, graph.num_src))
+        return TokenGraph(edges, graph.num_dst, graph.num_src, heads=num_heads, name="pruned")
 
     def _check_layer(self, layer: int) -> int:
         if layer not in self.graphs:
@@ -180,24 +177,25 @@ def attribute(
     projections: int = 8,
     seed: int = 0,
 ) -> Attribution:
-    """The change of ``metric(logits)`` if one edge is cut or muted: for all layers, heads and edges.
+    """Estimate the change of ``metric(logits)`` when one edge of one head is removed.
 
     Args:
-        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module of our attention
-            layers that takes tokens, such as a :class:`LanguageModel`. Under ``use_graph``, the model along
-            that graph.
-        ids: tokens ``[B, T]``, texts of one length without padding; effects are of an edge in all samples at
-            once.
-        metric: of the logits ``[B, T, vocabulary]``, a scalar; or a vector of parts, such as the losses of
-            all tokens, whose effects would cancel in a sum. An effect is then the root of the sum of squares
-            over parts, estimated with random signs of the parts in ``projections`` backward passes.
-        edges: whose effects; None for all of the model's own graph (those of any head). For an edge that a
-            head's graph lacks, the effect is that of not adding it. Memory: 12 bytes (in float32) for each of
-            them, layer and head.
-        projections: backward passes for a vector.
-        seed: of the signs.
+        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module of our
+            attention layers that takes tokens, such as a :class:`LanguageModel`. Inside
+            ``use_graph``, the model runs along that graph.
+        ids: tokens ``[B, T]``, texts of equal length without padding. An effect is that of removing
+            the edge from all samples at once.
+        metric: a function of the logits ``[B, T, vocabulary]`` that returns a scalar, or a vector
+            whose effects would cancel in a sum, such as the losses of all tokens. The effect on a
+            vector is the root of the sum of squares over its entries, estimated from
+            ``projections`` backward passes with random signs of the entries.
+        edges: the edges to attribute to; None for all edges of the model's own graph, in any head.
+            If a head's graph lacks an edge, the effect is that of not adding it. Each edge takes 12
+            bytes for each layer and head in float32.
+        projections: number of backward passes for a vector.
+        seed: seed of the random signs.
 
-    TypeError or ValueError for another model or metric, dropout in training mode, and too many edges.
+    Raises TypeError or ValueError for another model or metric, dropout in training mode, or too many edges.
 
     >>> from gnn_attention import model as lm
     >>> model, vocabulary = lm.load_trained()
@@ -213,27 +211,24 @@ def attribute(
         numbers = [trace.number for trace in traces]
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"attribute: a layer's attention was called twice in one pass: layers {numbers}")
-        layers = [_Layer.of(trace, edges) for trace in traces]
+        layers = [_LayerEffects.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
-            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(
-                f"metric(logits) must be a scalar or vector that depends on the logits, got {got}"
-            )
+            raise TypeError(f"metric must return a differentiable scalar or vector, got {quote(value)}")
         is_vector = value.dim() == 1
         count = checks.size("projections", projections, 1) if is_vector else 1
         outputs = tuple(layer.trace.z for layer in layers)
-        for left in reversed(range(count)):
+        for n in reversed(range(count)):
             signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
             scalar = (value * signs).sum() if is_vector else value
-            gradients = torch.autograd.grad(scalar, outputs, retain_graph=left > 0, materialize_grads=True)
+            gradients = torch.autograd.grad(scalar, outputs, retain_graph=n > 0, materialize_grads=True)
             for layer, gradient in zip(layers, gradients, strict=True):
-                layer.add(gradient, is_vector)
+                layer.add_effects(gradient, is_vector)
     for layer in layers:
         layer.effects.div_(count)
         if is_vector:
             layer.effects.sqrt_()
-    effects = {kind: {x.trace.number: x.effects[at] for x in layers} for at, kind in enumerate(KINDS)}
+    effects = {kind: {x.trace.number: x.effects[i] for x in layers} for i, kind in enumerate(KINDS)}
     return Attribution({layer.trace.number: layer.graph for layer in layers}, effects)
 
 
@@ -246,108 +241,112 @@ def prune(
     first: Attribution | None = None,
     watch: Callable[[float], None] = lambda share: None,
 ) -> PrunedGraphs:
-    """The graphs with a ``share`` of the pairs of head and edge, in steps in which at most half are cut.
+    """Prune the model's graphs step by step to a ``share`` of the pairs of head and edge.
 
-    Effects are computed again along the graphs of the step before, those of the edges it has cut included, so
-    that an edge may come back. ``first`` are the effects along the model's own graph, where they are known;
-    ``watch`` is called with the share of each step. Other arguments and errors are those of
-    :func:`attribute` and ``Attribution.keep``; the model must be one for ``use_graph``.
+    To reach a small share, the first step keeps 0.15 to 0.3 of the pairs, and each further step half
+    of them. Each step computes all effects again along the graphs of the previous step, so that an
+    edge that was cut may come back. ``first`` holds the effects along the model's own graph if they
+    are known already; ``watch`` is called with the share of each step. The other arguments and errors
+    are those of :func:`attribute` and ``Attribution.keep``. The model must be one for ``use_graph``.
     """
-    # Optional: it needs transformers.
+    # This optional package needs transformers.
     from gnn_attention.huggingface import use_graph
 
-    whole = attribute(model, ids, metric, projections=projections) if first is None else first
+    attribution = attribute(model, ids, metric, projections=projections) if first is None else first
+    edges = attribution.graphs[attribution.layers[0]]
     shares = [share]
     while 0 < 2 * shares[0] <= 0.3:
         shares.insert(0, 2 * shares[0])
-    pruned = whole.keep(shares[0])
-    edges = whole.graphs[whole.layers[0]]
+    pruned = attribution.keep(shares[0])
     for step, next_share in enumerate(shares[1:], 1):
         watch(next_share)
         with use_graph(model, pruned):
-            again = attribute(model, ids, metric, edges, projections, seed=step)
-        pruned = again.keep(next_share)
+            attribution = attribute(model, ids, metric, edges, projections, seed=step)
+        pruned = attribution.keep(next_share)
     return pruned
 
 
 def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
-    """The run of a model in which autograd follows the states, whether or not parameters are trained."""
+    """Record a run in which autograd follows the states, whether or not parameters are trained."""
     checks.instance("model", model, nn.Module)
     options: dict[str, Any] = {"use_cache": False} if transformer.is_transformer(model) else {}
     with ExitStack() as hooks:
         for part in model.modules():
             if isinstance(part, nn.Embedding):
-                # A copy, since a model may write into its states.
-                follow = restrict_to_thread(lambda _, ids, states: states.requires_grad_().clone())
-                hooks.enter_context(part.register_forward_hook(follow))
+                # The clone is needed because a model may write into its states.
+                require_grad = restrict_to_thread(lambda _, ids, states: states.requires_grad_().clone())
+                hooks.enter_context(part.register_forward_hook(require_grad))
         return record(model, ids, **options)
 
 
 @dataclass(eq=False)
-class _Layer:
-    """The edges of an attention layer, and their effects so far."""
+class _LayerEffects:
+    """Effects of the edges of ``graph``; ``is_edge`` tells which of them the layer has."""
 
     trace: LayerTrace
     graph: TokenGraph
-    has: Bool[Tensor, "samples heads edges"]
+    is_edge: Bool[Tensor, "samples heads edges"]
     effects: Float[Tensor, "kinds heads edges"]
 
     @classmethod
-    def of(cls, trace: LayerTrace, edges: TokenGraph | None) -> _Layer:
-        """Without effects yet. ValueError for a call that has none, or edges over other tokens."""
-        own, call = trace.graph, trace.call
+    def of(cls, trace: LayerTrace, edges: TokenGraph | None) -> "_LayerEffects":
+        own_graph, call = trace.graph, trace.call
         if call.dropout:
             raise ValueError("attribute: dropout is random: call model.eval()")
         if call.bias is not None:
-            raise ValueError("attribute: a bias beside edges, give it as a score_mod")
-        if trace._changed:
-            raise ValueError("attribute: messages of some edges are changed: leave the block of intervene")
-        sizes = own.num_dst, own.num_src
-        if edges is None and not own.varying_axes:
-            edges = own
+            raise ValueError("attribute: the layer has a bias by edge: give it as a score_mod")
+        if trace._changed_values:
+            raise ValueError("attribute: messages of some edges are changed: leave the context of intervene")
+        sizes = own_graph.num_dst, own_graph.num_src
+        if edges is None and not own_graph.varying_axes:
+            edges = own_graph
         elif edges is None:
             edges = TokenGraph.from_distinct_edges(trace.edge_index, *sizes, "attributed edges")
         if (edges.num_dst, edges.num_src) != sizes or edges.varying_axes:
-            raise ValueError(f"edges must be a graph over the tokens of {own!r}, got {edges!r}")
-        dtype, heads = accumulation_dtype(call.q.dtype), call.q.shape[1]
-        memory.check("attribute", 3 * dtype.itemsize * heads * edges.num_edges, "ask for fewer edges")
-        effects = torch.zeros(len(KINDS), heads, edges.num_edges, dtype=dtype)
-        mask, (src, dst) = own.mask(), edges.edge_index
-        has = mask.view(*[1] * (4 - mask.dim()), *mask.shape)[:, :, dst, src]
-        return cls(trace, edges, has, effects)
+            raise ValueError(f"edges must be a graph over the tokens of {own_graph!r}, got {edges!r}")
+        dtype, num_heads = accumulation_dtype(call.q.dtype), call.q.shape[1]
+        memory.check("attribute", 3 * dtype.itemsize * num_heads * edges.num_edges, "ask for fewer edges")
+        effects = torch.zeros(len(KINDS), num_heads, edges.num_edges, dtype=dtype)
+        mask = own_graph.mask()
+        src, dst = edges.edge_index
+        is_edge = mask.view(*[1] * (4 - mask.dim()), *mask.shape)[:, :, dst, src]
+        return cls(trace, edges, is_edge, effects)
 
     @torch.no_grad()
-    def add(self, gradient: Float[Tensor, "batch heads dst dim"], is_part: bool) -> None:
-        """Effects summed over samples: squared where the gradient is of a part of a vector."""
+    def add_effects(self, gradient: Float[Tensor, "batch heads dst dim"], squared: bool) -> None:
+        """Add the effects, summed over samples; ``squared`` if the metric is a vector."""
         gradient = gradient.to(self.effects.dtype)
-        own, block = (gradient * self.trace.z).sum(-1), self.graph.edge_index[1] // ROWS
-        parts = torch.split(block.argsort(stable=True), block.bincount().tolist())
-        for (number, edges), head in product(enumerate(parts), range(gradient.shape[1])):
-            rows, (src, dst) = slice(number * ROWS, (number + 1) * ROWS), self.graph.edge_index[:, edges]
-            ratio, v = self._ratio(head, rows)[:, dst % ROWS, src], self._of_senders(self.trace.v, head)
-            message = (gradient[:, head, rows] @ v.mT)[:, dst % ROWS, src]
-            gap = own[:, head, dst] - message
-            has = self.has[:, min(head, self.has.shape[1] - 1), edges]
-            # An edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r).
-            rest = torch.where(has, 1 - ratio, 1 + ratio)
-            # Beside the only edge of a receiver rounding is left: nothing attends, as if it were muted.
-            alone = rest < 4 * torch.finfo(rest.dtype).eps
-            cuts = torch.where(alone, -message, gap / rest.masked_fill(alone, 1.0))
-            mutes = torch.where(has, -message, -message / (1 + ratio))
-            for effects, change in zip(self.effects, (cuts, mutes, gap), strict=True):
-                mine = (ratio * change).sum(0)
-                effects[head, edges] += mine.square() if is_part else mine
+        gradient_output = (gradient * self.trace.z).sum(-1)
+        chunk_of_edge = self.graph.edge_index[1] // CHUNK_SIZE
+        chunks = torch.split(chunk_of_edge.argsort(stable=True), chunk_of_edge.bincount().tolist())
+        for (number, edges), head in product(enumerate(chunks), range(gradient.shape[1])):
+            rows = slice(number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE)
+            src, dst = self.graph.edge_index[:, edges]
+            row = dst % CHUNK_SIZE
+            ratio = self._weight_ratios(head, rows)[:, row, src]
+            gradient_value = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
+            slope = gradient_output[:, head, dst] - gradient_value
+            is_edge = self.is_edge[:, min(head, self.is_edge.shape[1] - 1), edges]
+            # Without an edge of weight w, the others have 1 - w in all. Adding one divides them by 1 + r.
+            remaining = torch.where(is_edge, 1 - ratio, 1 + ratio)
+            # Beside a receiver's only edge, only rounding remains: a cut then has the effect of muting.
+            is_only = remaining < 4 * torch.finfo(remaining.dtype).eps
+            cut = torch.where(is_only, -gradient_value, slope / remaining.masked_fill(is_only, 1.0))
+            muted = torch.where(is_edge, -gradient_value, -gradient_value / (1 + ratio))
+            for effects, change in zip(self.effects, (cut, muted, slope), strict=True):
+                effect = (ratio * change).sum(0)
+                effects[head, edges] += effect.square() if squared else effect
 
-    def _ratio(self, head: int, rows: slice) -> Float[Tensor, "batch rows src"]:
-        """``exp(logit - lse)`` of some receivers and all senders: the weight of an edge that is there."""
+    def _weight_ratios(self, head: int, rows: slice) -> Float[Tensor, "batch rows src"]:
+        """Return ``exp(logit - lse)`` of all senders, which is the weight where there is an edge."""
         call = self.trace.call
-        q, k = call.q[:, head, rows].to(self.effects.dtype), self._of_senders(call.k, head)
+        q, k = call.q[:, head, rows].to(self.effects.dtype), self._select_head(call.k, head)
         dst, src = torch.arange(call.q.shape[2])[rows].view(-1, 1), torch.arange(k.shape[1])
-        of_head = replace(call, first_head=call.first_head + head)
-        logits = of_head.apply_score_mod((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
-        # A receiver without edges has no sum: its lse counts as 0.
+        head_call = replace(call, first_head=call.first_head + head)
+        logits = head_call.apply_score_mod((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
+        # The lse of an isolated receiver is -inf; the ratio is taken to 1 instead.
         lse = self.trace.lse[:, head, rows]
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 
-    def _of_senders(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
+    def _select_head(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
         return table[:, head // (self.effects.shape[1] // table.shape[1])].to(self.effects.dtype)

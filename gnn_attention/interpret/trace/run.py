@@ -1,6 +1,4 @@
-"""The record of a run: one :class:`LayerTrace` for each attention call, and the states between the blocks."""
-
-from __future__ import annotations
+"""Record a run: a :class:`LayerTrace` of each attention call, and the states between the blocks."""
 
 import threading
 import warnings
@@ -27,7 +25,7 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Phase:
-    """One step of the residual stream of a Block, ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
+    """A step of a Block's residual stream, ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
 
     layer: int
     name: str
@@ -38,7 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The result of :func:`record`: the output, a :class:`LayerTrace` for each call, the phases."""
+    """The output of a recorded run, a :class:`LayerTrace` for each attention call, and the phases."""
 
     output: Any
     layers: tuple[LayerTrace, ...]
@@ -46,7 +44,7 @@ class Run:
 
     @property
     def states(self) -> tuple[Float[Tensor, "batch tokens width"], ...]:
-        """The states before the first phase and after each (seed S4.11); empty without blocks."""
+        """The states before the first and after each phase (seed S4.11); empty without blocks."""
         return (*(phase.before for phase in self.phases[:1]), *(phase.after for phase in self.phases))
 
     def __repr__(self) -> str:
@@ -61,18 +59,17 @@ def record(
     layers: Numbers = None,
     **options: Any,
 ) -> Run:
-    """``module(*inputs, **options)``, and what every edge of its attention layers carried.
+    """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
 
-    ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
-    is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
-    of a cache too); it is unchanged afterwards. ``interventions`` are one or several results of
-    :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
-    stored; ``edges`` are what all edges stand for in them (pairs are of tokens of the call). Phases and
-    states are those of the blocks of ``gnn_attention.model``. A layer with ``backend="message_passing"`` runs
-    through "auto". Only calls of this thread are recorded; threads that record one module take turns. It is
-    differentiable; ``torch.no_grad()`` saves memory.
+    ``module`` contains a ``MessagePassingAttention``, or is a Hugging Face model whose attention is
+    ``"gnn_attention"``, where a cache adds senders. It is unchanged afterwards. ``interventions`` are one or
+    several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose calls
+    are stored, as in :func:`cut`, and ``edges`` the edges that are stored, as pairs of tokens of the call or
+    as a graph. Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
+    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; a second thread
+    that records the same module waits. The run is differentiable; ``torch.no_grad()`` saves memory.
 
-    Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`intervene` do.
+    Raises ValueError for a module without such a layer, and the errors of :func:`cut` and :func:`intervene`.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
@@ -90,41 +87,43 @@ def record(
         interventions = options.pop("surgery")
     checks.check_order("interventions", interventions)
     steps = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
-    chosen = cut(edges, layers)
-    part = partial(LayerTrace.only, edges=chosen.edges)
+    selection = cut(edges, layers)
+    select = partial(LayerTrace.only, edges=selection.edges)
     if transformer.is_transformer(module):
-        with intervene(module, *steps), transformer.recording(module, chosen.layers, part) as found:
+        recording = transformer.record_calls(module, selection.layers, select)
+        with intervene(module, *steps), recording as calls:
             output = module(*inputs, **options)
-        return Run(output, tuple(found), ())
+        return Run(output, tuple(calls), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    modules = intervention.attention_layers(module)
-    numbers = intervention.checked_layers(chosen, modules)
+    attention_layers = intervention.attention_layers(module)
+    numbers = intervention.list_layers(selection, attention_layers)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with lock_modules(modules, brief=True), intervene(module, *steps), ExitStack() as stack:
+    with lock_modules(attention_layers, brief=True), intervene(module, *steps), ExitStack() as stack:
         for number in numbers:
-            stack.enter_context(_recorded_layer(number, modules[number], traces, part))
+            stack.enter_context(_record_layer(number, attention_layers[number], traces, select))
         for number, block in enumerate(blocks):
             if number in numbers:
-                stack.enter_context(_recorded_block(number, block, phases))
+                stack.enter_context(_record_block(number, block, phases))
         output = module(*inputs, **options)
     return Run(output, tuple(traces), tuple(phases))
 
 
 @contextmanager
-def _recorded_layer(
-    number: int, layer: MessagePassingAttention, traces: list[LayerTrace], part: Callable[..., LayerTrace]
+def _record_layer(
+    number: int, layer: MessagePassingAttention, traces: list[LayerTrace], select: Callable[..., LayerTrace]
 ) -> Iterator[None]:
     inner, thread = layer.backend, threading.get_ident()
+    interventions = inner.interventions if isinstance(inner, intervention.ChangedMessages) else ()
     calls: list[tuple[AttentionCall, Tensor, Tensor | None]] = []
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
-        (call, z, lse), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        steps = inner.steps if isinstance(inner, intervention.Changing) else ()
-        changed = intervention.with_values(steps, call)[1:]
+        call, z, lse = calls.pop()
+        update = output[0] if isinstance(output, tuple) else output
         update = update if update.dim() == 3 else update.unsqueeze(0)
-        tensors = (call.q, call.k, call.v, z, update)
-        traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, lse, changed)))
+        changed = intervention.split_call(interventions, call)[1:]
+        trace = LayerTrace.of_call(number, module.heads, call, z, update=update, _lse=lse)
+        traces.append(select(replace(trace, _changed_values=changed)))
 
     def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         if threading.get_ident() != thread:
@@ -136,25 +135,29 @@ def _recorded_layer(
 
     before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(restrict_to_thread(append_trace))
-    with before, after, intervention.backend_replaced(layer, Backend("recorder", run)):
+    with before, after, intervention.replace_backend(layer, Backend("recorder", run)):
         yield
 
 
 @contextmanager
-def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[None]:
-    at: dict[str, Tensor] = {}
+def _record_block(number: int, block: Block, phases: list[Phase]) -> Iterator[None]:
+    states: dict[str, Tensor] = {}
+
+    def save_input(name: str, module: nn.Module, inputs: Any) -> None:
+        states[name] = inputs[0]
+
+    def save_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        states[name] = output
 
     def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
-        phases.append(Phase(number, "communication", at["before"], at["attention"], at["between"]))
-        phases.append(Phase(number, "computation", at["between"], at["mlp"], output))
-
-    def save(name: str, module: nn.Module, inputs: Any, *output: Any) -> None:
-        at[name] = (output or inputs)[0]
+        before, between = states["before"], states["between"]
+        phases.append(Phase(number, "communication", before, states["attention"], between))
+        phases.append(Phase(number, "computation", between, states["mlp"], output))
 
     with ExitStack() as stack:
         for name, norm in (("before", block.attention_norm), ("between", block.mlp_norm)):
-            stack.enter_context(norm.register_forward_pre_hook(restrict_to_thread(partial(save, name))))
+            stack.enter_context(norm.register_forward_pre_hook(restrict_to_thread(partial(save_input, name))))
         for name, part in (("attention", block.attention), ("mlp", block.mlp)):
-            stack.enter_context(part.register_forward_hook(restrict_to_thread(partial(save, name))))
+            stack.enter_context(part.register_forward_hook(restrict_to_thread(partial(save_output, name))))
         stack.enter_context(block.register_forward_hook(restrict_to_thread(append_phases)))
         yield

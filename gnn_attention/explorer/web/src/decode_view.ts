@@ -28,7 +28,7 @@ export class Writer {
 
   constructor(private host: WriteHost) {
     const intro =
-      "A new token is a new node. It hears whom the graph lets it hear; nobody before it hears anything new. That is why keys and values can be kept.";
+      "A new token is a new node, which hears the tokens that the graph lets it hear. No earlier token hears anything new, so their keys and values can be kept.";
     this.player = h("div", { class: "player writing" }, this.back, this.play, this.on, this.how.element);
     this.element = h(
       "section",
@@ -71,7 +71,7 @@ export class Writer {
       name: `chance-${guess.id}`,
       ...(full ? {} : { press: () => this.host.write(guess.id) }),
     }));
-    fill(this.list, h("h3", {}, "What may come next: choose one, or step"), shares("what may come next", guesses));
+    fill(this.list, h("h3", {}, "Likely next tokens: choose one, or step"), shares("likely next tokens", guesses));
     if (full) this.stop();
   }
 
@@ -89,7 +89,7 @@ export class Writer {
   private tell(scene: Scene, last: number, full: boolean): void {
     const senders = heardMost(scene.layer, scene.state.head, last);
     const name = named(last, scene.tokens[last].text);
-    const ended = full ? " There is room for no more tokens on this page." : "";
+    const ended = full ? " This page has no room for more tokens." : "";
     const first = scene.state.work.written.length ? "The new node" : "The last node";
     fill(
       this.told,

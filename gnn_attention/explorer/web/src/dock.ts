@@ -34,10 +34,10 @@ export class Dock {
     tour: HTMLElement,
     player: HTMLElement,
   ) {
-    const steps = button("Its steps ↓", () => this.host.steps(), { class: "to-steps" });
+    const steps = button("Steps of this edge ↓", () => this.host.steps(), { class: "to-steps" });
     const act = h("div", { class: "dock-act" }, this.cut, this.scope.element, this.reset, steps);
     const edge = h("div", { class: "dock-edge" }, this.pair, this.numbers, act);
-    const label = "The selected edge, and what is expected next";
+    const label = "The selected edge and the likely next tokens";
     this.element = h("section", { class: "dock", "aria-label": label }, tour, h("div", { class: "dock-body" }, edge, player, this.next));
   }
 
@@ -68,7 +68,7 @@ export class Dock {
     const [weight, logit] = [row.weights[sender], row.logits[sender]];
     const was = rowOf(scene.was, state.head, state.token).weights[sender];
     const length = messageLength(scene, scene.run, state.head, sender);
-    const gets = row.edges[sender] ? ` ${percent(weight)} of what it hears` : " no edge: nothing comes along";
+    const gets = row.edges[sender] ? ` ${percent(weight)} of what it hears` : " there is no edge, so nothing is carried";
     fill(
       this.numbers,
       h("strong", {}, "weight ", number(weight, "weight", rounded(weight))),
@@ -84,8 +84,8 @@ export class Dock {
 
   private expects(scene: Scene): void {
     const { text } = scene.tokens[scene.state.token];
-    fill(this.title, "After ", bdi(`‘${clipped(visible(text), 16)}’`), " it expects");
-    fill(this.lines, shares("what it expects next", nextLines(scene, SHOWN)));
+    fill(this.title, "After ", bdi(`‘${clipped(visible(text), 16)}’`), " the model expects");
+    fill(this.lines, shares("likely next tokens", nextLines(scene, SHOWN)));
   }
 
   private toggle(): void {

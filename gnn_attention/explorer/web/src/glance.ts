@@ -32,7 +32,7 @@ export class Glance {
       const row = Array.from({ length: sizes.heads }, (_, head) => this.map(layer, head));
       this.grid.append(h("div", { class: "glance-row" }, h("span", { class: "glance-layer" }, `layer ${layerNumber(data, layer)}`), ...row));
     }
-    const how = "A row is a token that listens, a column one that is heard; the darker, the larger the weight. Choose a head.";
+    const how = "Each row is a token that listens, each column a token that is heard. Darker means a larger weight. Choose a head.";
     const body = h("div", { class: "glance-body" }, h("div", { class: "glance-scroll" }, this.grid), this.told);
     const title = h("h2", { id: "glance-title" }, "All heads at a glance");
     this.element = h("section", { class: "glance card", "aria-labelledby": "glance-title" }, title, h("p", { class: "aside" }, how), body, this.probe);
@@ -110,20 +110,20 @@ function largestOf(layer: LayerRun, head: number, size: number): Float64Array {
 function sentence(reading: Reading, layer: number): HTMLElement[] {
   const title = h("h3", {}, `Head ${reading.head} of layer ${layer}${reading.job === NO_JOB ? "" : ` (${reading.job})`}`);
   const test =
-    "This is an average over other texts; in this one the head may do another job. It is read from the weights over one half of 32 passages " +
-    "of Python, and tested on the other by cutting the edges that it names and as many random ones.";
+    "This is an average over other texts; in this text the head may do something else. The description comes from the weights in one half of " +
+    "32 passages of Python. It was tested on the other half by cutting the edges that it names, and as many random edges.";
   return [title, half("looks for", reading.looksFor, reading.looks), half("says", reading.says, reading.said), h("p", { class: "aside" }, test)];
 }
 
 function half(verb: string, words: string, claim: Claim): HTMLElement {
-  const mark = h("strong", { class: "verdict" }, claim.holds ? "✓ shown" : "✗ wrong, or not shown");
-  const [effect, unit] = verb === "says" ? ["what it says falls by ", ""] : ["the predictions move by ", " nats"];
+  const mark = h("strong", { class: "verdict" }, claim.holds ? "✓ supported" : "✗ not supported");
+  const [effect, unit] = verb === "says" ? ["what it says falls by ", ""] : ["the predictions change by ", " nats"];
   const numbers = h(
     "span",
     { class: "aside" },
     `Without those edges ${effect}`,
     number(claim.claimed, `${verb}-claimed`, rounded(claim.claimed)),
-    `${unit}, without random ones by `,
+    `${unit}; without as many random edges, by `,
     number(claim.control, `${verb}-control`, rounded(claim.control)),
     ".",
   );

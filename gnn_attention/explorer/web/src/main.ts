@@ -227,7 +227,7 @@ class Page {
     const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
     const seen = this.engine.whole ? "what the model says next" : "what its receiver is told instead";
-    const lead = `Tokens are nodes; an edge lets one listen to another. Cut one, and see ${seen}.`;
+    const lead = `Tokens are nodes, and an edge lets one token listen to another. Cut an edge to see ${seen}.`;
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
   }
 
@@ -321,15 +321,15 @@ function limitsOf(data: PageData): Limits {
 
 function footer(data: PageData): HTMLElement {
   const keys = [
-    ["← →", "another receiver"],
-    ["Shift + ← →", "another sender"],
+    ["← →", "select another receiver"],
+    ["Shift + ← →", "select another sender"],
     ["x", "cut or add the edge between them"],
-    ["Tab, then ← →", "along the ports: select a sender; x cuts or adds its edge"],
+    ["Tab, then ← →", "move along the senders; x cuts or adds the edge of the selected one"],
     ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"],
   ];
   const list = h("dl", { class: "keys" }, ...keys.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]));
-  const help = h("details", {}, h("summary", {}, "Keys, when a token has the focus"), list);
-  const about = `Model: ${visible(data.model.name).replaceAll("␣", " ")}. Everything is computed in this page; nothing leaves it.`;
+  const help = h("details", {}, h("summary", {}, "Keyboard shortcuts while a token has the focus"), list);
+  const about = `Model: ${visible(data.model.name).replaceAll("␣", " ")}. Everything is computed on this page, and nothing leaves it.`;
   return h("footer", {}, help, h("p", { class: "aside" }, about));
 }
 
@@ -359,7 +359,7 @@ function start(): void {
         { class: "note", role: "alert" },
         `This page could not be started: ${error instanceof Error ? error.message : String(error)}`,
       ),
-      button("Try again without the address", () => location.replace(location.pathname)),
+      button("Reload without the state in the address", () => location.replace(location.pathname)),
     );
     throw error;
   }

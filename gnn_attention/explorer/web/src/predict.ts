@@ -39,7 +39,7 @@ export class Predict {
     set(this.lines, "hidden", !whole);
     if (whole) fill(this.lines, shares("likeliest next tokens", nextLines(scene)));
     set(this.key, "hidden", !whole || !scene.edited);
-    fill(this.key, "The thin mark is the chance over the model’s own graph, without edits.");
+    fill(this.key, "The thin mark shows the probability along the model’s own graph, without edits.");
     fill(this.changes, ...this.edits(scene));
   }
 

@@ -39,7 +39,7 @@ export class Reach {
       h("div", { class: "slider" }, label, this.slider, this.sliderName),
     );
     const intro =
-      "In one layer a token hears the senders of its edges. They heard theirs one layer before: so what it has heard of spreads, layer after layer.";
+      "In one layer a token hears the senders of its edges, which heard their own senders one layer before. So its reach grows from layer to layer.";
     this.element = h(
       "section",
       { class: "reach card", "aria-labelledby": "reach-title" },
@@ -104,8 +104,8 @@ export class Reach {
   }
 
   private ending(layers: number, reached: number, size: number): string {
-    if (reached === size) return ": of everybody.";
-    if (layers === this.last && layers < MOST_LAYERS) return "; more layers bring no more.";
+    if (reached === size) return ": all tokens.";
+    if (layers === this.last && layers < MOST_LAYERS) return "; further layers add nothing.";
     return this.scene && layers > this.scene.limits.layers
       ? `; this model has ${counted(this.scene.limits.layers, "layer")}, down to the dashed line.`
       : ".";

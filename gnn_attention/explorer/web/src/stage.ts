@@ -18,8 +18,8 @@ export interface StageHost extends SceneHost {
 
 const LINE = 14; // from the line of the tokens to the end of the picture
 const LONGEST = 18;
-const IDLE = "An arc is an edge: its colour is the head, its width the weight. Click one to select it; drag along the tokens to listen as each of them.";
-const IDLE_TICKS = "An arc is an edge: its colour is the head, its width the weight. Click one to select it; drag along the line to listen as each token.";
+const IDLE = "Each arc is an edge: its colour shows the head, its width the weight. Click an arc to select it, or drag along the tokens to listen as each of them.";
+const IDLE_TICKS = "Each arc is an edge: its colour shows the head, its width the weight. Click an arc to select it, or drag along the line to listen as each token.";
 
 export class Stage {
   readonly element: HTMLElement;
@@ -27,7 +27,7 @@ export class Stage {
   private portRow = h("div", {
     class: "port-row",
     role: "toolbar",
-    "aria-label": "Edges into the chosen token: press one to select it, x to cut or add it",
+    "aria-label": "Edges into the selected token: press one to select it, x to cut or add it",
   });
   private tokenRow = h("div", { class: "token-row", role: "radiogroup", "aria-label": "Receiver: the token that listens" });
   private ruler = h("div", { class: "ruler" });
@@ -239,12 +239,12 @@ export class Stage {
     const row = rowOf(scene.layer, head, dst);
     const pair = `${named(src, scene.tokens[src].text)} → ${named(dst, scene.tokens[dst].text)}, head ${head}: `;
     const logit = `logit ${rounded(row.logits[src])}`;
-    if (!row.edges[src]) return write(this.readout, `${pair}no edge, nothing comes along (its ${logit})`);
+    if (!row.edges[src]) return write(this.readout, `${pair}there is no edge, so nothing is carried (${logit})`);
     const length = messageLength(scene, scene.run, head, src);
     const weight = row.weights[src];
     write(
       this.readout,
-      `${pair}${logit}, weight ${rounded(weight)}, message ${rounded(length)} long, it carries ${rounded(weight * length)}`,
+      `${pair}${logit}, weight ${rounded(weight)}, message of length ${rounded(length)}, carries ${rounded(weight * length)}`,
     );
   }
 

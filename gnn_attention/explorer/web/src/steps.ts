@@ -56,7 +56,7 @@ function pattern(pair: Pair): Parts {
   const { scene, head, dst } = pair;
   const q = vectorOf(scene.layer.q, scene.layer, head, dst);
   const name = formOf(pair) === "standard" ? word(scene, "q") : "pattern";
-  const told = text("From its state, ", token(pair, dst), ` makes its ${name}: what it listens for.`);
+  const told = text("From its state, ", token(pair, dst), ` computes its ${name}, which says what it listens for.`);
   const x = normed(pair, dst);
   if (formOf(pair) === "standard") return [told, ...x.told, formula(`q = ${X} W`, sub("Q")), ...x.picture, vector("q", q)];
   const { pattern: p } = formed(pair);
@@ -65,8 +65,8 @@ function pattern(pair: Pair): Parts {
     ? formula(`p = ${X} W`, sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " formed once")
     : formula(`p = (${X} W`, sub("Q"), ") W", sub("K"), sup("⊤"));
   const why = merged
-    ? "One matrix for each head: the same pattern, with more numbers to keep and to multiply."
-    : "The receiver’s side is carried over to the space of the states; the matrix in between is never formed.";
+    ? "One matrix for each head gives the same pattern, at the cost of more numbers to store and multiply."
+    : "The receiver’s query is mapped to the space of the states; the product of the two matrices is never formed.";
   return [told, ...x.told, how, ...x.picture, vector("p", p), aside(why)];
 }
 
@@ -74,10 +74,10 @@ function key(pair: Pair): Parts {
   const { scene, head, src } = pair;
   const x = normed(pair, src);
   if (formOf(pair) !== "standard") {
-    const how = aside("In this form the sender’s side is its state as it is: W", sub("K"), " is part of the receiver’s pattern.");
-    return [text("What ", token(pair, src), " can be found by is its own state."), ...x.told, ...x.picture, how];
+    const how = aside("In this form the sender uses its state unchanged: W", sub("K"), " is part of the receiver’s pattern.");
+    return [text(token(pair, src), " can be found by its own state."), ...x.told, ...x.picture, how];
   }
-  const told = text("From its state, ", token(pair, src), ` makes its ${word(scene, "k")}: what it can be found by, whoever listens.`);
+  const told = text("From its state, ", token(pair, src), ` computes its ${word(scene, "k")}, by which every listener can find it.`);
   return [told, ...x.told, formula(`k = ${X} W`, sub("K")), ...x.picture, vector("k", vectorOf(scene.layer.k, scene.layer, head, src))];
 }
 
@@ -87,7 +87,7 @@ function normed({ scene }: Pair, who: number): { told: Parts; picture: Parts } {
   if (!heard.length) return { told: [], picture: [] };
   const [x, read] = [stateOf(before, scene.layer, who), stateOf(heard, scene.layer, who)];
   const lengths = [number(norm(x), "state", rounded(norm(x))), ", |x̂| ", number(norm(read), "normed", rounded(norm(read)))];
-  const told = aside("Heads read x̂, the state x after its norm: |x| ", ...lengths, ".");
+  const told = aside("Heads read x̂, the state x after its norm. Lengths: |x| ", ...lengths, ".");
   return { told: [told], picture: [vector(X, read)] };
 }
 
@@ -95,7 +95,7 @@ function logit(pair: Pair): Parts {
   const { scene, head, src, dst, row } = pair;
   const [q, k] = [vectorOf(scene.layer.q, scene.layer, head, dst), vectorOf(scene.layer.k, scene.layer, head, src)];
   const scale = scaleOf(scene);
-  const told = text("How well it fits what ", token(pair, src), ` sends: their ${word(scene, "overlaps")}. Scaled, and with what else is added, it is the logit.`);
+  const told = text("How well it fits what ", token(pair, src), ` sends is their ${word(scene, "overlaps")}. Scaled, and with any bias added, it is the logit.`);
   const pictures =
     formOf(pair) === "standard"
       ? [
@@ -127,9 +127,9 @@ function logit(pair: Pair): Parts {
     strong(number(row.logits[src], "logit", rounded(row.logits[src]))),
   );
   const mostly = Math.abs(rest) > Math.abs(product * scale) && scene.engine.whole;
-  const why = mostly ? [aside("Most of this is the bias of their distance, which knows nothing of the two tokens.")] : [];
-  const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing comes along.")];
-  return [told, filled, ...why, ...missing, ...pictures, heading("All that could be heard: logits"), logitLines(pair)];
+  const why = mostly ? [aside("Most of this is the bias of their distance, which does not depend on the two tokens.")] : [];
+  const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing is carried.")];
+  return [told, filled, ...why, ...missing, ...pictures, heading("Logits of all possible senders"), logitLines(pair)];
 }
 
 function softmax(pair: Pair): Parts {
@@ -164,7 +164,7 @@ function message(pair: Pair): Parts {
   const { scene, src, head, row } = pair;
   const v = vectorOf(scene.layer.v, scene.layer, head, src);
   const m = formOf(pair) === "standard" ? scene.engine.message(scene.run, scene.state.layer, head, src) : formed(pair).message;
-  const told = text("What ", token(pair, src), ` says to everybody who listens in this head: its ${formOf(pair) === "standard" ? word(scene, "v") : "message"}.`);
+  const told = text("What ", token(pair, src), ` says to every listener in this head is its ${formOf(pair) === "standard" ? word(scene, "v") : "message"}.`);
   const how = {
     standard: formula(`v = ${X} W`, sub("V"), ",  m = v W", sub("O")),
     factored: formula(`m = (${X} W`, sub("V"), ") W", sub("O")),
@@ -195,7 +195,7 @@ function sum(pair: Pair): Parts {
   const { scene, head, dst } = pair;
   const z = vectorOf(scene.layer.z, scene.layer, head, dst);
   const senders = heardMost(scene.layer, head, dst);
-  const told = text("Everything that arrives is added, each sender by its weight: the ", `${word(scene, "z")}.`);
+  const told = text("Everything that arrives is added up, weighted by sender: this is the ", `${word(scene, "z")}.`);
   const lengths = senders.slice(0, MOST_LINES).map((src) => pair.row.weights[src] * messageLength(scene, scene.run, head, src));
   const longest = Math.max(...lengths, 1e-300);
   const lines = senders
@@ -213,13 +213,13 @@ function update(pair: Pair): Parts {
   const before = stateOf(scene.was.update, scene.was, dst);
   const change = norm(u.map((value, index) => value - before[index]));
   const told = text(
-    "The heads’ sums together are the ",
+    "The sums of all heads add up to the ",
     `${word(scene, "update")}, which is added to the state of `,
     token(pair, dst),
     ".",
   );
   const compared = scene.edited
-    ? [formula("update moved by ", number(change, "moved", rounded(change)), " from that over the model’s own graph")]
+    ? [formula("update moved by ", number(change, "moved", rounded(change)), " from the one along the model’s own graph")]
     : [];
   if (!scene.layer.before.length) return [told, vector("update", u), ...compared];
   const [x, y] = [stateOf(scene.layer.before, scene.layer, dst), stateOf(scene.layer.after, scene.layer, dst)];
@@ -251,7 +251,7 @@ function thinking(pair: Pair, heard: Float64Array): Parts {
   const change = norm(stateOf(thought, pair.scene.layer, pair.dst).map((value, index) => value - heard[index]));
   return [
     aside(
-      "This was the communication phase. In the computation phase the token then thinks alone (an MLP): an update of length ",
+      "This was the communication phase. In the computation phase the token thinks alone, in an MLP, which adds an update of length ",
       number(change, "thought", rounded(change)),
       ".",
     ),
@@ -273,7 +273,7 @@ function effect(pair: Pair): Parts {
     aside(
       "Along the direction of the likeliest next token ",
       bdi(`‘${visible(likeliest.text)}’`),
-      " that is ",
+      " this is ",
       number(change, "contribution", signed(change)),
       " (before the last norm).",
     ),
@@ -370,7 +370,7 @@ function line(pair: Pair, src: number, value: number, part: number, name: string
 }
 
 function more(count: number): HTMLElement | string {
-  return count > MOST_LINES ? aside(`The ${MOST_LINES} most heard of ${count}; all are in the table below.`) : "";
+  return count > MOST_LINES ? aside(`The ${MOST_LINES} with the largest weights of ${count}; the table below lists all.`) : "";
 }
 
 function nobody(pair: Pair): HTMLElement {

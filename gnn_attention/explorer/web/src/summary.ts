@@ -35,11 +35,11 @@ export function notes(scene: Scene): string[] {
   const said: string[] = [];
   if (!scene.engine.whole)
     said.push(
-      "This is a recording of one run of a larger model: a cut or added edge changes the listening and the update of its own layer; later layers stay as they were recorded, so that nothing is predicted here.",
+      "This page shows a recording of one run of a larger model. A cut or added edge changes the weights and the update of its own layer, while later layers stay as recorded, so the page makes no predictions.",
     );
   if (scene.engine.whole && looksAhead(scene))
     said.push(
-      "Some tokens hear later ones here. The model was trained to hear only the past, so that what it predicts now has seen what it predicts.",
+      "In this graph some tokens hear later ones. The model was trained to hear only earlier tokens, so its predictions have now seen the tokens that they predict.",
     );
   return said;
 }

@@ -32,39 +32,39 @@ function stops(last: number): Stop[] {
   return [
     {
       look: answer,
-      told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Who told it?"],
+      told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Which token told it?"],
     },
     {
       look: copying,
       told: (scene) => [
-        "This edge. Head 3 of layer 1 has found what followed ‘␣in’ before, and gives it the weight ",
+        "This edge did. Head 3 of layer 1 has found the token that followed an earlier ‘␣in’, and gives it the weight ",
         weight(scene),
-        ". But a weight is no proof: cut it.",
+        ". But a weight is no proof, so we cut the edge.",
       ],
     },
     {
       edits: [gone(NAME, last, 1)],
       look: answer,
-      told: (scene) => ["Cut, in layer 1 alone: ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". The edge told it."],
+      told: (scene) => ["With this edge cut in layer 1 only, ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". So the model learned it along this edge."],
     },
     {
       edits: [gone(1, last, 1)],
       look: { ...answer, sender: 1 },
-      told: (scene) => ["Is any edge as good? Here another ‘␣name’ is cut instead: ", chance(scene), ", almost as before."],
+      told: (scene) => ["Would any edge do? With the edge from another ‘␣name’ cut instead, the model still gives it ", chance(scene), ", almost as before."],
     },
     {
       look: noticing,
       told: (scene) => [
-        "How could it be found? One layer earlier that ‘␣name’ looks at the token before it, with weight ",
+        "How did the head find it? One layer earlier, that ‘␣name’ looks at the token before it with weight ",
         weight(scene),
-        ": it notes that it follows ‘␣in’.",
+        ", so it knows that it follows ‘␣in’.",
       ],
     },
     {
       edits: [gone(NAME - 1, NAME, 0)],
       look: copying,
       told: (scene) => [
-        "Cut that note, in layer 0 alone, and the search of layer 1 finds less: weight ",
+        "With that edge cut in layer 0 only, the search in layer 1 finds less: the weight is ",
         weight(scene),
         ", and ",
         name(scene),
@@ -76,11 +76,11 @@ function stops(last: number): Stop[] {
     {
       graph: "window(",
       look: answer,
-      told: (scene) => ["Or choose a graph: where each hears only the last few, the edge is not there, and ", name(scene), " has ", chance(scene), "."],
+      told: (scene) => ["You can also choose a graph. Here each token hears only the last few, so the edge is missing, and ", name(scene), " has ", chance(scene), "."],
     },
     {
       look: answer,
-      told: (scene) => ["All is back: ", chance(scene), ". Your turn: cut another edge, choose one of the heads below, or type your own text."],
+      told: (scene) => ["Everything is restored: ", chance(scene), ". Now it is your turn: cut another edge, choose one of the heads below, or type your own text."],
     },
   ];
 }

@@ -64,8 +64,8 @@ export class Typing {
     const back = button("Back to the first text", () => this.host.read(null));
     set(back, "hidden", own);
     const limits =
-      `The model has learned Python code and knows ${this.known()} pieces. No character is unknown: what has no piece is read byte by ` +
-      `byte, as many tokens as it has bytes. At most ${counted(longest(data), "token")}. Nothing leaves this page.`;
+      `The model was trained on Python code and knows ${this.known()} pieces of text. Characters without a piece are read byte by byte, one token ` +
+      `for each byte. The text may have at most ${counted(longest(data), "token")}. Nothing leaves this page.`;
     const examples = EXAMPLES.map((text) => button(text.split("\n")[0], () => this.take(text), { class: "small" }));
     const others = h("div", { class: "typing-row" }, h("span", { class: "aside" }, "or one of these:"), ...examples);
     const row = h("div", { class: "typing-row" }, this.go, back, button("Cancel", () => this.turn()), this.told);

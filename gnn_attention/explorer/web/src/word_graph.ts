@@ -73,7 +73,7 @@ export class WordGraph {
     const chosen = words.findIndex((word) => word.last >= state.token);
     const weights = weightsOf(scene.layer, state.head, words);
     const where = `in layer ${layerNumber(scene.data, state.layer)}, head ${state.head}`;
-    const how = "weights to all tokens of a word added up, their mean over the tokens of the word that listens";
+    const how = "the weights of all tokens of a heard word are added, and averaged over the tokens of the word that listens";
     fill(this.told, `The ${scene.tokens.length} tokens as ${words.length} nodes, ${where}: ${how}.`);
     this.draw(words, weights, chosen, state.head);
     const lines = words.map((word, index) => ({
