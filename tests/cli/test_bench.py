@@ -48,7 +48,7 @@ def test_a_new_list_is_made_for_every_call(monkeypatch):
     monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: seen.append(graph))
     for title in ("causal", NEW_LIST):
         posed = problem(title)
-        function = bench._attend(posed)
+        function = bench._prepare_attend(posed)
         seen.clear()
         for _ in range(2):
             function(*posed.inputs)
@@ -75,4 +75,4 @@ def test_why_a_peer_is_skipped(monkeypatch):
         ("broken", problem("causal"), "broken failed: ZeroDivisionError: division by zero"),
     ]
     for name, posed, reason in skipped:
-        assert bench._prepare(name, posed) == reason
+        assert bench._prepare_samples(name, posed) == reason

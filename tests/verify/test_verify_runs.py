@@ -161,7 +161,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
     assert "interrupted: nothing was written" in capsys.readouterr().err
     file = tmp_path / "record.json"
     assert main([*COMMAND, "--json", str(file)]) == 130
-    assert f"the checks so far are in {file}, --resume {file} carries on" in capsys.readouterr().err
+    assert f"the checks are in {file}; continue with --resume {file}" in capsys.readouterr().err
     assert len(Report.from_file(file).results) == 1
 
 
