@@ -32,7 +32,7 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
     for logit in (1.0, 100.0, 1e4):
         found = by_one_rounding(logit, 0.0)
         assert found.yardstick["v"] == 0
-        assert 0.05 * logit * EPS < found.recomputed["v"] <= logit * EPS
+        assert 0.05 * logit * EPS < found.fused_yardstick["v"] <= logit * EPS
 
 
 def test_delta_is_rounded_by_everybody():

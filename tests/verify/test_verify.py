@@ -169,7 +169,7 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
 def test_the_selection_covers_every_pair():
     """Of each group: all pairs of values that any of its checks has, by a twelfth of them."""
     every = list(verify.checks(device="cpu"))
-    chosen = verify._pairs(every)
+    chosen = verify._cover_pairs(every)
     assert len({check.label for check in every}) == len(every) > 5_000
     assert len(chosen) < len(every) / 12
     assert _pairs_of(chosen) == _pairs_of(every)
@@ -197,7 +197,7 @@ def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, c
     assert main(["verify", "--device", "cpu", "--only", label]) == 1
     shown = capsys.readouterr().out
     number = r"-?\d[\d.e+-]*"
-    assert re.search(rf"expected {number}, came {number}; error allowed {number}, found {number}", shown)
+    assert re.search(rf"expected {number}, got {number}; error allowed {number}, measured {number}", shown)
     assert f"alone: gnn-attention verify --only '{label}'" in shown
     assert shown.splitlines()[-1].startswith("1 checks, 1 FAILED")
 

@@ -13,7 +13,6 @@ from gnn_attention import verify
 from gnn_attention.__main__ import main
 from gnn_attention.backends import Backend, dense
 from gnn_attention.verify import groups, processes
-from gnn_attention.verify.measure import holds
 from gnn_attention.verify.report import Check, Report, Result
 
 FEW = {"device": "cpu", "backends": ["dense"], "only": "attend: documents, plain"}
@@ -28,14 +27,14 @@ class Made:
     def __call__(self):
         if self.number in (7, 13):
             os._exit(3)
-        return holds(True)
+        return judge_condition(True)
 
 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_own_check_alone():
     """Named by its label; those after it run in another."""
     checks = [Check("made", "none", "float32", f"check {number}", Made(number)) for number in range(20)]
-    results = {result.name: result for result in processes.results(checks, jobs=2)}
+    results = {result.name: result for result in processes.run_checks(checks, jobs=2)}
     assert sorted(results) == sorted(check.name for check in checks)
     died = {name: result.message for name, result in results.items() if not result.passed}
     assert died == dict.fromkeys(("check 7", "check 13"), processes.DIED)
@@ -57,10 +56,10 @@ def test_another_process_takes_a_backend_by_its_name():
 
 
 def test_processes_that_cannot_begin_are_no_failed_checks(monkeypatch):
-    monkeypatch.setattr(processes, "_begin", sys.exit)
+    monkeypatch.setattr(processes, "_initialise_process", sys.exit)
     check = Check("made", "none", "float32", "check 0", Made(0))
     with pytest.raises(RuntimeError, match="died before its first check; try jobs=1"):
-        next(processes.results([check] * 9, jobs=2))
+        next(processes.run_checks([check] * 9, jobs=2))
 
 
 def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
@@ -73,7 +72,7 @@ def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
     monkeypatch.setattr(processes, "_submit", interrupted)
     check = Check("made", "none", "float32", "check 0", Made(0))
     with pytest.raises(KeyboardInterrupt):
-        next(processes.results([check] * 9, jobs=2))
+        next(processes.run_checks([check] * 9, jobs=2))
     assert not multiprocessing.active_children()
 
 
@@ -125,7 +124,7 @@ def test_a_record_of_elsewhere_is_not_carried_on(name):
 
 def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
     """JSON cannot say it; the check has failed."""
-    check = Check("made", "none", "float32", "check", lambda: holds(False))
+    check = Check("made", "none", "float32", "check", lambda: judge_condition(False))
     report = Report((check(),))
     assert read_back(report, tmp_path) == report
     assert (report.results[0].share, report.ok) == (None, False)
@@ -167,7 +166,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_on_a_gpu_every_backend_is_checked_and_what_compiles_comes_last(monkeypatch):
-    monkeypatch.setattr(verify, "_device", str)
+    monkeypatch.setattr(verify, "_resolve_device", str)
     monkeypatch.setattr(groups, "unsupported_reason", lambda *call: None)
     checks = list(verify.checks("cuda"))
     compiled = [verify.BACKENDS[check.backend].compiled for check in checks]
