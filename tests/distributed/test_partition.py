@@ -18,7 +18,7 @@ from gnn_attention.distributed.partition import (
     by_edges,
     contiguous,
     metis,
-    partition_of,
+    resolve_partition,
     zigzag,
 )
 from gnn_attention.graph import TokenGraph
@@ -71,9 +71,9 @@ class TestShares:
             (lambda: Shares(torch.tensor([[0]]), 1), TypeError, r"torch.int64 and shape \[1, 1\]"),
             (lambda: Shares(torch.tensor([0, 2]), 2), ValueError, "hold ranks 0 .. 1, got 0 .. 2"),
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
-            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "got 2 ranks for the receivers and 3"),
+            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "same number of ranks, got 2 and 3"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
-            (lambda: partition_of(causal, None), TypeError, "partition must be a Partition, got None"),
+            (lambda: resolve_partition(causal, None), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
 
@@ -142,5 +142,5 @@ class TestMetis:
 
     def test_too_many_edges_to_list(self, monkeypatch):
         monkeypatch.setattr(partitions, "MAX_EDGES", 54)
-        with pytest.raises(ValueError, match="has 55 edges, too many to list; take contiguous, zigzag or by"):
+        with pytest.raises(ValueError, match="has 55 edges, too many for metis; take by_edges"):
             by_metis(patterns.causal(10), 2)
