@@ -77,7 +77,7 @@ def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
     src, dst = list_edges(graph)
     ptr = torch.zeros(graph.num_dst + 1, dtype=torch.int64, device="cpu")
     ptr[1:] = torch.bincount(dst, minlength=graph.num_dst).cumsum(0)
-    senders = src[dst.argsort(stable=True)]
+    senders: Tensor = src[dst.argsort(stable=True)]
 
     def slice_list(tokens: Tensor) -> Tensor:
         # Concatenate senders[ptr[t] : ptr[t + 1]] of all tokens t without a loop.

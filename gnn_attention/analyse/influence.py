@@ -69,7 +69,7 @@ def _propagate(matrices: list[Tensor], tokens: Tensor, count: int) -> Float[Tens
     """Multiply the matrices, first to last, onto the unit vectors of ``tokens``."""
     share = torch.zeros(count, len(tokens), dtype=torch.float64, device="cpu")
     share[tokens, torch.arange(len(tokens), device="cpu")] = 1.0
-    for chunk in share.split(CHUNK, 1):
+    for chunk in torch.split(share, CHUNK, 1):
         for matrix in matrices:
             chunk.copy_(matrix @ chunk)
     return share

@@ -79,7 +79,7 @@ def attend(
     with collectives.raise_on_all_ranks(process_group, q):
         rank_graph = local(graph, partition, process_group)
         checked_backend(backend)
-        options = {"score_mod": score_mod, "sink_logits": sink_logits, "dropout": dropout}
+        options: dict[str, Any] = {"score_mod": score_mod, "sink_logits": sink_logits, "dropout": dropout}
         call = AttentionCall.from_arguments(q, k, v, rank_graph, scale, **options)
     return run_attention(call, backend)[0]
 

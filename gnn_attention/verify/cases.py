@@ -154,14 +154,14 @@ GRAPHS = {case.name: case for case in graph_cases()}
 class Feature:
     """An option of ``attend``: its arguments, and the same change of dense float64 logits.
 
-    ``extra_inputs`` names the inputs besides q, k and v that are drawn and get gradients: the
+    ``extras`` names the inputs besides q, k and v that are drawn and get gradients: the
     "table" of a relative bias, "bias" and "sink_logits". ``score_mod(inputs)`` returns the
     score_mod, and ``modify(inputs, logits, sample, head, dst, src)`` does the same to logits ``[B,
     H, dst, src]``. ``additive`` says that both only add to the logits, as a mask of SDPA does.
     ``arguments`` are other arguments of ``attend``.
     """
 
-    extra_inputs: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
     score_mod: Callable[[Inputs], Any] | None = None
     modify: Callable[[Inputs, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     additive: bool = True
@@ -169,14 +169,14 @@ class Feature:
 
     def fits(self, case: GraphCase) -> bool:
         """Whether a graph can have the option: a per-edge bias needs one edge set for all heads."""
-        return "bias" not in self.extra_inputs or not case.graph.varying_axes
+        return "bias" not in self.extras or not case.graph.varying_axes
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
         return {
             **self.arguments,
             **mod,
-            **{name: inputs[name] for name in self.extra_inputs if name != "table"},
+            **{name: inputs[name] for name in self.extras if name != "table"},
         }
 
     def factors(self, case: GraphCase, device: str) -> Tensor | None:
@@ -196,7 +196,7 @@ class Feature:
         indices = case.indices(logits.device)
         if self.modify is not None:
             logits = self.modify(inputs, logits, *indices).to(logits.dtype)
-        if "bias" not in self.extra_inputs:
+        if "bias" not in self.extras:
             return logits
         src, dst = case.edges().to(logits.device)
         b, h = (index.squeeze(-1) for index in indices[:2])

@@ -21,7 +21,7 @@ from gnn_attention.verify import cases
 from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, EVERY, FEATURES, GRAPHS, KINDS, OPTIONS
 from gnn_attention.verify.measure import Outcome, gradients_of, judge, judge_condition
 from gnn_attention.verify.report import Check
-from gnn_attention.verify.truth import Problem, backend_argument, make_leaves
+from gnn_attention.verify.truth import Problem, make_leaves, name_of
 
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -61,7 +61,7 @@ def checks_of(
             skipped = f"{backend.name}: it assumes finite tokens, which are not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        run = partial(run_row, device, backend_argument(backend), row)
+        run = partial(run_row, device, name_of(backend), row)
         name = ", ".join(factors.values())
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
         yield from (check, check.forward_alone()) if index in forward_rows else (check,)
@@ -145,7 +145,7 @@ def draw_problem(
         return (x * factor).to(device, DTYPES[dtype])
 
     inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in tokens}
-    inputs |= {name: draw(name) for name in feature.extra_inputs}
+    inputs |= {name: draw(name) for name in feature.extras}
     direction = draw("out" if heads is None else "x_dst")
     if rows is not None:
         direction[:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0

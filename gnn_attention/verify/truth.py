@@ -59,7 +59,7 @@ class Problem:
         SDPA's largest error on one problem of few numbers is luck (half to twice its usual size). So it is
         taken over 16 problems: this one and 15 perturbed ones, each in another order with its own truth.
         """
-        inputs = {**self.inputs, **named_weights(self.heads)}
+        inputs = {**self.inputs, **weights_of(self.heads)}
         with torch.enable_grad():
             exact = self.evaluate(inputs)
             if self.direction.dtype == torch.float64:
@@ -131,16 +131,16 @@ class Problem:
             else:
                 options = self.options(leaves)
                 mod = options.pop("score_mod", None)
-                layer = MessagePassingAttention(self.heads, mod, backend=backend_argument(backend))
+                layer = MessagePassingAttention(self.heads, mod, backend=name_of(backend))
                 out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
-                leaves |= named_weights(self.heads)
+                leaves |= weights_of(self.heads)
         return out, gradients_of(out, self.direction, leaves)
 
     def call(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
         """Call ``attend`` with the options of the problem and further ones."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
-        return attend(q, k, v, self.graph, backend=backend_argument(backend), **options)
+        return attend(q, k, v, self.graph, backend=name_of(backend), **options)
 
 
 class _Layer(nn.Module):
@@ -156,7 +156,7 @@ class _Layer(nn.Module):
         return self.heads.collect(z), z, q, k, v
 
 
-def backend_argument(backend: Backend) -> str | Backend:
+def name_of(backend: Backend) -> str | Backend:
     """Return the name of a built-in backend, as users pass it to ``attend``, or another backend."""
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
@@ -165,7 +165,7 @@ def make_leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) 
     return {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 
-def named_weights(heads: Any) -> dict[str, Tensor]:
+def weights_of(heads: Any) -> dict[str, Tensor]:
     """Return the weights by their names in the formulas, {} without heads."""
     parameters = () if heads is None else heads.named_parameters()
     return {name.removeprefix("standard."): parameter for name, parameter in parameters}

@@ -35,7 +35,7 @@ from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph,
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
-from gnn_attention.verify.truth import named_weights
+from gnn_attention.verify.truth import weights_of
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ def test_every_form_of_the_weights(form: str) -> None:
     for name in ("window | sinks", "strict causal"):
         cache, made = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
         found = [cache.update(made, new) for new in x.split(3, dim=1)]
-        wanted = oracle.layer(named_weights(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
+        wanted = oracle.layer(weights_of(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
         assert_exact(torch.cat(found, dim=1), wanted)
 
 
@@ -174,9 +174,7 @@ def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str
     (graph, first), size = GRAPHS[where[0]], where[1]
     cache = PatternMessageCache(made, graph, keep)
     found = [cache.update(new, absolute) for new in x.split(chunks(size, first), dim=1)]
-    wanted = oracle.layer(
-        named_weights(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0)
-    )
+    wanted = oracle.layer(weights_of(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
     assert_exact(torch.cat(found, dim=1), wanted)
     sent = made.patterns(x) if made.side == "sender" else x.unsqueeze(1)
     assert_exact(cache.senders()[0], sent[:, :, cache.positions])

@@ -162,8 +162,7 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
         (single, sharded), graph = build_pair(name), LAYERS[name][1]
         shard_heads(sharded, mesh["heads"])
         mine = distributed.local(graph, "zigzag", mesh["tokens"])
-        expected = run_tokens(single, graph, None)
-        result = run_tokens(sharded, mine, mesh["tokens"])
+        expected, result = run_tokens(single, graph, None), run_tokens(sharded, mine, mesh["tokens"])
         errors[name] = max(ranks.share(result[:1], expected[:1]), ranks.share(result[1:], expected[1:]))
     return errors
 
@@ -254,7 +253,7 @@ def check_refusals(rank: int, world_size: int) -> list[int]:
     style = HeadwiseParallel()
     assert_refusals(
         [
-            (lambda: shard_heads(linear, mesh), ValueError, "model has no MessagePassingAttention"),
+            (lambda: shard_heads(linear, mesh), ValueError, "model must have a MessagePassingAttention"),
             (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks .*, got 3"),
             (lambda: shard_heads(layer(cut), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
             (lambda: shard_heads(layer(concat), mesh), ValueError, "heads without W_O are concatenated"),

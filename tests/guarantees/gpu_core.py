@@ -154,7 +154,7 @@ def _solve(make: Callable[[], Problem], backend: str) -> Outcome:
 
 def _takes_call(backend: str, row: Row) -> bool:
     feature, case = FEATURES[row["option"]], GRAPHS[row["graph"]]
-    options = [name for name in feature.extra_inputs if name != "table"]
+    options = [name for name in feature.extras if name != "table"]
     options += ["score_mod"] if feature.score_mod is not None else []
     if backend == MESSAGE_PASSING:
         return False
