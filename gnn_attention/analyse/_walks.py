@@ -32,9 +32,7 @@ def stack(graphs: Layers) -> list[TokenGraph]:
         if graph.varying_axes:
             raise ValueError(f"graphs: {graph!r} differs by {graph.varying_axes}: take a select(batch, head)")
         if not is_square(graph):
-            raise ValueError(
-                f"graphs must have the same tokens as senders and receivers, got {graph!r}: compose by @"
-            )
+            raise ValueError(f"graphs must be square, got {graph!r}: compose those of other tokens by @")
         if graph.frame != layers[0].frame:
             raise ValueError(f"graphs must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:

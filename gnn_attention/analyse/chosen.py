@@ -44,11 +44,9 @@ class Choice:
         edges, possible = int(self.chosen.sum()), int(self.possible.sum())
         sinks = self.sinks().tolist()
         examples = ", ".join(map(str, sinks[:MAX_EXAMPLES])) + (", ..." if len(sinks) > MAX_EXAMPLES else "")
-        return (
-            f"{self.name}: {edges} of {possible} edges ({edges / max(1, possible):.3g})\n"
-            f"  half within {self.within(0.5)} tokens, 90 % within {self.within(0.9)}\n"
-            f"  chosen by at least half: {examples or 'none'}"
-        )
+        share = f"{edges} of {possible} edges ({edges / max(1, possible):.3g})"
+        distances = f"half within {self.within(0.5)} tokens, 90 % within {self.within(0.9)}"
+        return f"{self.name}: {share}\n  {distances}\n  chosen by at least half: {examples or 'none'}"
 
 
 def choice(graph: TokenGraph, among: TokenGraph) -> Choice:

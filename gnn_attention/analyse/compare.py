@@ -42,15 +42,12 @@ class Difference:
     def __str__(self) -> str:
         lines = [f"{self.first} and {self.second}: {self._verdict()}"]
         if self.example is not None:
-            lines.append(
-                f"{self.only_first} edges only in the first, {self.only_second} only in the second, "
-                f"{self.common} in both"
-            )
+            only = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
+            lines.append(f"{only}, {self.common} in both")
             src, dst = self.example
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
-            lines.append(
-                f"first difference: receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
-            )
+            edge = f"receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
+            lines.append(f"first difference: {edge}")
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
@@ -80,9 +77,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     for name, graph in (("first", first), ("second", second)):
         checks.instance(name, graph, TokenGraph)
         if graph.varying_axes:
-            raise ValueError(
-                f"{name} is {graph!r}, which differs by {graph.varying_axes}: take a select(batch, head)"
-            )
+            raise ValueError(f"{name} {graph!r} differs by {graph.varying_axes}: take a select(batch, head)")
     if first.frame != second.frame:
         raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
     only_first, only_second = first - second, second - first
@@ -108,7 +103,6 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
 
 
 def _first_edge(graph: TokenGraph) -> tuple[int, int]:
-    """Return ``(dst, src)`` of the first edge by receiver, then sender."""
     dst = int(graph.in_degree().nonzero()[0])
     return dst, int(graph.rows(dst, dst + 1).edge_index[0].min())
 

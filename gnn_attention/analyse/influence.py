@@ -66,7 +66,7 @@ def influence(
 
 
 def _propagate(matrices: list[Tensor], tokens: Tensor, count: int) -> Float[Tensor, "all tokens"]:
-    """Multiply the matrices, first to last, onto the unit vectors of ``tokens``."""
+    """Multiply the unit vectors of ``tokens`` by the matrices, first to last."""
     share = torch.zeros(count, len(tokens), dtype=torch.float64, device="cpu")
     share[tokens, torch.arange(len(tokens), device="cpu")] = 1.0
     for chunk in torch.split(share, CHUNK, 1):
@@ -125,10 +125,9 @@ def jacobian_norms(
 ) -> Float[Tensor, "dst src"]:
     """Measure the influence in any model: the norm of ``d function(x)[dst] / d x[src]``, ``[dst, src]``.
 
-    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``, by a
-    backward pass for each receiver and output channel. With ``projections`` it is the Frobenius
-    norm, estimated from that many backward passes for each receiver (the mean square of ``u @ J``
-    for standard normal u).
+    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``, by a backward
+    pass for each receiver and output channel. With ``projections`` it is the Frobenius norm, estimated
+    from that many backward passes for each receiver (the mean square of ``u @ J`` for standard normal u).
 
     ValueError unless ``function`` maps ``[tokens, width]`` to ``[tokens, channels]``.
 

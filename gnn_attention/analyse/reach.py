@@ -144,7 +144,7 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     """
     stacked = stack(graphs)
     target_bits = _target_bits("never_hears", stacked, target)
-    reach = _compose_all([_layer_bits(graph) for graph in stacked])
+    reach = _one_cycle([_layer_bits(graph) for graph in stacked])
     while not torch.equal(reach, double_reach := _compose(reach, reach)):
         reach = double_reach
     missing_bits, count = (target_bits & ~reach).numpy(), stacked[0].num_src
@@ -199,8 +199,8 @@ def _layers_until(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]
     layers = [_layer_bits(graph) for graph in graphs]
     # cycles[p] is the reach of 2^p cycles. Their number is doubled until it suffices, then bisected;
     # single layers follow.
-    cycles = [_compose_all(layers)]
-    while _lacks(cycles[-1], target):
+    cycles = [_one_cycle(layers)]
+    while bool((target & ~cycles[-1]).any()):
         double_reach = _compose(cycles[-1], cycles[-1])
         if torch.equal(double_reach, cycles[-1]):
             return None
@@ -208,17 +208,13 @@ def _layers_until(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]
     reach, count = _pack(torch.eye(len(target), dtype=torch.bool, device="cpu")), 0
     for power in reversed(range(len(cycles) - 1)):
         longer_reach = _compose(cycles[power], reach)
-        if _lacks(longer_reach, target):
+        if bool((target & ~longer_reach).any()):
             reach = longer_reach
             count += 2**power * len(layers)
-    while _lacks(reach, target):
+    while bool((target & ~reach).any()):
         reach = _compose(layers[count % len(layers)], reach)
         count += 1
     return count
-
-
-def _lacks(reach: Tensor, target: Tensor) -> bool:
-    return bool((target & ~reach).any())
 
 
 def _compose(later: Int[Tensor, "dst bytes"], earlier: Int[Tensor, "mid bytes"]) -> Int[Tensor, "dst bytes"]:
@@ -238,7 +234,7 @@ def _compose(later: Int[Tensor, "dst bytes"], earlier: Int[Tensor, "mid bytes"])
     return product
 
 
-def _compose_all(layers: Sequence[Tensor]) -> Tensor:
+def _one_cycle(layers: Sequence[Tensor]) -> Tensor:
     return reduce(lambda reach, layer: _compose(layer, reach), layers)
 
 

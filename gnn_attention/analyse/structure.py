@@ -152,7 +152,7 @@ def _list_examples(count: int, examples: tuple[int, ...]) -> str:
 
 
 def _square_properties(graph: TokenGraph) -> dict[str, Any]:
-    """Count self loops, and the edges of combined graphs, which need no list, to find the properties."""
+    # Counting the edges of combined graphs needs no list of edges.
     loops = (graph & replace_rule(graph, SAME_TOKEN)).num_edges
     past = (graph & replace_rule(graph, rules.causal)).num_edges
     mutual = (graph & graph.T).num_edges

@@ -80,20 +80,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", help="the text that the model reads, or @FILE")
     add("--model", default="smollm2", help="a model of gnn_attention.lm (default smollm2)")
-    add(
-        "--keep",
-        type=float,
-        default=0.05,
-        metavar="SHARE",
-        help="share of (head, edge) to keep (default 0.05)",
-    )
+    keep = "share of all pairs of head and edge to keep (default 0.05)"
+    add("--keep", type=float, default=0.05, metavar="SHARE", help=keep)
     add("--edges", type=int, default=10, metavar="N", help="number of edges to print (default 10)")
-    add(
-        "--metric",
-        choices=["losses", "last"],
-        default="losses",
-        help="of all tokens (default), or of the last",
-    )
+    metric = "the losses of all tokens (default), or the loss of the last one"
+    add("--metric", choices=["losses", "last"], default="losses", help=metric)
     add("--tokens", type=int, default=1024, metavar="N", help="read at most N tokens (default 1024)")
     atomic_files.add_json(command)
     command.set_defaults(run=run_attribute)

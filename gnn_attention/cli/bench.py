@@ -99,7 +99,7 @@ def _prepare_flex(problem: Problem) -> Function | str:
     return partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask)
 
 
-def _prepare_transformer_conv(problem: Problem) -> Function | str:
+def _prepare_conv(problem: Problem) -> Function | str:
     """Prepare ``propagate`` of PyG's TransformerConv, without its projections."""
     if problem.lacks_memory(20 * HEADS * DIM * problem.graph.num_edges):
         return "TransformerConv needs more memory than is free"
@@ -116,11 +116,8 @@ def _prepare_transformer_conv(problem: Problem) -> Function | str:
 
 
 # A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or a reason to skip.
-PEERS: dict[str, Callable[[Problem], Function | str]] = {
-    "SDPA": _prepare_sdpa,
-    "FlexAttention": _prepare_flex,
-    "TransformerConv": _prepare_transformer_conv,
-}
+PEERS: dict[str, Callable[[Problem], Function | str]]
+PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv": _prepare_conv}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

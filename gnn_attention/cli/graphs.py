@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 
@@ -19,16 +18,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run_graphs(args: argparse.Namespace) -> int:
     entries = catalogue.entries(args.name or None)
-    atomic_files.write_json(args.json, [asdict(entry) for entry in entries], _format_entries(entries))
-    return 0
-
-
-def _format_entries(entries: Iterable[catalogue.Entry]) -> str:
-    """Format the entries under a heading for each family."""
     lines = []
     for family, members in groupby(entries, key=lambda entry: entry.family):
         module = importlib.import_module(f"gnn_attention.patterns.{family}")
         lines += ["", f"{family}: {catalogue.first_sentence(module)}"]
         for entry in members:
             lines += ["", f"  {entry.example}", f"    {entry.definition.replace('``', '`')}"]
-    return "\n".join(lines[1:])
+    atomic_files.write_json(args.json, [asdict(entry) for entry in entries], "\n".join(lines[1:]))
+    return 0

@@ -50,7 +50,6 @@ def _run(args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        # Nobody may be reading stderr.
         with suppress(OSError):
             print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2

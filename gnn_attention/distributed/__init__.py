@@ -1,9 +1,8 @@
 """Attention with tokens or heads spread over several ranks, built on torch.distributed.
 
 **Tokens on ranks.** A :class:`Partition` gives each rank some receivers and senders, whose rows it stores.
-``attend`` fetches the senders of other ranks to which the receivers of this rank
-attend (their :func:`halo`), and otherwise is ``gnn_attention.attend``. Two lines run a model on the
-ranks that ``torchrun`` starts:
+``attend`` fetches the senders of other ranks to which the receivers of this rank attend (their :func:`halo`),
+and otherwise is ``gnn_attention.attend``. Two lines run a model on the ranks that ``torchrun`` starts:
 
     mine = distributed.local(graph)  # the part of this rank
     logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its tokens

@@ -189,7 +189,7 @@ class _ShardedHeads:
 
     @property
     def first_head(self) -> int:
-        """The first of these heads, from which the score_mod of a cache counts."""
+        # The score_mod of a cache counts its heads from here.
         return self.shard.first
 
     def reset_parameters(self) -> None:

@@ -45,8 +45,7 @@ def run(
     one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run: its
     results are kept, failures too, and their checks are not run again.
 
-    ValueError for an unknown name or device, a report of another machine or version, and a text
-    that no label contains.
+    ValueError for an unknown name, device or label, and a report of another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")

@@ -154,11 +154,10 @@ GRAPHS = {case.name: case for case in graph_cases()}
 class Feature:
     """An option of ``attend``: its arguments, and the same change of dense float64 logits.
 
-    ``extras`` names the inputs besides q, k and v that are drawn and get gradients: the
-    "table" of a relative bias, "bias" and "sink_logits". ``score_mod(inputs)`` returns the
-    score_mod, and ``modify(inputs, logits, sample, head, dst, src)`` does the same to logits ``[B,
-    H, dst, src]``. ``additive`` says that both only add to the logits, as a mask of SDPA does.
-    ``arguments`` are other arguments of ``attend``.
+    ``extras`` names the inputs besides q, k and v that are drawn and get gradients: the "table" of a relative
+    bias, "bias" and "sink_logits". ``score_mod(inputs)`` returns the score_mod, and ``modify(inputs, logits,
+    sample, head, dst, src)`` does the same to logits ``[B, H, dst, src]``. ``additive`` says that both only
+    add to the logits, as a mask of SDPA does. ``arguments`` are other arguments of ``attend``.
     """
 
     extras: tuple[str, ...] = ()

@@ -154,7 +154,6 @@ def _largest_error(result: Tensor, expected: Tensor) -> float:
 
 
 def _describe_error(name: str, result: Tensor, expected: Tensor, limit: float) -> str:
-    """Describe where the error is largest."""
     if result.shape != expected.shape:
         return f"{name}: expected the shape {list(expected.shape)}, got {list(result.shape)}"
     result, expected = (x.detach().to("cpu", torch.float64) for x in (result, expected))

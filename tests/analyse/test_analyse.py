@@ -178,7 +178,7 @@ receptive_field(causal(4), 0, -1) -> ValueError: layers must be at least 0, got 
 witness(causal(4), 0, 1, layers=1.5) -> TypeError: layers must be an integer, got 1.5
 path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
-components(cross(3, 4)) -> ValueError: same tokens
+components(cross(3, 4)) -> ValueError: must be square
 summary(PER_HEAD) -> ValueError: differs by head: take one, select\(batch, head\)
 diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got 3 of type int
 diameter(window(8193, 1)) -> ValueError: takes at most 8192 tokens, got .*: take
@@ -193,7 +193,7 @@ class TestErrors:
         causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
             (PER_HEAD, ValueError, r"differs by head: take a select\(batch, head\)"),
-            (patterns.cross(3, 4), ValueError, "same tokens as senders and receivers.*compose by @"),
+            (patterns.cross(3, 4), ValueError, "must be square, .*: compose .* by @"),
             (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
             ([], ValueError, "at least one layer's graph, got an empty list"),
             ([causal[0], 5], TypeError, r"graphs\[1\] must be a TokenGraph, got 5 of type int"),
