@@ -16,7 +16,7 @@ Layers = TokenGraph | Sequence[TokenGraph]
 SenderLookup = Callable[[Tensor], Tensor]
 # A list of this many edges takes 1 GB.
 MAX_EDGES = 2**26
-# For so few steps, evaluating the rule is cheaper than listing its edges.
+# Up to this many steps, evaluating the rule is cheaper than listing its edges.
 MAX_RULE_STEPS = 64
 
 

@@ -73,7 +73,7 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     """Return a shortest path of information from ``src`` to ``dst``, or None if there is none.
 
     The list has ``src`` and the token that holds the information after each layer; where layers differ, a
-    token may be repeated (the residual stream). With ``layers`` the path takes at most so many layers.
+    token may be repeated (the residual stream). With ``layers`` the path takes at most that many.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)

@@ -157,7 +157,7 @@ def _square_properties(graph: TokenGraph) -> dict[str, Any]:
     past = (graph & replace_rule(graph, rules.causal)).num_edges
     mutual = (graph & graph.T).num_edges
     causal = past == graph.num_edges
-    # Without edges from the past, all edges but self loops lead backwards in order.
+    # If self loops are the only edges with src <= dst, all others lead to earlier tokens.
     acyclic: bool | None = causal or past == loops
     if not acyclic and mutual == loops:
         acyclic = None

@@ -81,7 +81,9 @@ def _draw_as_text(graph: TokenGraph, kind: str | None, labels: list[str] | None)
     text = str(graph)
     # A graph without a picture prints as its repr.
     if text == repr(graph):
-        raise ValueError(f"{graph!r} is not one head of at most {LARGEST_PICTURE} tokens: add -o picture.svg")
+        raise ValueError(
+            f"text shows one head, {LARGEST_PICTURE} tokens at most, got {graph!r}: add -o a.svg"
+        )
     if labels in (None, [str(token) for token in range(graph.num_dst)]):
         return text
     names = ", ".join(f"{token} {printable(label)}" for token, label in enumerate(labels or ()))

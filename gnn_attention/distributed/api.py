@@ -143,8 +143,9 @@ def _resolve_group(group: Any) -> Any:
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):
-        kind = describe_type(group)
-        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh of one axis, got {kind}")
+        raise TypeError(
+            f"group must be a ProcessGroup or a DeviceMesh of one axis, got {describe_type(group)}"
+        )
     if distributed.get_rank(group) < 0:
         raise ValueError(f"this process, rank {distributed.get_rank()} of all, is not in the group")
     return group

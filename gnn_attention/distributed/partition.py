@@ -22,7 +22,7 @@ from gnn_attention.graph import TokenGraph, memoized
 
 # The repr of shares lists at most this many ranks.
 MAX_SIZES = 4
-# METIS takes about 3 GB for so many edges.
+# METIS takes about 3 GB for this many edges.
 MAX_EDGES = 2**25
 
 
@@ -132,9 +132,8 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
     """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``: balances causal edges.
 
-    In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges: equally many on all
-    ranks if ``2 world_size`` divides T, otherwise they differ by at most ``T + 1``. If T is odd,
-    the last rank owns the middle token.
+    In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, equally many on all ranks
+    if ``2 world_size`` divides T, else at most ``T + 1`` apart. The last rank owns the middle of an odd T.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)

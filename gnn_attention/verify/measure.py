@@ -23,7 +23,7 @@ ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 # The error that float64 is allowed, as a fraction of the largest number.
 EXACT = 1e-12
 NUM_PERTURBATIONS = 4
-# Perturbing inputs by so many roundings changes the last bits of every product.
+# Perturbing inputs by this many roundings changes the last bits of every product.
 MAX_ROUNDINGS = 8
 # An output and its gradients.
 Solution = tuple[Tensor, Mapping[str, Tensor]]

@@ -61,10 +61,9 @@ class Result(_CheckName):
 class Check(_CheckName):
     """A named check; call it to run it. An exception is a failure with a message.
 
-    If the backend does not support the call, it is tried again without gradients, since a backend
-    may have no backward pass, and then skipped. ``factors``, with backend and dtype, are the values
-    that a covering selection covers; ``skipped`` is the reason why the check cannot run. ``run``
-    must be picklable to run in another process.
+    A call that the backend does not support is tried again without gradients, in case it has no backward
+    pass, and then skipped. A selection covers the values of ``factors``, backend and dtype; ``skipped`` is
+    the reason why the check cannot run. ``run`` must be picklable for another process.
     """
 
     run: Callable[[], Outcome]
