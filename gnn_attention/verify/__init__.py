@@ -71,8 +71,7 @@ def run(
     # Closing the generator of an interrupted run ends its processes at once.
     with closing(results):
         for result in results:
-            not_started = report.not_started - 1
-            report = replace(report, results=(*report.results, result), not_started=not_started)
+            report = replace(report, results=(*report.results, result), not_started=report.not_started - 1)
             progress(report)
     return report
 

@@ -52,8 +52,7 @@ class GraphCase:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a call or layer, and of the output of a call."""
-        batch, heads = self.sizes
-        dim, value_dim = self.dims
+        (batch, heads), (dim, value_dim) = self.sizes, self.dims
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
         return {
             "q": (batch, heads, num_dst, dim),
@@ -76,15 +75,11 @@ class GraphCase:
     def indices(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Return samples, heads, absolute receivers and senders that broadcast to a mask."""
         batch, heads, dst, src = (torch.arange(n, device=device) for n in self.mask.shape)
-        dst = dst.unsqueeze(1) + self.graph.dst_offset
-        return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst, src
+        return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst.unsqueeze(1) + self.graph.dst_offset, src
 
 
 def graph_cases() -> Iterator[GraphCase]:
-    """Yield graphs, most of them asymmetric; some have isolated receivers or differ by head or sample.
-
-    The last five have other numbers of heads, samples, channels and tokens.
-    """
+    """Yield graphs, most of them asymmetric; some have isolated receivers or differ by head or sample."""
     # No graph is bound to a local name, so that each is freed once its user drops it.
     n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
@@ -213,8 +208,7 @@ def _finite_share(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, 
 
 
 def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    distance = (dst - src).clamp(-MAX_DISTANCE, MAX_DISTANCE)
-    return x + inputs["table"][:, distance + MAX_DISTANCE]
+    return x + inputs["table"][:, (dst - src).clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE]
 
 
 def _alibi(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -246,7 +240,6 @@ FEATURES = {
     "sinks": Feature(("sink_logits",)),
     EVERY: Feature(LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
 }
-# Rules and checks of dropout have further options.
 OPTIONS = FEATURES | {
     BIAS_AND_SINKS: Feature(LEARNED),
     "share": Feature((), lambda _: _share, _finite_share, additive=False),

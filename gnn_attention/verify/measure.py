@@ -109,8 +109,9 @@ def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -
 def errors_of(solution: Solution, truth: Solution) -> dict[str, float]:
     """Compute the largest error of the output, as "out", and of each gradient."""
     expected = {"out": truth[0], **truth[1]}
-    results = {"out": solution[0], **solution[1]}
-    return {name: _largest_error(x, expected[name]) for name, x in results.items()}
+    return {
+        name: _largest_error(x, expected[name]) for name, x in {"out": solution[0], **solution[1]}.items()
+    }
 
 
 def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -147,7 +148,6 @@ def largest(x: Tensor) -> float:
 
 
 def _largest_error(result: Tensor, expected: Tensor) -> float:
-    """Return the largest absolute difference in float64, or inf for a wrong shape."""
     if result.shape != expected.shape:
         return math.inf
     return largest(result.detach().to(expected.device, torch.float64) - expected.detach().double())

@@ -18,9 +18,8 @@ DIED = "the process that ran it died"
 def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
     """Run checks in ``jobs`` processes and yield their results in order.
 
-    All checks of one problem run in one process, which computes its truth once. Checks that were
-    not finished when a process died run again one by one in a new process. RuntimeError if a
-    process dies before its first check.
+    Checks of one problem share a process and its truth. Checks that a dead process left unfinished run
+    again one by one in a new process. RuntimeError if a process dies before its first check.
     """
     problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
     batches = [list(batch) for _, batch in problems]
@@ -54,7 +53,6 @@ def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
 
 def _submit(pool: ProcessPoolExecutor, batches: Sequence[list[Check]]) -> list[Future[list[Result]]]:
     """Start processes that ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
-    # Windows has no signal masks.
     if not hasattr(signal, "pthread_sigmask"):
         return [pool.submit(_run_batch, batch) for batch in batches]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

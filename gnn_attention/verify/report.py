@@ -77,7 +77,6 @@ class Check(_CheckName):
             outcome = self._run_with_or_without_gradients()
         except RefusalError as refusal:
             return self.result(skipped=f"{self.backend}: {refusal.reason}")
-        # A check that raises has failed, and the other checks still run.
         except Exception as error:
             return self.result(message=f"{type(error).__name__}: {error}")
         share = outcome.share if math.isfinite(outcome.share) else None

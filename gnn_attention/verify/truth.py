@@ -1,7 +1,4 @@
-"""The problems of checks, calls of ``attend`` or of layers, and the truth that judges their results.
-
-The truth is dense attention in float64, together with the errors of SDPA.
-"""
+"""The problems of checks, calls of ``attend`` or of layers, and the truth that judges their results."""
 
 from __future__ import annotations
 
