@@ -1,4 +1,4 @@
-"""What was chosen: who by many, from how far, and how alike the choices of heads, layers and steps are."""
+"""Describe a selection: which senders many receivers chose, how far back, and how selections overlap."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.derived import slices
 
-EXAMPLES = 5  # tokens that a sentence names
+# A sentence lists at most this many tokens.
+MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A selection in numbers, over all heads and samples; ``str()`` says it in words.
+    """A selection in numbers, summed over all heads and samples; ``str()`` describes it in words.
 
-    ``chosen[src]``: by how many receivers, ``possible[src]``: by how many it could have been,
-    ``distance[d]``: how many edges have ``|dst - src| = d``.
+    ``chosen[src]`` counts the receivers that chose a sender, ``possible[src]`` those that could
+    have chosen it, and ``distance[d]`` the edges with ``|dst - src| = d``.
     """
 
     name: str
@@ -29,30 +30,29 @@ class Choice:
     possible: Int[Tensor, " src"]
     distance: Int[Tensor, " distances"]
 
-    def sinks(self, share: float = 0.5) -> Int[Tensor, " found"]:
-        """The senders that ``share`` of the receivers chose, where at least half as many as for any could."""
-        many = self.possible >= int(self.possible.max()) / 2
-        return ((self.chosen >= share * self.possible) & many).nonzero().flatten()
+    def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
+        """Return the widely available senders that at least this share of the receivers chose."""
+        is_available = self.possible >= int(self.possible.max()) / 2
+        return ((self.chosen >= share * self.possible) & is_available).nonzero().flatten()
 
     def within(self, share: float) -> int:
-        """The distance within which this share of the edges lies, the smallest."""
+        """Return the smallest distance that at least this share of the edges does not exceed."""
         sums = self.distance.cumsum(0).double()
         return int((sums < share * sums[-1]).sum())
 
     def __str__(self) -> str:
         edges, possible = int(self.chosen.sum()), int(self.possible.sum())
-        found = self.sinks().tolist()
-        named = ", ".join(map(str, found[:EXAMPLES])) + (", ..." if len(found) > EXAMPLES else "")
+        sinks = self.sinks().tolist()
+        examples = ", ".join(map(str, sinks[:MAX_EXAMPLES])) + (", ..." if len(sinks) > MAX_EXAMPLES else "")
         share = f"{edges} of {possible} edges ({edges / max(1, possible):.3g})"
-        far = f"half within {self.within(0.5)} tokens, 90 % within {self.within(0.9)}"
-        sinks = f"chosen by at least half: {named or 'none'}"
-        return "\n  ".join([f"{self.name}: {share}", far, sinks])
+        distances = f"half within {self.within(0.5)} tokens, 90 % within {self.within(0.9)}"
+        return f"{self.name}: {share}\n  {distances}\n  chosen by at least half: {examples or 'none'}"
 
 
 def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
-    """What ``graph`` chose from the edges of ``among``: how far back, and which senders are sinks.
+    """Describe which edges of ``among`` the graph chose: how far back, and which senders are sinks.
 
-    ValueError for graphs of other tokens, or a graph without edges.
+    ValueError if the graphs have different tokens, or the graph has no edge.
 
     >>> from gnn_attention import patterns
     >>> print(choice(patterns.window(64, 3) | patterns.sinks(64, 1), patterns.causal(64)))
@@ -60,50 +60,52 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
       half within 1 tokens, 90 % within 38
       chosen by at least half: 0
     """
-    for name, one in (("graph", graph), ("among", among)):
-        checks.instance(name, one, TokenGraph)
+    checks.instance("graph", graph, TokenGraph)
+    checks.instance("among", among, TokenGraph)
     if graph.frame[:2] != among.frame[:2] or not graph.num_edges:
         raise ValueError(f"graph must have edges, and the tokens of {among!r}, got {graph!r}")
-    src, dst = torch.cat(lists := _lists(graph), 1)
+    lists = _list_slices(graph)
+    src, dst = torch.cat(lists, 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
-    of_all = among.T.in_degree().view(-1, among.num_src)
-    possible = of_all.sum(0) * max(1, len(lists) // len(of_all))
+    # Each slice of among allows the choices of as many slices of the graph.
+    out_degree = among.T.in_degree().view(-1, among.num_src)
+    possible = out_degree.sum(0) * max(1, len(lists) // len(out_degree))
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
 
 
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
-    """Jaccard's index ``|A & B| / |A | B|`` of the edges of any two graphs; 1 for two without edges.
+    """Compute Jaccard's index ``|A & B| / |A | B|`` of the edges of any two graphs; 1 if both are empty.
 
-    ``graphs``: those of layers or steps, means over heads and samples where they differ by them; or one
-    graph, whose heads are compared. :func:`diff` says of two what differs. ValueError for other tokens,
-    heads or samples.
+    Several ``graphs``, such as those of layers or steps, are compared with each other; where they differ
+    by head or sample the index is a mean over those. Of a single graph the heads are compared.
+    :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
 
     >>> from gnn_attention import patterns
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7
     0.5714285714285714
     """
     checks.check_order("graphs", graphs)
-    listed = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
-    for graph in listed:
+    graph_list = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
+    for graph in graph_list:
         checks.instance("each of graphs", graph, TokenGraph)
-    if not listed or len({graph.frame for graph in listed}) > 1:
-        raise ValueError(f"graphs must have the same tokens, heads and samples, got {listed}")
-    keys = [[e[1] * g.num_src + e[0] for e in _lists(g)] for g in listed]
+    if not graph_list or len({graph.frame for graph in graph_list}) > 1:
+        raise ValueError(f"graphs must have the same tokens, heads and samples, got {graph_list}")
+    keys = [[dst * graph.num_src + src for src, dst in _list_slices(graph)] for graph in graph_list]
     if isinstance(graphs, TokenGraph):
-        heads = listed[0].heads or 1
-        keys = [keys[0][head::heads] for head in range(heads)]
+        num_heads = graphs.heads or 1
+        keys = [keys[0][head::num_heads] for head in range(num_heads)]
     table = torch.eye(len(keys), dtype=torch.float64)
     for i, j in combinations(range(len(keys)), 2):
-        pairs = [_jaccard(a, b) for a, b in zip(keys[i], keys[j], strict=True)]
-        table[i, j] = table[j, i] = sum(pairs) / len(pairs)
+        indices = [_jaccard(a, b) for a, b in zip(keys[i], keys[j], strict=True)]
+        table[i, j] = table[j, i] = sum(indices) / len(indices)
     return table
 
 
-def _lists(graph: TokenGraph) -> list[Tensor]:
-    return [graph.select(*at).edge_index for at in slices(graph)]
+def _list_slices(graph: TokenGraph) -> list[Tensor]:
+    return [graph.select(batch, head).edge_index for batch, head in slices(graph)]
 
 
 def _jaccard(first: Tensor, second: Tensor) -> float:
     common = int(torch.isin(first, second).sum())
-    both = len(first) + len(second) - common
-    return common / both if both else 1.0
+    union = len(first) + len(second) - common
+    return common / union if union else 1.0

@@ -7,21 +7,22 @@ from functools import partial
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import is_square
-from gnn_attention.analyse.structure import SAME_TOKEN, graph_like
+from gnn_attention.analyse.structure import SAME_TOKEN, replace_rule
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 
-MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
+# The distances of at most this many differing edges are computed.
+MAX_DISTANCES = 2**20
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one graph has and the other lacks, in numbers; ``str()`` says it in words.
+    """The edges by which two graphs differ, in numbers; ``str()`` describes them in words.
 
     ``only_first``, ``only_second`` and ``common`` count edges. ``example`` is the first differing
-    ``(src, dst)`` by receiver, then sender, ``example_in`` says which graph has it (1 or 2). ``remarks`` are
-    sentences about what kind of difference it is, the likely mistakes first: transposed, complemented,
-    shifted, self loops.
+    edge ``(src, dst)``, ordered by receiver, then sender, and ``example_in`` the number (1 or 2) of
+    the graph that has it. ``remarks`` are sentences about the kind of difference; the likely
+    mistakes come first: transposed, complemented, shifted, self loops.
     """
 
     first: str
@@ -35,7 +36,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """True if the graphs are the same set of edges."""
+        """True if the graphs have the same edges."""
         return not self.only_first and not self.only_second
 
     def __str__(self) -> str:
@@ -43,9 +44,10 @@ class Difference:
         if self.example is not None:
             only = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
             lines.append(f"{only}, {self.common} in both")
+            src, dst = self.example
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
-            edge = "receiver {1} attends to sender {0}".format(*self.example)
-            lines.append(f"first difference: {edge} in the {has}, not in the {lacks}")
+            edge = f"receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
+            lines.append(f"first difference: {edge}")
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
@@ -59,10 +61,10 @@ class Difference:
 
 
 def diff(first: TokenGraph, second: TokenGraph) -> Difference:
-    """How two graphs differ: the edges of one only, and the kind of difference, in words.
+    """Compare two graphs: count the edges that only one of them has, and describe the difference in words.
 
-    TypeError unless graphs; ValueError for graphs of other tokens, or that differ by head or sample: compare
-    the same rows of both, or one ``select(batch, head)`` with another.
+    TypeError unless both are graphs; ValueError if they have different tokens, or differ by head or
+    sample: compare the same rows of both, or one ``select(batch, head)`` of each.
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
@@ -72,55 +74,52 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
       the second has 1 more sender per receiver from receiver 3 on
       all differing edges have dst - src = 3
     """
-    for word, graph in (("first", first), ("second", second)):
-        checks.instance(word, graph, TokenGraph)
+    for name, graph in (("first", first), ("second", second)):
+        checks.instance(name, graph, TokenGraph)
         if graph.varying_axes:
-            hint = "compare one of them, select(batch, head)"
-            raise ValueError(f"{word} must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
+            raise ValueError(f"{name} {graph!r} differs by {graph.varying_axes}: take a select(batch, head)")
     if first.frame != second.frame:
         raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
-    less, more = first - second, second - first
-    counts = (less.num_edges, more.num_edges, (first & second).num_edges)
-    remarks = tuple(_remarks(first, second, less, more))
-    return Difference(first.name, second.name, *counts, *_example(less, more), remarks)
+    only_first, only_second = first - second, second - first
+    numbers = ((1, only_first), (2, only_second))
+    examples = [(*_first_edge(graph), number) for number, graph in numbers if graph.num_edges]
+    dst, src, number = min(examples, default=(0, 0, None))
+    remarks: list[str] = []
+    if only_first.num_edges or only_second.num_edges:
+        graphs = (("first", first), ("second", second))
+        remarks = [f"the {word} has no edges" for word, graph in graphs if not graph.num_edges]
+        remarks = remarks or list(_explain_by_mistakes(first, second, only_first, only_second))
+        remarks = remarks or list(_describe_edges(first, second, only_first, only_second))
+    return Difference(
+        first=first.name,
+        second=second.name,
+        only_first=only_first.num_edges,
+        only_second=only_second.num_edges,
+        common=(first & second).num_edges,
+        example=(src, dst) if examples else None,
+        example_in=number,
+        remarks=tuple(remarks),
+    )
 
 
-def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    before = (src - step).clamp(0, max(count - 1, 0))
-    return inner(b, h, dst, before) & (src - step >= 0) & (src - step < count)
+def _first_edge(graph: TokenGraph) -> tuple[int, int]:
+    dst = int(graph.in_degree().nonzero()[0])
+    return dst, int(graph.rows(dst, dst + 1).edge_index[0].min())
 
 
-def _example(less: TokenGraph, more: TokenGraph) -> tuple[tuple[int, int] | None, int | None]:
-    candidates = []
-    for side, graph in ((1, less), (2, more)):
-        rows = graph.in_degree().nonzero().flatten()
-        if len(rows):
-            dst = int(rows[0])
-            candidates.append((dst, int(graph.rows(dst, dst + 1).edge_index[0].min()), side))
-    dst, src, side = min(candidates, default=(0, 0, 0))
-    return ((src, dst), side) if side else (None, None)
-
-
-def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> list[str]:
-    if not less.num_edges and not more.num_edges:
-        return []
-    sides = (("first", first), ("second", second))
-    if empty := [f"the {word} has no edges" for word, graph in sides if not graph.num_edges]:
-        return empty
-    return list(_kinds(first, second, less, more)) or list(_details(first, second, less, more))
-
-
-def _kinds(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> Iterator[str]:
-    """The usual mistakes that explain the whole difference."""
-    loops, past = graph_like(first, SAME_TOKEN), graph_like(first, rules.causal)
-    if not ((less | more) - loops).num_edges:
-        for word, graph in (("second", less), ("first", more)):
-            if graph.num_edges:
-                yield f"they differ in self loops alone: the {word} lacks {graph.num_edges}"
+def _explain_by_mistakes(
+    first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
+) -> Iterator[str]:
+    """Yield the usual mistakes that explain the whole difference."""
+    loops, past = replace_rule(first, SAME_TOKEN), replace_rule(first, rules.causal)
+    if not ((only_first | only_second) - loops).num_edges:
+        for word, missing in (("second", only_first), ("first", only_second)):
+            if missing.num_edges:
+                yield f"they differ in self loops alone: the {word} lacks {missing.num_edges}"
     if second == ~first:
         yield "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        if second == graph_like(first, partial(_shift, first.edges.contains, first.num_src, step)):
+        if second == replace_rule(first, partial(_shift, first.edges.contains, first.num_src, step)):
             yield f"the second is the first with every sender one token {word}: off by one"
     if is_square(first):
         if second == first.T:
@@ -131,24 +130,32 @@ def _kinds(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenG
             yield "the first is the second with the edges src <= dst alone"
 
 
-def _details(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> Iterator[str]:
-    """Which of two square graphs is causal, how many more senders receivers have, and how far away."""
-    past = graph_like(first, rules.causal)
+def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    unshifted = (src - step).clamp(0, max(count - 1, 0))
+    return inner(b, h, dst, unshifted) & (src - step >= 0) & (src - step < count)
+
+
+def _describe_edges(
+    first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
+) -> Iterator[str]:
+    """Say which graph is causal, how many more senders a receiver has, and how far away these are."""
+    past = replace_rule(first, rules.causal)
     first_is_causal, second_is_causal = (not (graph - past).num_edges for graph in (first, second))
     if first_is_causal != second_is_causal and is_square(first):
-        one, other = ("first", "second") if first_is_causal else ("second", "first")
-        yield f"the {one} is causal, the {other} has edges from later tokens (src > dst)"
-    for word, further in (("first", less), ("second", more)):
-        extra = further.in_degree()
-        start = int((extra > 0).int().argmax())
-        count = int(extra[-1])
-        if count and bool((extra[start:] == count).all()):
-            where = f"from receiver {start} on" if start else "everywhere"
-            yield f"the {word} has {count} more sender{'s' if count > 1 else ''} per receiver {where}"
-    differing = less | more
-    if differing.num_edges <= MOST_LISTED:
-        src, dst = differing.edge_index
-        distance = dst + differing.dst_offset - src - differing.src_offset
+        causal, acausal = ("first", "second") if first_is_causal else ("second", "first")
+        yield f"the {causal} is causal, the {acausal} has edges from later tokens (src > dst)"
+    for word, surplus in (("first", only_first), ("second", only_second)):
+        degrees = surplus.in_degree()
+        start = int((degrees > 0).int().argmax())
+        count = int(degrees[-1])
+        if count and bool((degrees[start:] == count).all()):
+            senders = "senders" if count > 1 else "sender"
+            receivers = f"from receiver {start} on" if start else "everywhere"
+            yield f"the {word} has {count} more {senders} per receiver {receivers}"
+    difference = only_first | only_second
+    if difference.num_edges <= MAX_DISTANCES:
+        src, dst = difference.edge_index
+        distance = dst + difference.dst_offset - src - difference.src_offset
         low, high = int(distance.min()), int(distance.max())
         one_distance = f"all differing edges have dst - src = {low}"
         yield one_distance if low == high else f"their dst - src is in {low} .. {high}"

@@ -1,22 +1,19 @@
-"""Exact counts, without running anything, of what a form of the weights and a graph cost.
+"""Count exactly, without running anything, what a form of the weights and a graph cost.
 
-A pass over a graph costs ``receivers * receive + senders * send + edges * (logit + weighting) + receivers *
-collect`` multiply-accumulates, which is work and not time. The graph enters by its number of edges:
+A pass over a graph takes ``receivers * receive + senders * send + edges * (logit + weighting) +
+receivers * collect`` multiply-accumulates. This is work, not time. Only the number of edges matters:
 
-======== ============================= ============================= ========= ==========================
-form     a receiver                    a sender                      an edge   cached per sender
-======== ============================= ============================= ========= ==========================
-standard query and output `dH(D + V)`  key and value `dG(D + V)`     `D + V`   key and value `G(D + V)`
-factored pattern `2dHD`                message `2dHV`                `2d`      pattern and message `2Hd`
-merged   pattern `Hd^2`                message `Hd^2`                `2d`      the same
-======== ============================= ============================= ========= ==========================
+======== ============================ ========================= ======= =========================
+form     receiver                     sender                    edge    cached per sender
+======== ============================ ========================= ======= =========================
+standard query and output `dH(D + V)` key and value `dG(D + V)` `D + V` key and value `G(D + V)`
+factored pattern `2dHD`               message `2dHV`            `2d`    pattern and message `2Hd`
+merged   pattern `Hd^2`               message `Hd^2`            `2d`    pattern and message `2Hd`
+======== ============================ ========================= ======= =========================
 
 d is the width, H and G are the numbers of query and of key/value heads, D and V the widths of keys and values
-(seeds S1.5, S1.14, S1.21). Biases, norms, rotations and the softmax are left out: they are few in comparison.
-
-If ``D + V < d``, then standard < factored < merged for every graph with an edge (seed S1.22): factored costs
-``tokens d (H - G)(D + V) + H edges (2d - D - V)`` more than standard, and merged ``2 tokens H d (d - D - V)``
-more than factored. If ``D + V > d``, merged is cheaper than factored.
+(seeds S1.5, S1.14, S1.21). Biases, norms, rotations and the softmax are small and left out.
+For ``D + V < d``, standard < factored < merged; for ``D + V > d``, merged < factored (seed S1.22).
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ __all__ = ["FORMS", "FormCost", "GraphCost", "Macs", "most_cached", "of_form", "
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-accumulates by what they are for; each is two floating point operations.
+    """Multiply-accumulates by purpose; each is two floating point operations.
 
-    ``receive`` makes queries or patterns, ``send`` keys and values or messages, ``logits`` and ``weighting``
-    are on the edges, and ``collect`` is the output matrix, which only the standard form has.
+    ``receive`` computes queries or patterns, ``send`` keys and values or messages, ``logits`` and
+    ``weighting`` happen on the edges, and ``collect`` is the output matrix of the standard form.
     """
 
     receive: int = 0
@@ -51,26 +48,26 @@ class Macs:
 
     @property
     def edges(self) -> int:
-        """What the edges take, in proportion to their number."""
+        """Multiply-accumulates on the edges, in proportion to their number."""
         return self.logits + self.weighting
 
     @property
     def total(self) -> int:
-        """The sum of all five."""
+        """The sum of all five fields."""
         return self.receive + self.send + self.edges + self.collect
 
     def __add__(self, other: Macs) -> Macs:
-        return Macs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Macs)))
+        return Macs(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Macs)))
 
 
 @dataclass(frozen=True)
 class FormCost:
-    """What a layer in one form of the weights costs over one graph.
+    """The cost of a layer in one form of the weights over one graph.
 
-    ``macs`` counts all receivers in one pass, ``step`` the last receiver alone, with the others in the cache.
-    ``parameters`` is a number, all else is in bytes: ``activations`` (queries or patterns, keys and values or
-    messages, and mixtures), ``weights`` (of all edges, if a backend writes them out), and for each way to
-    cache a sender ``cache_per_token`` and ``cache``, which holds the most senders of the graph.
+    ``macs`` counts one pass over all receivers, ``step`` the last receiver alone, with the others in the
+    cache. ``parameters`` is a number; the rest is in bytes: ``activations`` (queries or patterns, keys and
+    values or messages, and weighted sums), ``weights`` (of all edges, if a backend writes them out), and
+    for each way to cache a sender ``cache_per_token`` and ``cache``, the size of the largest cache.
     """
 
     form: str
@@ -87,29 +84,28 @@ class FormCost:
 FORMS = ("standard", "factored", "merged")
 
 
-class _Rates(NamedTuple):
-    # multiply-accumulates of a receiver, a sender, and an edge of a head
+class _UnitCosts(NamedTuple):
     macs: Macs
     parameters: int
-    # numbers that are made for a receiver and a sender, and those that a cache keeps of a sender
-    received: int
-    sent: int
+    numbers_per_receiver: int
+    numbers_per_sender: int
     cache: Mapping[str, int]
 
 
-def _rates(form: str, d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    factors, sent = d * (H + G) * (D + V), G * (D + V)
+def _unit_costs(form: str, d: int, H: int, D: int, V: int, G: int) -> _UnitCosts:
+    parameters, key_value = d * (H + G) * (D + V), G * (D + V)
     if form == "standard":
-        macs = Macs(receive=d * H * D, send=d * sent, logits=D, weighting=V, collect=H * V * d)
-        return _Rates(macs, factors, H * (D + V), sent, {"key, value": sent})
-    # Patterns and messages are as wide as the states, and heads are summed without a matrix. Values are
-    # shared by a group of heads and W_O is not: every query head has messages of its own.
+        macs = Macs(receive=d * H * D, send=d * key_value, logits=D, weighting=V, collect=H * V * d)
+        return _UnitCosts(macs, parameters, H * (D + V), key_value, {"key, value": key_value})
+    # Patterns and messages are as wide as the states, and heads are summed without a matrix. A
+    # group of heads shares its values but not W_O, so every query head has its own messages.
     if form == "factored":
-        macs, parameters = Macs(receive=2 * d * H * D, send=2 * d * H * V, logits=d, weighting=d), factors
+        macs = Macs(receive=2 * d * H * D, send=2 * d * H * V, logits=d, weighting=d)
     else:
-        macs, parameters = Macs(receive=H * d * d, send=H * d * d, logits=d, weighting=d), 2 * H * d * d
+        macs = Macs(receive=H * d * d, send=H * d * d, logits=d, weighting=d)
+        parameters = 2 * H * d * d
     cache = {"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1}
-    return _Rates(macs, parameters, 2 * H * d, H * d, cache)
+    return _UnitCosts(macs, parameters, 2 * H * d, H * d, cache)
 
 
 def of_form(
@@ -123,11 +119,11 @@ def of_form(
     graph: TokenGraph | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> FormCost:
-    """The cost of a layer of "standard", "factored" or "merged" heads, over ``graph`` or ``causal(tokens)``.
+    """Compute the cost of a layer of "standard", "factored" or "merged" heads.
 
-    Sizes are those of :class:`gnn_attention.StandardHeads`. Without tokens and graph it is one token with a
-    self loop. Raises ValueError for an unknown form, for tokens and graph at once, and for a graph of another
-    number of heads. An example with a head of Llama 3 8B (seed S1.12):
+    The layer runs over ``graph`` or ``causal(tokens)``, by default one token with a self loop. Sizes are
+    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for both tokens and
+    graph, and for a graph of another number of heads. An example with a head of Llama 3 8B (seed S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -139,41 +135,43 @@ def of_form(
         count = 1 if tokens is None else checks.size("tokens", tokens, 1)
         graph = TokenGraph.from_rule(rules.causal, count, name=f"causal({count})")
     sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
-    rate = _rates(checks.choice("form", form, FORMS), *sizes)
-    size = checks.instance("dtype", dtype, torch.dtype).itemsize
+    unit = _unit_costs(checks.choice("form", form, FORMS), *sizes)
+    itemsize = checks.instance("dtype", dtype, torch.dtype).itemsize
     checks.instance("graph", graph, TokenGraph)
     if graph.heads not in (None, num_heads):
         raise ValueError(f"graph must have {num_heads} heads or none, got {graph.heads} in {graph!r}")
-    samples, receivers, senders = graph.batch or 1, graph.num_dst, graph.num_src
-    heads_of_an_edge = 1 if graph.heads else num_heads
-    edges = graph.num_edges * heads_of_an_edge
-    edges_of_last = int(graph.in_degree()[..., -1:].sum()) * heads_of_an_edge
-    per_sender = {way: numbers * size * samples for way, numbers in rate.cache.items()}
+    samples = graph.batch or 1
+    receivers, senders = samples * graph.num_dst, samples * graph.num_src
+    heads_per_edge = 1 if graph.heads else num_heads
+    edges = graph.num_edges * heads_per_edge
+    last_edges = int(graph.in_degree()[..., -1:].sum()) * heads_per_edge
+    cache_per_token = {kind: numbers * itemsize * samples for kind, numbers in unit.cache.items()}
+    numbers = receivers * unit.numbers_per_receiver + senders * unit.numbers_per_sender
     return FormCost(
         form=form,
-        macs=_macs(rate.macs, samples * receivers, samples * senders, edges),
-        step=_macs(rate.macs, samples, samples, edges_of_last) if receivers else Macs(),
-        parameters=rate.parameters,
-        itemsize=size,
-        activations=samples * (receivers * rate.received + senders * rate.sent) * size,
-        weights=edges * size,
-        cache_per_token=per_sender,
-        cache={way: part * most_cached(graph) for way, part in per_sender.items()},
+        macs=_multiply(unit.macs, receivers, senders, edges),
+        step=_multiply(unit.macs, samples, samples, last_edges) if receivers else Macs(),
+        parameters=unit.parameters,
+        itemsize=itemsize,
+        activations=numbers * itemsize,
+        weights=edges * itemsize,
+        cache_per_token=cache_per_token,
+        cache={kind: size * most_cached(graph) for kind, size in cache_per_token.items()},
     )
 
 
-def _macs(one: Macs, receivers: int, senders: int, edges: int) -> Macs:
-    of_edges = edges * one.logits, edges * one.weighting
-    return Macs(receivers * one.receive, senders * one.send, *of_edges, receivers * one.collect)
+def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
+    logits, weighting = edges * unit.logits, edges * unit.weighting
+    return Macs(receivers * unit.receive, senders * unit.send, logits, weighting, receivers * unit.collect)
 
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Counts of a graph over all samples and heads, with those of the causal and full graph of its tokens.
+    """Number of edges over all samples and heads, beside those of the causal and the full graph.
 
-    ``cached``: the most senders in the cache while decoding, each until its last receiver has come; of a
-    graph between two sequences, the senders with an edge. What a block-sparse kernel visits is in
-    :func:`gnn_attention.graph.tiling.tiles`.
+    ``cached`` is the largest number of senders in the cache while decoding, where a sender leaves
+    after its last receiver; for a graph between two sequences it counts the senders with an edge.
+    :func:`gnn_attention.graph.tiling.tiles` counts what a block-sparse kernel visits.
     """
 
     name: str
@@ -184,12 +182,12 @@ class GraphCost:
 
     @property
     def of_causal(self) -> float:
-        """Edges as a share of those of the causal graph; what is missing to 1 is saved."""
+        """Number of edges divided by that of the causal graph."""
         return self.edges / self.causal if self.causal else 1.0
 
 
 def of_graph(graph: TokenGraph) -> GraphCost:
-    """Counts of a graph, without listing the pairs of a structured one; TypeError for no graph.
+    """Count the edges and the cached senders of a graph, without listing the edges of a rule.
 
     >>> from gnn_attention import patterns
     >>> cost = of_graph(patterns.window(100_000, 4096) | patterns.sinks(100_000, 4))
@@ -198,29 +196,32 @@ def of_graph(graph: TokenGraph) -> GraphCost:
     """
     checks.instance("graph", graph, TokenGraph)
     copies = (graph.batch or 1) * (graph.heads or 1)
-    first = graph.dst_offset - graph.src_offset + 1  # how many senders the first receiver attends to
-    counts = torch.arange(first, first + graph.num_dst, device="cpu")
+    # The causal in-degrees grow by one from that of the first receiver on.
+    first = graph.dst_offset - graph.src_offset + 1
+    causal_degrees = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
         name=graph.name,
         edges=graph.num_edges,
-        causal=copies * int(counts.clamp(0, graph.num_src).sum()),
+        causal=copies * int(causal_degrees.clamp(0, graph.num_src).sum()),
         full=copies * graph.num_dst * graph.num_src,
         cached=most_cached(graph),
     )
 
 
 def most_cached(graph: TokenGraph) -> int:
-    """The most senders in a cache when each token comes as soon as all its senders have come."""
+    """Return the largest size of a cache that a token enters once all its senders have entered."""
     last = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())
     if not graph.num_src:
         return 0
-    place = torch.arange(graph.num_src, device="cpu")
-    # closed: all senders of the tokens so far have come; a chunk comes at once, a token in a causal graph
-    closed = memoized(last_senders, graph).cummax(0).values <= place
-    chunk = closed.cumsum(0) - closed.long()
-    comes, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1
+    # A chunk of tokens ends where no token so far attends to a later one. Its tokens enter
+    # together; in a causal graph every token is a chunk.
+    positions = torch.arange(graph.num_src, device="cpu")
+    ends_chunk = memoized(last_senders, graph).cummax(0).values <= positions
+    chunk = ends_chunk.cumsum(0) - ends_chunk.long()
+    enters, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")
-    change.index_add_(0, comes, torch.ones_like(comes)).index_add_(0, leaves, -torch.ones_like(leaves))
+    change.index_add_(0, enters, torch.ones_like(enters))
+    change.index_add_(0, leaves, -torch.ones_like(leaves))
     return int(change.cumsum(0).max())

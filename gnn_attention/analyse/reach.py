@@ -1,8 +1,8 @@
 """How far information travels: receptive fields, layers to reach, shortest and all paths.
 
-Every function takes one graph, used in every layer, or a list of graphs, one for each layer, layer 1 first;
-beyond its end the list is cycled. A token's own state is always carried along by the residual stream, whether
-or not there is a self loop. All raise TypeError, ValueError or IndexError for wrong layers or positions.
+Every function takes one graph, used in every layer, or a list of one graph for each layer, layer 1 first;
+beyond its end the list is cycled. The residual stream always keeps a token's own state, with or without a
+self loop. All functions raise TypeError, ValueError or IndexError for wrong layers or positions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.analyse._walks import Layers, check_token, senders_for, spread, stack
+from gnn_attention.analyse._walks import Layers, check_token, sender_lookup, spread, stack
 from gnn_attention.graph import TokenGraph, rules, text
 
-ALL_PAIRS = 8192  # tokens up to which every pair is looked at
-BITS = 8  # of a word: the senders that are looked up at once
-TOO_MANY = 2.0**53  # below it float64 holds every integer
+# Functions that compute a [dst, src] table take at most this many tokens.
+MAX_TOKENS = 8192
+# float64 holds every integer below this one.
+MAX_WALKS = 2.0**53
 
 
 def receptive_field(
     graphs: Layers, receiver: int, layers: int, residual: bool = True
 ) -> Int[Tensor, " tokens"]:
-    """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
+    """Return the tokens whose input can influence ``receiver`` after this many layers, in increasing order.
 
-    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
-    ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
+    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or, with
+    ``residual=False`` (no residual stream), of exactly ``layers`` hops.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -39,21 +40,21 @@ def receptive_field(
     stacked = stack(graphs)
     receiver = check_token("receiver", receiver, stacked[0].num_dst)
     layers = checks.size("layers", layers)
-    walks = [senders_for(graph, layers) for graph in stacked]
-    backwards = [walks[(layers - 1 - step) % len(walks)] for step in range(len(walks))]
-    reached = torch.tensor([receiver], device="cpu")
+    lookups = [sender_lookup(graph, layers) for graph in stacked]
+    backwards = [lookups[(layers - 1 - step) % len(lookups)] for step in range(len(lookups))]
+    field = torch.tensor([receiver], device="cpu")
     if residual:
         steps = islice(spread(backwards, receiver, stacked[0].num_dst), layers)
-        return torch.cat([reached, *steps]).sort().values
+        return torch.cat([field, *steps]).sort().values
     for step in range(layers):
-        reached = torch.unique(backwards[step % len(walks)](reached))
-    return reached
+        field = torch.unique(backwards[step % len(lookups)](field))
+    return field
 
 
 def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
-    """The fewest layers after which ``dst`` has received from ``src``, 0 for itself, None if it never will.
+    """Return the fewest layers after which ``dst`` receives from ``src``, or None if it never does.
 
-    For a single graph the length of a shortest path.
+    For a single graph this is the length of a shortest path, 0 from a token to itself.
 
     >>> from gnn_attention import patterns
     >>> layers_between(patterns.window(100, 4), 0, 99)
@@ -64,15 +65,15 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     src, dst = check_token("src", src, count), check_token("dst", dst, count)
     if src == dst:
         return 0
-    steps = enumerate(spread([senders_for(graph.T) for graph in stacked], src, count), 1)
+    steps = enumerate(spread([sender_lookup(graph.T) for graph in stacked], src, count), 1)
     return next((layer for layer, new in steps if dst in new), None)
 
 
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
-    """A shortest way of information from ``src`` to ``dst``, the token that has it after each layer, or None.
+    """Return a shortest path of information from ``src`` to ``dst``, or None if there is none.
 
-    The list begins with ``src``; a token repeated carries it in its residual stream (only where layers
-    differ). With ``layers`` the way must not take more.
+    The list has ``src`` and the token that holds the information after each layer; where layers differ, a
+    token may be repeated (the residual stream). With ``layers`` the path takes at most that many.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -82,32 +83,32 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     count = stacked[0].num_dst
     src, dst = check_token("src", src, count), check_token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    # The layer after which each token first knows of src.
-    since = torch.full((count,), -1, device="cpu")
-    since[src] = 0
-    steps = islice(spread([senders_for(graph.T) for graph in stacked], src, count), limit)
+    # first_layer[t] is the layer after which token t first receives from src, -1 for never.
+    first_layer = torch.full((count,), -1, device="cpu")
+    first_layer[src] = 0
+    steps = islice(spread([sender_lookup(graph.T) for graph in stacked], src, count), limit)
     for layer, new in enumerate(steps, 1):
-        since[new] = layer
-        if since[dst] >= 0:
+        first_layer[new] = layer
+        if first_layer[dst] >= 0:
             break
-    if since[dst] < 0:
+    if first_layer[dst] < 0:
         return None
-    depth, path = int(since[dst]), [dst]
-    backwards = [senders_for(graph, depth) for graph in stacked]
+    depth, path = int(first_layer[dst]), [dst]
+    lookups = [sender_lookup(graph, depth) for graph in stacked]
     for layer in range(depth, 0, -1):
-        if since[path[-1]] == layer:
-            senders = backwards[(layer - 1) % len(stacked)](torch.tensor(path[-1:], device="cpu"))
-            earlier = (since[senders] >= 0) & (since[senders] < layer)
-            path.append(int(senders[earlier].min()))
-        else:
-            path.append(path[-1])
+        token = path[-1]
+        if first_layer[token] == layer:
+            senders = lookups[(layer - 1) % len(stacked)](torch.tensor([token], device="cpu"))
+            is_earlier = (first_layer[senders] >= 0) & (first_layer[senders] < layer)
+            token = int(senders[is_earlier].min())
+        path.append(token)
     return path[::-1]
 
 
 def diameter(graphs: Layers) -> int | None:
-    """The fewest layers after which every token has received from every token, None for never.
+    """Return the fewest layers after which every token has received from every token, or None.
 
-    For a single graph the longest of all shortest paths, as in networkx. ValueError above 8192 tokens.
+    For a single graph this is networkx's diameter. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> diameter(patterns.window(9, 3, causal=False)), diameter(patterns.causal(9))
@@ -118,11 +119,11 @@ def diameter(graphs: Layers) -> int | None:
 
 
 def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> int | None:
-    """The fewest layers after which receivers have all that they may receive, None for never.
+    """Return the fewest layers after which every receiver has received from its senders in ``target``.
 
-    ``target`` holds the wanted pairs: by default all, or ``src <= dst`` where no layer has another edge.
-    ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond which no receptive field grows.
-    ValueError above 8192 tokens.
+    None if that never happens. ``target`` is a graph, by default the causal one if all layers are
+    causal, else the full one. ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond
+    which no receptive field grows. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> layers_to_full_reach(patterns.window(100, 4)), layers_to_full_reach(patterns.documents([4, 4]))
@@ -133,29 +134,29 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
 
 
 def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
-    """The pairs ``src -> dst`` such that dst never receives from src, however many the layers.
+    """Return the edges of ``target`` whose dst never receives from src, with any number of layers.
 
-    ``target`` is as in :func:`layers_to_full_reach`. ValueError above 8192 tokens.
+    ``target`` is that of :func:`layers_to_full_reach`. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> never_hears(patterns.documents([2, 2])).edge_index.t().tolist()
     [[0, 2], [1, 2], [0, 3], [1, 3]]
     """
     stacked = stack(graphs)
-    wanted = _target_bits("never_hears", stacked, target)
-    reached = _cycle([_layer(graph) for graph in stacked])
-    while not torch.equal(reached, twice := _compose(reached, reached)):
-        reached = twice
-    words, count = (wanted & ~reached).numpy(), stacked[0].num_src
-    missing = torch.from_numpy(np.unpackbits(words, axis=1, count=count, bitorder="little"))
+    target_bits = _target_bits("never_hears", stacked, target)
+    reach = _one_cycle([_layer_bits(graph) for graph in stacked])
+    while not torch.equal(reach, double_reach := _compose(reach, reach)):
+        reach = double_reach
+    missing_bits, count = (target_bits & ~reach).numpy(), stacked[0].num_src
+    mask = torch.from_numpy(np.unpackbits(missing_bits, axis=1, count=count, bitorder="little"))
     name = f"never_hears({', '.join(text.parenthesize(graph.name) for graph in stacked)})"
-    return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
+    return TokenGraph.from_edges(mask.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
 
 def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
-    """How many walks of exactly ``layers`` hops lead from src to dst: the product of the layers' masks.
+    """Count the walks of exactly ``layers`` hops from src to dst: the product of the layers' masks.
 
-    ValueError above 8192 tokens, and where there are 2^53 walks or more, too many to count in float64.
+    ValueError for more than 8192 tokens, and for 2^53 walks or more, which float64 cannot count.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -168,15 +169,15 @@ def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
     walks = torch.eye(count, dtype=torch.float64, device="cpu")
     for layer in range(layers):
         walks = masks[layer % len(masks)] @ walks
-        if bool((walks >= TOO_MANY).any()):
+        if bool((walks >= MAX_WALKS).any()):
             raise ValueError(
-                f"layers must be fewer: 2^53 walks of {layer + 1} hops or more join a pair of tokens"
+                f"layers: a pair of tokens has 2^53 walks of {layer + 1} hops or more; take fewer"
             )
     return walks.long()
 
 
-def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    check_all_pairs(what, stacked[0], "take single tokens: receptive_field or layers_between")
+def _target_bits(function: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
+    check_all_pairs(function, stacked[0], "take single tokens: receptive_field or layers_between")
     if target is None:
         causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
         target = TokenGraph.from_rule(rules.causal if causal else rules.all_pairs, stacked[0].num_dst)
@@ -185,70 +186,61 @@ def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None
     return _pack(target.mask())
 
 
-def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
-    if graph.num_dst > ALL_PAIRS:
-        most = f"looks at every pair of tokens, at most {ALL_PAIRS} tokens"
-        raise ValueError(f"{what} {most}; got {graph!r}: {instead}")
+def check_all_pairs(function: str, graph: TokenGraph, advice: str) -> None:
+    if graph.num_dst > MAX_TOKENS:
+        raise ValueError(f"{function} takes at most {MAX_TOKENS} tokens, got {graph!r}: {advice}")
 
 
-# Below, what all tokens have received at once is a row of bits for each receiver, eight senders to a word.
+# Below, the reach of all tokens is a bool matrix [dst, src], packed along src into bytes.
 
 
-def _layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:
-    """The fewest layers after which every token has received from all that is wanted, None for never.
-
-    Twice as many cycles until they suffice, then the most that do not, then layer by layer: about
-    2 log2(cycles) products, however deep it is.
-    """
-    layers = [_layer(graph) for graph in graphs]
-    stretches = [_cycle(layers)]
-    while _misses(stretches[-1], wanted):
-        twice = _compose(stretches[-1], stretches[-1])
-        if torch.equal(twice, stretches[-1]):
+def _layers_until(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]) -> int | None:
+    """Return the fewest layers whose reach contains ``target``, by about ``2 log2(cycles)`` products."""
+    layers = [_layer_bits(graph) for graph in graphs]
+    # cycles[p] is the reach of 2^p cycles. Their number is doubled until it suffices, then bisected;
+    # single layers follow.
+    cycles = [_one_cycle(layers)]
+    while bool((target & ~cycles[-1]).any()):
+        double_reach = _compose(cycles[-1], cycles[-1])
+        if torch.equal(double_reach, cycles[-1]):
             return None
-        stretches.append(twice)
-    reached, count = _identity(len(wanted)), 0
-    for power in reversed(range(len(stretches) - 1)):
-        longer = _compose(stretches[power], reached)
-        if _misses(longer, wanted):
-            reached, count = longer, count + 2**power * len(layers)
-    while _misses(reached, wanted):
-        reached, count = _compose(layers[count % len(layers)], reached), count + 1
+        cycles.append(double_reach)
+    reach, count = _pack(torch.eye(len(target), dtype=torch.bool, device="cpu")), 0
+    for power in reversed(range(len(cycles) - 1)):
+        longer_reach = _compose(cycles[power], reach)
+        if bool((target & ~longer_reach).any()):
+            reach = longer_reach
+            count += 2**power * len(layers)
+    while bool((target & ~reach).any()):
+        reach = _compose(layers[count % len(layers)], reach)
+        count += 1
     return count
 
 
-def _compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
-    """What every token receives by way of those that it attends to: the boolean product of packed matrices.
+def _compose(later: Int[Tensor, "dst bytes"], earlier: Int[Tensor, "mid bytes"]) -> Int[Tensor, "dst bytes"]:
+    """Compute the boolean product of packed matrices: the reach of ``later`` after ``earlier``.
 
-    All unions of eight rows are looked up in a table (the method of four Russians), at 4096 tokens some ten
-    times as fast as a product of float32 matrices.
+    A table holds all unions of eight rows (the method of four Russians), which is ten times as fast
+    at 4096 tokens as a product of float32 matrices.
     """
-    result = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
-    for number, chosen in enumerate(later.T.int()):
-        if bool(chosen.any()):
-            # row k of the table is the union of the rows whose bits are set in k
+    product = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
+    for index, bits in enumerate(later.T.int()):
+        if bool(bits.any()):
+            # Row k of the table is the union of the rows whose bits are set in k.
             unions = earlier.new_zeros(1, earlier.shape[1])
-            for row in earlier[BITS * number : BITS * (number + 1)]:
+            for row in earlier[8 * index : 8 * (index + 1)]:
                 unions = torch.cat([unions, unions | row])
-            result |= unions.index_select(0, chosen)
-    return result
+            product |= unions.index_select(0, bits)
+    return product
 
 
-def _pack(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
+def _one_cycle(layers: Sequence[Tensor]) -> Tensor:
+    return reduce(lambda reach, layer: _compose(layer, reach), layers)
+
+
+def _layer_bits(graph: TokenGraph) -> Tensor:
+    return _pack(graph.mask() | torch.eye(graph.num_dst, dtype=torch.bool, device="cpu"))
+
+
+def _pack(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst bytes"]:
     return torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little"))
-
-
-def _layer(graph: TokenGraph) -> Tensor:
-    return _pack(graph.mask()) | _identity(graph.num_dst)
-
-
-def _cycle(layers: Sequence[Tensor]) -> Tensor:
-    return reduce(lambda reached, layer: _compose(layer, reached), layers)
-
-
-def _identity(tokens: int) -> Tensor:
-    return _pack(torch.eye(tokens, dtype=torch.bool, device="cpu"))
-
-
-def _misses(reached: Tensor, wanted: Tensor) -> bool:
-    return bool((wanted & ~reached).any())

@@ -1,4 +1,4 @@
-"""What a graph is made of: its degrees, its components, and the words that describe it."""
+"""Describe a graph: its degrees, its components, and whether it is symmetric, causal or acyclic."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._walks import edges_of, is_square, stack
+from gnn_attention.analyse._walks import is_square, list_edges, stack
 from gnn_attention.graph import TokenGraph, rules, symbols
 from gnn_attention.graph.edges import RuleEdges
 
-EXAMPLES = 5  # tokens that a sentence names
+# A summary lists at most this many isolated tokens.
+MAX_EXAMPLES = 5
 SAME_TOKEN = symbols.dst == symbols.src
-MOST_EDGES = 2**20  # up to which networkx looks for cycles
+# networkx searches graphs of at most this many edges for cycles.
+MAX_CYCLE_EDGES = 2**20
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """The least, the mean and the largest of some degrees; all 0 where there is no token."""
+    """The smallest, the mean and the largest degree of some tokens; all 0 if there is no token."""
 
     least: int
     mean: float
@@ -34,10 +36,10 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``isolated_dst``: receivers without in-edges (which receive exactly 0), ``isolated_src``: senders without
-    out-edges, at most five of each. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
-    but self loops, None if that would take a list of more than 2^20 edges. The last four are None where
-    receivers and senders are not the same tokens.
+    ``isolated_dst`` lists receivers without in-edges (their output is exactly 0) and ``isolated_src``
+    senders without out-edges, at most five of each. ``causal`` says that no edge has ``src > dst``, and
+    ``acyclic`` that all directed cycles are self loops; it is None if the search would need a list of more
+    than 2^20 edges. The last four are None if receivers and senders are not the same tokens.
     """
 
     name: str
@@ -51,10 +53,10 @@ class Summary:
     num_isolated_dst: int
     isolated_src: tuple[int, ...]
     num_isolated_src: int
-    self_loops: int | None
-    symmetric: bool | None
-    causal: bool | None
-    acyclic: bool | None
+    self_loops: int | None = None
+    symmetric: bool | None = None
+    causal: bool | None = None
+    acyclic: bool | None = None
 
     def __str__(self) -> str:
         rows = [
@@ -62,18 +64,18 @@ class Summary:
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("no in-edges", _examples(self.num_isolated_dst, self.isolated_dst)),
-            ("no out-edges", _examples(self.num_isolated_src, self.isolated_src)),
+            ("no in-edges", _list_examples(self.num_isolated_dst, self.isolated_dst)),
+            ("no out-edges", _list_examples(self.num_isolated_src, self.isolated_src)),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
             answers = {True: "yes", False: "no", None: "not worked out"}
-            rows += [(word, answers[getattr(self, word)]) for word in ("symmetric", "causal", "acyclic")]
-        return "\n".join([self.name, *(f"  {word:<16}{text}" for word, text in rows)])
+            rows += [(name, answers[getattr(self, name)]) for name in ("symmetric", "causal", "acyclic")]
+        return "\n".join([self.name, *(f"  {name:<16}{text}" for name, text in rows)])
 
 
 def summary(graph: TokenGraph) -> Summary:
-    """The graph in numbers: edges, density, degrees, isolated rows, symmetric, causal, acyclic.
+    """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
     ValueError for a graph that differs by head or sample: take one with ``select(batch, head)``.
 
@@ -93,23 +95,32 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.varying_axes:
-        hint = "summarise one of them, select(batch, head)"
-        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
+        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: take one, select(batch, head)")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
-    alone = [(degree == 0).nonzero().flatten().tolist() for degree in (in_degree, out_degree)]
-    isolated: Any = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
-    density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
-    sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
-    facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
-    return Summary(graph.name, *sizes, _degrees(in_degree), _degrees(out_degree), *isolated, *facts)
+    isolated_dst = (in_degree == 0).nonzero().flatten().tolist()
+    isolated_src = (out_degree == 0).nonzero().flatten().tolist()
+    return Summary(
+        name=graph.name,
+        num_dst=graph.num_dst,
+        num_src=graph.num_src,
+        edges=graph.num_edges,
+        density=graph.num_edges / max(1, graph.num_dst * graph.num_src),
+        in_degree=_summarise_degrees(in_degree),
+        out_degree=_summarise_degrees(out_degree),
+        isolated_dst=tuple(isolated_dst[:MAX_EXAMPLES]),
+        num_isolated_dst=len(isolated_dst),
+        isolated_src=tuple(isolated_src[:MAX_EXAMPLES]),
+        num_isolated_src=len(isolated_src),
+        **_square_properties(graph) if is_square(graph) else {},
+    )
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
-    """The number of the component of each token; components are numbered 0, 1, ... by their first tokens.
+    """Return the number of each token's component; components are numbered 0, 1, ... by their first token.
 
-    Two tokens are in one component if a way leads from one to the other, taking edges in either direction;
-    with ``strong=True`` if directed ways lead both there and back. ValueError unless the graph is square and
-    the same for all heads and samples.
+    Two tokens are in one component if a path of edges in either direction joins them, or, with
+    ``strong=True``, if directed paths lead both there and back. ValueError unless the graph is
+    square and the same for all heads and samples.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.documents([2, 3])
@@ -121,37 +132,40 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     stack(graph)
     digraph = networkx.DiGraph()
     digraph.add_nodes_from(range(graph.num_dst))
-    digraph.add_edges_from(edges_of(graph).T.tolist())
+    digraph.add_edges_from(list_edges(graph).T.tolist())
     find = networkx.strongly_connected_components if strong else networkx.weakly_connected_components
     number = torch.zeros(graph.num_dst, dtype=torch.int64, device="cpu")
-    for position, part in enumerate(sorted(find(digraph), key=min)):
-        number[list(part)] = position
+    for index, component in enumerate(sorted(find(digraph), key=min)):
+        number[list(component)] = index
     return number
 
 
-def _degrees(degree: Tensor) -> Degrees:
+def _summarise_degrees(degree: Tensor) -> Degrees:
     if not len(degree):
         return Degrees(0, 0.0, 0)
     return Degrees(int(degree.min()), float(degree.double().mean()), int(degree.max()))
 
 
-def _examples(count: int, examples: tuple[int, ...]) -> str:
+def _list_examples(count: int, examples: tuple[int, ...]) -> str:
     dots = ", ..." if count > len(examples) else ""
     return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
 
 
-def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
-    """Self loops, symmetric, causal, acyclic: by counts of combined graphs, without a list."""
-    loops, past = (graph_like(graph, rule) for rule in (SAME_TOKEN, rules.causal))
-    in_past, num_loops = (graph & past).num_edges, (graph & loops).num_edges
-    causal = in_past == graph.num_edges
-    both_ways = (graph & graph.T).num_edges
-    acyclic: bool | None = causal or in_past == num_loops
-    if not acyclic and both_ways == num_loops:
-        few = graph.num_edges <= MOST_EDGES
-        acyclic = bool((components(graph, strong=True).diff() > 0).all()) if few else None
-    return num_loops, both_ways == graph.num_edges, causal, acyclic
+def _square_properties(graph: TokenGraph) -> dict[str, Any]:
+    # Counting the edges of combined graphs needs no list of edges.
+    loops = (graph & replace_rule(graph, SAME_TOKEN)).num_edges
+    past = (graph & replace_rule(graph, rules.causal)).num_edges
+    mutual = (graph & graph.T).num_edges
+    causal = past == graph.num_edges
+    # If self loops are the only edges with src <= dst, all others lead to earlier tokens.
+    acyclic: bool | None = causal or past == loops
+    if not acyclic and mutual == loops:
+        acyclic = None
+        if graph.num_edges <= MAX_CYCLE_EDGES:
+            acyclic = bool((components(graph, strong=True).diff() > 0).all())
+    symmetric = mutual == graph.num_edges
+    return {"self_loops": loops, "symmetric": symmetric, "causal": causal, "acyclic": acyclic}
 
 
-def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
+def replace_rule(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     return replace(graph, edges=RuleEdges(rule))

@@ -1,1 +1,1 @@
-"""The commands, one a module."""
+"""The commands of ``gnn-attention``, one module each."""

@@ -9,26 +9,26 @@ from gnn_attention._support.progress import Progress
 from gnn_attention.cli.draw import read_graph
 from gnn_attention.interpret import audit as auditor
 
-LONGEST = 512  # tokens: every pair is looked at, in a model of any size
+# An audit computes every pair of tokens, so that longer graphs would take too long.
+MAX_TOKENS = 512
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``gnn-attention audit``: exit code 1 if information leaks."""
+    """Add the arguments of ``gnn-attention audit``, which exits with 1 if information leaks."""
     add = command.add_argument
-    add("expression", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file")
-    add("--model", metavar="FILE", help="of gnn_attention.model.save (default: the one that ships)")
-    add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
-    add("--layers", type=int, metavar="L", help="uses of the graph (default: as many as the model's)")
-    add("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    add("expression", help="the declared graph, e.g. 'window(32, 8) | sinks(32, 2)', or a file")
+    add("--model", metavar="FILE", help="a file of gnn_attention.model.save (default: the shipped model)")
+    add("--run-over", metavar="EXPRESSION", help="graph of the model (default: the declared graph)")
+    add("--layers", type=int, metavar="L", help="number of layers (default: those of the model)")
+    add("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
     atomic_files.add_json(command)
-    command.set_defaults(run=_audit)
+    command.set_defaults(run=run_audit)
 
 
-def _audit(args: argparse.Namespace) -> int:
+def run_audit(args: argparse.Namespace) -> int:
     graph = read_graph(args.expression)[0]
-    if graph.num_dst > LONGEST:
-        advice = f"take at most {LONGEST} tokens, the rule is the same"
-        raise ValueError(f"{graph!r} is too long for an audit of a model: {advice}")
+    if graph.num_dst > MAX_TOKENS:
+        raise ValueError(f"{graph!r} is too long for an audit: take at most {MAX_TOKENS} tokens")
     used = graph if args.run_over is None else read_graph(args.run_over)[0]
     language_model, _, _ = model.load(model.TRAINED if args.model is None else args.model)
     with Progress("audit", unit="passes") as progress:

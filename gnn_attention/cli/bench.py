@@ -1,7 +1,7 @@
-"""The command ``gnn-attention bench``: the time of ``attend`` along a few graphs, beside installed peers.
+"""The command ``gnn-attention bench``: time ``attend`` and installed peers on a few graphs.
 
-It takes one or two minutes. ``python -m benchmarks`` in the repository measures memory, too, and more graphs
-and peers; ``gnn-attention verify`` says whether the results are right.
+It takes one or two minutes. ``python -m benchmarks`` in the repository also measures memory, more
+graphs and more peers; ``gnn-attention verify`` checks that the results are right.
 """
 
 import argparse
@@ -30,11 +30,12 @@ from gnn_attention.graph import TokenGraph
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HEADS, DIM, TOKENS = 8, 64, 2048
 PASSES = ("forward", "with backward")
-SECONDS, ROUNDS = 2.0, 15  # of one graph and pass, at most
+# One graph and pass takes at most this long and this many rounds.
+SECONDS, ROUNDS = 2.0, 15
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _edge_list(degree: int, tokens: int) -> TokenGraph:
+def _random_edge_list(degree: int, tokens: int) -> TokenGraph:
     return TokenGraph.from_edges(patterns.random_senders(tokens, min(degree, tokens)).edge_index, tokens)
 
 
@@ -44,41 +45,42 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "window 256": lambda tokens: patterns.window(tokens, 256),
     "window 252, 4 sinks": lambda tokens: patterns.window(tokens, 252) | patterns.sinks(tokens, 4),
     "documents of 256": lambda tokens: patterns.documents([256] * (tokens // 256) + [tokens % 256]),
-    "random edges, 32 each": partial(_edge_list, 32),
-    NEW_LIST: partial(_edge_list, 4),
+    "random edges, 32 each": partial(_random_edge_list, 32),
+    NEW_LIST: partial(_random_edge_list, 4),
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph of ``GRAPHS`` and q, k and v ``[3, 1, H, T, D]``, laid out as projections leave them."""
+    """A graph, and q, k and v ``[3, 1, H, T, D]`` in the memory layout of a projection."""
 
     title: str
     graph: TokenGraph
     inputs: Tensor
     backward: bool
 
-    def call(self, function: Function) -> Callable[[], object]:
-        """A call without gradients, or with those of q, k and v."""
+    def bind(self, function: Function) -> Callable[[], object]:
+        """Return a call of the function on the inputs, with their gradients if ``backward``."""
         leaves = [x.detach().requires_grad_(self.backward) for x in self.inputs]
         if self.backward:
             return lambda: torch.autograd.grad(function(*leaves), leaves, self.inputs[0])
         return torch.no_grad()(lambda: function(*leaves))
 
-    def lacks_memory(self, needed: int) -> bool:
-        """Whether so many bytes are more than half of what is free."""
-        cuda = self.inputs.device.type == "cuda"
-        return 2 * needed > (torch.cuda.mem_get_info(self.inputs.device)[0] if cuda else memory.available())
+    def lacks_memory(self, num_bytes: int) -> bool:
+        """Whether ``num_bytes`` are more than half of the free memory."""
+        is_cuda = self.inputs.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.inputs.device)[0] if is_cuda else memory.available()
+        return 2 * num_bytes > free
 
 
-def _attend(problem: Problem) -> Function:
+def _prepare_attend(problem: Problem) -> Function:
     if problem.title != NEW_LIST:
         return partial(attend, graph=problem.graph)
     edges, tokens = problem.graph.edge_index, problem.graph.num_dst
     return lambda q, k, v: attend(q, k, v, TokenGraph.from_edges(edges, tokens))
 
 
-def _sdpa(problem: Problem) -> Function | str:
+def _prepare_sdpa(problem: Problem) -> Function | str:
     graph, sdpa = problem.graph, functional.scaled_dot_product_attention
     if graph.is_causal():
         return partial(sdpa, is_causal=True)
@@ -87,7 +89,7 @@ def _sdpa(problem: Problem) -> Function | str:
     return partial(sdpa, attn_mask=graph.mask(problem.inputs.device))
 
 
-def _flex(problem: Problem) -> Function | str:
+def _prepare_flex(problem: Problem) -> Function | str:
     if problem.backward and problem.inputs.device.type == "cpu":
         return "FlexAttention has no backward pass on a CPU"
     if problem.graph.edges.listed() is not None:
@@ -97,8 +99,8 @@ def _flex(problem: Problem) -> Function | str:
     return partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask)
 
 
-def _transformer_conv(problem: Problem) -> Function | str:
-    """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
+def _prepare_conv(problem: Problem) -> Function | str:
+    """Prepare ``propagate`` of PyG's TransformerConv, without its projections."""
     if problem.lacks_memory(20 * HEADS * DIM * problem.graph.num_edges):
         return "TransformerConv needs more memory than is free"
     edges = problem.graph.edges_on(problem.inputs.device)
@@ -113,80 +115,82 @@ def _transformer_conv(problem: Problem) -> Function | str:
     return function
 
 
-# Each makes what a user would reuse (mask, edges, kernel) and returns f(q, k, v), or says why it cannot.
+# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or a reason to skip.
 PEERS: dict[str, Callable[[Problem], Function | str]]
-PEERS = {"SDPA": _sdpa, "FlexAttention": _flex, "TransformerConv": _transformer_conv}
+PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv": _prepare_conv}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``gnn-attention bench``."""
+    """Add the arguments of ``gnn-attention bench``."""
     add = command.add_argument
-    add("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
+    add("--tokens", type=int, default=TOKENS, metavar="N", help="number of tokens (default %(default)s)")
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = ["cpu", "cuda", *gpus] if gpus else ["cpu"]
-    add("--device", default="cpu", choices=devices, help="(default %(default)s)")
-    add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
-    add("--no-peers", action="store_true", help="attend alone")
+    add("--device", default="cpu", choices=devices, help="where to run (default %(default)s)")
+    add("--dtype", choices=list(DTYPES), help="dtype of q, k and v (default: float32, on a GPU bfloat16)")
+    add("--no-peers", action="store_true", help="measure attend alone")
     atomic_files.add_json(command)
-    command.set_defaults(run=_bench)
+    command.set_defaults(run=run_bench)
 
 
-def _bench(args: argparse.Namespace) -> int:
+def run_bench(args: argparse.Namespace) -> int:
     tokens, device = checks.size("--tokens", args.tokens, 1), torch.device(args.device)
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     peers = [] if args.no_peers else list(PEERS)
-    with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as shown:
-        record = measure(tokens, device, dtype, peers, shown)
+    with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as progress:
+        record = measure(tokens, device, dtype, peers, progress)
     atomic_files.write_json(args.json, record, table(record))
     return 0
 
 
 def measure(
-    tokens: int, device: torch.device, dtype: torch.dtype, peers: Sequence[str], shown: Progress
+    tokens: int, device: torch.device, dtype: torch.dtype, peers: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
-    """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
+    """Time every method on every graph, with and without backward; return the record of ``--json``.
 
-    ``cases`` has a row for each graph, pass and method, with ``seconds``, their ``ratio`` to those of attend,
-    and ``system``, the share of the processor's time that the system takes; or with the reason why it was
-    ``skipped``. Rows of attend have the ``backend``, too.
+    ``cases`` has a row for each graph, pass and method, with its ``seconds``, their ``ratio`` to
+    those of attend, and ``system``, the share of processor time that the operating system takes; or
+    with the reason why it was ``skipped``. Rows of attend also have the ``backend``.
     """
-    cases, rng = [], torch.Generator(device).manual_seed(0)
-    for (title, build), which in product(GRAPHS.items(), PASSES):
+    cases = list[dict[str, Any]]()
+    rng = torch.Generator(device).manual_seed(0)
+    for (title, build), pass_name in product(GRAPHS.items(), PASSES):
         inputs = torch.randn(3, 1, tokens, HEADS, DIM, generator=rng, device=device, dtype=dtype)
-        problem = Problem(title, build(tokens), inputs.transpose(2, 3), which == PASSES[1])
-        about = {"graph": title, "edges": problem.graph.num_edges, "pass": which}
-        shown.begin(f"{title}, {which}: attend")
-        ours = Samples(problem.call(_attend(problem)))
-        ours.call()
-        samples: dict[str, Samples | str] = {"attend": ours}
+        problem = Problem(title, build(tokens), inputs.transpose(2, 3), pass_name == PASSES[1])
+        case = {"graph": title, "edges": problem.graph.num_edges, "pass": pass_name}
+        progress.begin(f"{title}, {pass_name}: attend")
+        baseline = Samples(problem.bind(_prepare_attend(problem)))
+        baseline.call()
+        samples: dict[str, Samples | str] = {"attend": baseline}
         for name in peers:
-            shown.begin(f"{title}, {which}: {name}")
-            samples[name] = _prepare(name, problem)
-        timed = [one for one in samples.values() if isinstance(one, Samples)]
+            progress.begin(f"{title}, {pass_name}: {name}")
+            samples[name] = _prepare_samples(name, problem)
+        runnable = [sample for sample in samples.values() if isinstance(sample, Samples)]
         end = time.monotonic() + SECONDS
-        while len(ours.seconds) < ROUNDS and time.monotonic() < end:
-            # the calls take turns, so that a ratio is of two times taken one after the other
-            for one in timed:
-                one.take()
-        cases += [{**about, "method": name, **_numbers(one, ours)} for name, one in samples.items()]
+        while len(baseline.seconds) < ROUNDS and time.monotonic() < end:
+            # The methods alternate, so that a ratio compares two times taken one after the other.
+            for sample in runnable:
+                sample.measure_round()
+        rows = [{**case, "method": name, **_summarise(x, baseline)} for name, x in samples.items()]
         q, k, v = problem.inputs
-        cases[-len(samples)]["backend"] = choose(AttentionCall.from_arguments(q, k, v, problem.graph)).name
+        rows[0]["backend"] = choose(AttentionCall.from_arguments(q, k, v, problem.graph)).name
+        cases += rows
     sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
-    about = {"device": str(device), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    return {"bench": "short", "schema": 2, **about, **sizes, "cases": cases}
+    machine = {"device": str(device), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {"bench": "short", "schema": 2, **machine, **sizes, "cases": cases}
 
 
 @dataclass
 class Samples:
-    """A call, its seconds in each round, and those of the processor: all, and the system's."""
+    """A call, the seconds of each round, and processor seconds: in total and of the system."""
 
     call: Callable[[], object]
     seconds: list[float] = field(default_factory=list)
     busy: float = 0.0
     system: float = 0.0
 
-    def take(self) -> None:
-        """Measure a round of 10 ms or of one call."""
+    def measure_round(self) -> None:
+        """Repeat the call for 10 ms, at least once, and append its mean time."""
         before, start, calls = os.times(), time.perf_counter(), 0
         while not calls or time.perf_counter() - start < 0.01:
             self.call()
@@ -199,28 +203,29 @@ class Samples:
         self.busy += after.system - before.system + after.user - before.user
 
 
-def _prepare(name: str, problem: Problem) -> Samples | str:
-    """What can be timed, or why it cannot; kernels are compiled."""
+def _prepare_samples(name: str, problem: Problem) -> Samples | str:
+    """Prepare a peer and call it once, which compiles its kernels; or say why it is skipped."""
     try:
         if isinstance(function := PEERS[name](problem), str):
             return function
-        call = problem.call(function)
+        call = problem.bind(function)
         call()
-    except Exception as error:  # a peer may fail in any way, and the others go on
+    # A peer may fail in any way, and the others must still be measured.
+    except Exception as error:
         return f"{name} failed: {type(error).__name__}: {error}".splitlines()[0][:150]
     return Samples(call)
 
 
-def _numbers(one: Samples | str, ours: Samples) -> dict[str, Any]:
-    if isinstance(one, str):
-        return {"skipped": one}
-    ratio = statistics.median(a / b for a, b in zip(one.seconds, ours.seconds, strict=True))
-    system = one.system / one.busy if one.busy else 0.0
-    return {"seconds": statistics.median(one.seconds), "ratio": ratio, "system": system}
+def _summarise(sample: Samples | str, baseline: Samples) -> dict[str, Any]:
+    if isinstance(sample, str):
+        return {"skipped": sample}
+    ratio = statistics.median(a / b for a, b in zip(sample.seconds, baseline.seconds, strict=True))
+    system = sample.system / sample.busy if sample.busy else 0.0
+    return {"seconds": statistics.median(sample.seconds), "ratio": ratio, "system": system}
 
 
 def table(record: dict[str, Any]) -> str:
-    """A row for each graph and pass: milliseconds, and the share of system time, of each method."""
+    """Format a record: a row for each graph and pass, with the times of each method."""
     cases = record["cases"]
     names = list(dict.fromkeys(case["method"] for case in cases))
     reasons = list(dict.fromkeys(case["skipped"] for case in cases if "skipped" in case))
@@ -234,7 +239,8 @@ def table(record: dict[str, Any]) -> str:
             rows[-1].append(f"{case['seconds'] * 1e3:.3g} ({case['ratio']:.2g}x), {case['system']:.0%}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; {device}, {threads} threads, torch {torch}"
-    notes = ["ms (times that of attend), share of it that the system takes, mostly for new pages of memory"]
+    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; "
+    head += "{device}, {threads} threads, torch {torch}"
+    notes = ["ms (ratio to attend), share of system time, which is mostly for new pages of memory"]
     notes += [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([head.format_map(record), "", *lines, "", *notes])

@@ -1,4 +1,4 @@
-"""The command ``gnn-attention explore``: a page that shows a model's attention."""
+"""The command ``gnn-attention explore``: write a page that shows a model's attention."""
 
 from __future__ import annotations
 
@@ -12,65 +12,64 @@ from gnn_attention import explorer
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.cli.attribute import in_words, load, read_text
+from gnn_attention.cli.attribute import describe_effect, load, read_text
 from gnn_attention.explorer._html import is_ours
 from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
 from gnn_attention.interpret.trace import Attribution, attribute
 
-# the model of gnn_attention.lm that reads a text, what it reads, how many layers, edges and graphs are shown
-SHOWN = "smollm2"
+# The model of gnn_attention.lm that can read a text, and the text that it reads by default.
+LANGUAGE_MODEL = "smollm2"
 SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
+# Its page shows this many layers and edges, and graphs of these shares of the strongest edges.
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``gnn-attention explore``."""
-    command.set_defaults(run=_explore)
+    """Add the arguments of ``gnn-attention explore``."""
+    command.set_defaults(run=run_explore)
     add = command.add_argument
-    add("text", nargs="?", help="what the model reads, or @FILE (default: some lines, with a tour)")
-    add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
-    model = "smollm2 (of gnn_attention.lm), a file of weights, or name or folder of a Hugging Face model"
+    add("text", nargs="?", help="the text to read, or @FILE (default: a few lines, with a tour)")
+    add("-o", "--out", default="explorer.html", metavar="FILE", help="file to write (default %(default)s)")
+    model = "smollm2, a file of weights, or the name or folder of a Hugging Face model"
     add("--model", metavar="NAME", help=model)
-    graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"
+    graph = "a graph to show, e.g. 'window(n, 4)' where n counts tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
-    add("--room", type=int, default=16, metavar="N", help="tokens that may be added (default %(default)s)")
-    add("--layers", type=int, nargs="+", metavar="L", help="of a Hugging Face model: only these layers")
-    add("--title", help="of the page (default: the text)")
-    add("--force", action="store_true", help="replace a file that is no such page, too")
+    add("--room", type=int, default=16, metavar="N", help="tokens that may be added (default 16)")
+    add("--layers", type=int, nargs="+", metavar="L", help="layers of a Hugging Face model to show")
+    add("--title", help="title of the page (default: the text)")
+    add("--force", action="store_true", help="replace FILE even if it is no page of this command")
 
 
-def _explore(args: argparse.Namespace) -> int:
+def run_explore(args: argparse.Namespace) -> int:
     atomic_files.check_output_path("-o", args.out)
     out = Path(args.out)
-    # something else would be lost
     if out.exists() and not args.force and not is_ours(out):
-        advice = "give another name, or --force to replace it"
-        raise ValueError(f"-o {out} exists and is no page of the explorer: {advice}")
-    whole = args.model != SHOWN
-    default = explorer.FIRST if whole else SENTENCE
+        raise ValueError(f"-o {out} exists and is no page of the explorer: give another name, or --force")
+    is_language_model = args.model == LANGUAGE_MODEL
+    default = SENTENCE if is_language_model else explorer.FIRST
     if not (text := default if args.text is None else read_text(args.text)):
         raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
-        if whole:
+        if is_language_model:
+            page, lines = _explore_language_model(text, args, progress)
+        else:
             options = {"room": args.room, "title": args.title, "layers": args.layers}
             page, lines = explorer.page(text, args.model, args.graph, **options), list[str]()
-        else:
-            page, lines = _of_language_model(text, args, progress)
         page.save(out)
     size = f"{page.tokens} tokens, {len(page.html) / 1e6:.1f} MB"
     print("\n".join([f"{out}: {size}; open it in a browser, it needs no network", *lines]))
     return 0
 
 
-def _of_language_model(
+def _explore_language_model(
     text: str, args: argparse.Namespace, progress: Progress
 ) -> tuple[explorer.Page, list[str]]:
-    """The page of a model of ``gnn_attention.lm``, and lines with its strongest edges and their addresses.
+    """Return the page of a language model, and lines that link to its strongest edges.
 
-    Edges are weighed by what a cut adds to log p, p that of the likeliest next token. Shown are the layers of
-    ``--layers``, or those where edges weigh most; to choose from are graphs of the strongest edges there.
+    The effect of an edge is what cutting it adds to the log probability of the likeliest next token. The page
+    shows the layers of ``--layers``, or those with the strongest edges, and graphs of the strongest edges.
     """
     model, tokenizer, ids, words = load(args.model, text, progress)
     check_length(ids[0])
@@ -85,25 +84,25 @@ def _of_language_model(
     layers = sorted(set(args.layers or heaviest))
     progress.begin(f"layers {' '.join(map(str, layers))} are recorded")
     total = torch.stack([weights[layer] for layer in layers]).sum(0)
-    masks = [_strongest(effects.edge_index(layers[0]), total, share) for share in SHARES]
+    masks = [_strongest_edges(effects.edge_index(layers[0]), total, share) for share in SHARES]
     options = {"room": args.room, "title": args.title, "layers": layers}
     page = explorer.page(text, (model, tokenizer), args.graph, masks, **options)
     next_token = f"next: {tokenizer.decode([token])!r}, p = {float(best.exp()):.3g}"
     title = f"{next_token}; what a cut adds to log p, and where to see it"
-    return page, [title, *_lines(effects, layers, words, args.out)]
+    return page, [title, *_link_edges(effects, layers, words, args.out)]
 
 
-def _strongest(pairs: Tensor, weights: Tensor, share: float) -> Choice:
+def _strongest_edges(pairs: Tensor, weights: Tensor, share: float) -> Choice:
     size, count = int(pairs.max()) + 1, max(1, round(share * len(weights)))
     src, dst = pairs[:, weights.topk(count).indices]
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[dst, src] = True
-    meaning = f"The {count:,} edges whose cuts change the next token most, over the heads of these layers."
+    meaning = f"The {count:,} edges whose cuts change the next token most, in all heads of these layers."
     return Choice(f"the strongest {share:.0%} of edges", meaning, mask, size)
 
 
-def _lines(effects: Attribution, layers: list[int], words: list[str], out: str) -> Iterator[str]:
+def _link_edges(effects: Attribution, layers: list[int], words: list[str], out: str) -> Iterator[str]:
     graphs = {layer: effects.graphs[layer] for layer in layers}
     for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(EDGES):
-        place = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
-        yield f"{in_words(effect, words)}; {out}#at=listen.{place}.0"
+        edge = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
+        yield f"{describe_effect(effect, words)}; {out}#at=listen.{edge}.0"

@@ -1,8 +1,7 @@
-"""The command ``gnn-attention graphs``: the zoo."""
+"""The command ``gnn-attention graphs``: list the zoo."""
 
 import argparse
 import importlib
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 
@@ -11,24 +10,19 @@ from gnn_attention.convert import catalogue
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``gnn-attention graphs``."""
-    command.add_argument("name", nargs="*", help="only these builders")
+    """Add the arguments of ``gnn-attention graphs``."""
+    command.add_argument("name", nargs="*", help="list only these builders")
     atomic_files.add_json(command)
-    command.set_defaults(run=_graphs)
+    command.set_defaults(run=run_graphs)
 
 
-def _graphs(args: argparse.Namespace) -> int:
+def run_graphs(args: argparse.Namespace) -> int:
     entries = catalogue.entries(args.name or None)
-    atomic_files.write_json(args.json, [asdict(entry) for entry in entries], _listing(entries))
-    return 0
-
-
-def _listing(entries: Iterable[catalogue.Entry]) -> str:
-    """The entries as text, under a heading for each family."""
     lines = []
     for family, members in groupby(entries, key=lambda entry: entry.family):
         module = importlib.import_module(f"gnn_attention.patterns.{family}")
         lines += ["", f"{family}: {catalogue.first_sentence(module)}"]
         for entry in members:
             lines += ["", f"  {entry.example}", f"    {entry.definition.replace('``', '`')}"]
-    return "\n".join(lines[1:])
+    atomic_files.write_json(args.json, [asdict(entry) for entry in entries], "\n".join(lines[1:]))
+    return 0

@@ -1,7 +1,7 @@
 """``gnn-attention verify | audit | bench | graphs | draw | explore | attribute``.
 
-A command's module is imported when the command is called, or its help.
-Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
+The module of a command is imported when the command or its help is called. The exit code is 0 if
+all checks passed, 1 if a check failed, 2 for wrong arguments and 130 after Ctrl-C.
 """
 
 import argparse
@@ -14,22 +14,23 @@ from contextlib import suppress
 from gnn_attention import __version__
 from gnn_attention._support import atomic_files
 
-# names of modules of this package, and the lines of the help
+# Each command is a module of this package.
 COMMANDS = {
     "verify": "check every form and backend against dense attention in float64",
-    "audit": "does information in a language model flow exactly along a graph?",
-    "attribute": "which edges of which heads a language model needs for a text, and its loss on them alone",
-    "bench": "the time of attention along a few graphs, beside what else is installed",
-    "graphs": "list the zoo: every builder, its definition, an example",
+    "audit": "check that information in a language model flows exactly along a graph",
+    "attribute": "find the edges and heads that a language model needs for a text",
+    "bench": "time attention on a few graphs, beside other installed libraries",
+    "graphs": "list the zoo: every builder with its definition and an example",
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
-    "explore": "write a page that shows a text going through a model, edge by edge",
+    "explore": "write a page that shows, edge by edge, how a text goes through a model",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of ``sys.argv``, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a closed stream is None, and some are no file
+        # A closed stream is None, and a replaced one may not be a file.
+        with suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
@@ -45,11 +46,11 @@ def _run(args: argparse.Namespace) -> int:
         code: int = args.run(args)
         print(end="", flush=True)
     except BrokenPipeError:
-        # The reader, a pager for example, has closed the pipe: Python's last flush would fail again.
+        # The reader, for example a pager, has closed the pipe, so Python's last flush would fail, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        with suppress(OSError):  # a stderr without a reader
+        with suppress(OSError):
             print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2
     return code

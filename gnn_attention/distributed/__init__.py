@@ -1,17 +1,17 @@
-"""Attention over tokens and heads on several ranks, on torch.distributed.
+"""Attention with tokens or heads spread over several ranks, built on torch.distributed.
 
-**Tokens on ranks.** Every rank owns some receivers and some senders (a :class:`Partition`) and stores their
-rows alone. ``attend`` fetches just the senders that a rank's receivers attend to (their :func:`halo`), and is
-otherwise ``gnn_attention.attend``. Two lines put a model on ranks that ``torchrun`` starts:
+**Tokens on ranks.** A :class:`Partition` gives each rank some receivers and senders, whose rows it stores.
+``attend`` fetches the senders of other ranks to which the receivers of this rank attend (their :func:`halo`),
+and otherwise is ``gnn_attention.attend``. Two lines run a model on the ranks that ``torchrun`` starts:
 
-    mine = distributed.local(graph)  # this rank's part of the graph
-    logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its own tokens
+    mine = distributed.local(graph)  # the part of this rank
+    logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its tokens
 
-:func:`attend`, :func:`gather` and every layer along a :func:`local` graph are collectives: every rank of the
-group calls them, in the same order. The loss is the sum of the ranks' losses; gradients of parameters, which
-all ranks have, are summed by the caller (or averaged by DDP).
+:func:`attend`, :func:`gather` and every layer on a :func:`local` graph are collectives: every rank
+of the group must call them in the same order. The loss is the sum of the ranks' losses. All ranks
+have all parameters, whose gradients the caller must sum (or DDP averages).
 
-**Heads as shards.** :func:`shard_heads` gives each rank some heads of every layer; one all-reduce sums them.
+**Heads as shards.** :func:`shard_heads` gives each rank some heads of each layer; an all-reduce adds up.
 
 **Cost.** :func:`plan` counts edges and bytes before anything runs.
 """
@@ -31,9 +31,6 @@ from gnn_attention.distributed.partition import (
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.distributed.rank_plan import Plan, plan
 
-# tokens on ranks
 __all__ = ["RankGraph", "attend", "gather", "halo", "local", "scatter"]
-# who owns which tokens, and what that costs
-__all__ += ["PARTITIONS", "Partition", "Plan", "Shares", "by_edges", "contiguous", "metis", "plan", "zigzag"]
-# heads as shards
-__all__ += ["HeadwiseParallel", "shard_heads"]
+__all__ += ["PARTITIONS", "Partition", "Plan", "Shares", "by_edges", "contiguous", "metis", "plan"]
+__all__ += ["HeadwiseParallel", "shard_heads", "zigzag"]

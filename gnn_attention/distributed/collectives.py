@@ -1,7 +1,7 @@
-"""What ranks tell one another: rows of tokens, with gradients, and whether all of them were given the same.
+"""Collectives: exchange rows of tokens with their gradients, and check that all ranks agree.
 
-All ranks call every collective, even without rows, and in the backward pass too: :func:`keep_in_graph` makes
-autograd reach it on each of them.
+All ranks call every collective, even without rows and in the backward pass; :func:`keep_in_graph`
+makes autograd reach it on each rank.
 """
 
 import hashlib
@@ -22,69 +22,69 @@ def exchange(
     receive: Sequence[int],
     group: Any,
 ) -> Float[Tensor, "own_and_received channels"]:
-    """The own rows, then those that other ranks sent, those of rank 0 first. A collective.
+    """Return the local rows, followed by the rows that rank 0, 1, ... sent. A collective.
 
-    ``send[r]``: which own rows go to rank r; ``receive[r]``: how many come from it. The gradient of a row is
-    the sum of those of all ranks that have it, in float32 or better and in the order of the ranks.
+    ``send[r]`` lists the local rows for rank r, and ``receive[r]`` counts the rows from it. The gradient of
+    a row is summed over all ranks that have it, in float32 or better and in the order of the ranks.
     """
     is_float = rows.is_floating_point()
-    wide = rows.to(edge_softmax.accumulation_dtype(rows.dtype)) if is_float else rows
-    sent = torch.cat([wide.index_select(0, chosen.to(rows.device)) for chosen in send]).to(rows.dtype)
-    counts = [len(chosen) for chosen in send], list(receive)
-    arrived: Tensor = _AllToAll.apply(sent, *counts, group)  # type: ignore[no-untyped-call]
-    return torch.cat([wide, arrived.to(wide.dtype)]).to(rows.dtype)
+    # Autograd accumulates the gradients of these rows, so they need the wider dtype.
+    wide_rows = rows.to(edge_softmax.accumulation_dtype(rows.dtype)) if is_float else rows
+    outgoing = torch.cat([wide_rows.index_select(0, index.to(rows.device)) for index in send]).to(rows.dtype)
+    send_counts = [len(index) for index in send]
+    incoming: Tensor = _AllToAll.apply(outgoing, send_counts, list(receive), group)  # type: ignore[no-untyped-call]
+    return torch.cat([wide_rows, incoming.to(wide_rows.dtype)]).to(rows.dtype)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, send: list[int], receive: list[int], group: Any) -> Tensor:
         ctx.send, ctx.receive, ctx.group = send, receive, group
-        arrived = rows.new_empty(sum(receive), *rows.shape[1:])
-        distributed.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
-        return arrived
+        incoming = rows.new_empty(sum(receive), *rows.shape[1:])
+        distributed.all_to_all_single(incoming, rows.contiguous(), receive, send, group=group)
+        return incoming
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        returned: Tensor = _AllToAll.apply(grad, ctx.receive, ctx.send, ctx.group)  # type: ignore[no-untyped-call]
-        return returned, None, None, None
+        grad_rows: Tensor = _AllToAll.apply(grad, ctx.receive, ctx.send, ctx.group)  # type: ignore[no-untyped-call]
+        return grad_rows, None, None, None
 
 
-def keep_in_graph(out: Tensor, *others: Tensor) -> Tensor:
-    """``out``, with a gradient of 0 to the others: their backward passes run on every rank."""
-    for x in others:
-        # the sum of no numbers, for 0 times a NaN would be NaN
+def keep_in_graph(out: Tensor, *inputs: Tensor) -> Tensor:
+    """Return ``out`` with a gradient of 0 for the inputs, so that their backward pass always runs."""
+    for x in inputs:
+        # An empty sum is 0 even if x holds a NaN.
         out = out + x.unsqueeze(0)[:0].sum().to(out.dtype) if x.requires_grad else out
     return out
 
 
 def check_agreement(values: Mapping[str, object], failure: str, group: Any, device: torch.device) -> None:
-    """One ValueError, the same on every rank, unless ``values`` are equal on all and none has a ``failure``.
+    """Raise the same ValueError on every rank if any has a ``failure`` or different ``values``.
 
-    A rank with a failure needs no values. One small all-gather of a hash; texts travel only after an error.
+    A rank with a failure needs no values. The check is a small all-gather of a hash; texts are only
+    sent for an error.
     """
-    texts = {word: str(value) for word, value in values.items()}
+    texts = {name: str(value) for name, value in values.items()}
     number = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")
-    table = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
-    distributed.all_gather(table, torch.tensor([number], device=device), group=group)
-    if not failure and all(int(other) == number for other in table):
+    numbers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+    distributed.all_gather(numbers, torch.tensor([number], device=device), group=group)
+    if not failure and all(int(x) == number for x in numbers):
         return
-    told: list[Any] = [None] * len(table)
-    distributed.all_gather_object(told, (failure, texts), group=group)
-    if failures := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(told) if reason]:
+    reports: list[Any] = [None] * len(numbers)
+    distributed.all_gather_object(reports, (failure, texts), group=group)
+    if failures := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(reports) if reason]:
         raise ValueError("; ".join(failures))
-    of_ranks = [texts for _, texts in told]
-    first = of_ranks[0]
-    word, rank = next((w, r) for w in first for r, texts in enumerate(of_ranks) if texts[w] != first[w])
-    got = f"rank 0 has {first[word]}, but rank {rank} has {of_ranks[rank][word]}"
-    raise ValueError(f"all ranks must give {word} alike: {got}")
+    first = reports[0][1]
+    name, rank = next((n, r) for n in first for r, (_, other) in enumerate(reports) if other[n] != first[n])
+    raise ValueError(
+        f"all ranks must give the same {name}: rank 0 has {first[name]}, "
+        f"but rank {rank} has {reports[rank][1][name]}"
+    )
 
 
 @contextmanager
-def raised_on_all_ranks(group: Any, x: object) -> Iterator[None]:
-    """A wrong argument of this rank, raised on every rank; the others call :func:`check_agreement`.
-
-    ``x``: a tensor on the device that the ranks use, if it is one.
-    """
+def raise_on_all_ranks(group: Any, x: object) -> Iterator[None]:
+    """Raise an error of this rank on all ranks, which call :func:`check_agreement` on the device of x."""
     failure = ""
     try:
         yield

@@ -1,6 +1,6 @@
-"""Who owns which tokens: equal ranges, ranges of equally many edges, or METIS's partition of the edges.
+"""Partitions of tokens over ranks: equal ranges, ranges with equally many edges, or those of METIS.
 
-Positions count from the graph's first receiver and first sender, as in ``edge_index``.
+Tokens are counted from the graph's first receiver and first sender, as in ``edge_index``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized
 
-SHOWN = 4  # ranks that are printed
-MAX_EDGES = 2**25  # that METIS is given, in about 3 GB
+# The repr of shares lists at most this many ranks.
+MAX_SIZES = 4
+# METIS takes about 3 GB for this many edges.
+MAX_EDGES = 2**25
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shares:
-    """Which of ``world_size`` ranks owns each token: token t is owned by rank ``owner[t]``.
+    """The owners of tokens among ``world_size`` ranks: rank ``owner[t]`` owns token t.
 
-    Hashable and compared by value. TypeError for another table than one of integers, ValueError for an owner
-    that is no rank.
+    Hashable and compared by value. TypeError unless ``owner`` is a one-dimensional tensor of
+    integers, ValueError if one of them is no rank.
 
     >>> shares = Shares(torch.tensor([0, 0, 1, 0]), 2)
     >>> shares.ranges(0), shares.tokens(0).tolist(), shares.sizes
@@ -45,28 +47,28 @@ class Shares:
         if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
             raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quote(owner)}")
         owner = owner.to("cpu", torch.int64)
-        if len(owner) and not 0 <= (least := int(owner.min())) <= (most := int(owner.max())) < world_size:
-            raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {least} .. {most}")
+        if len(owner) and not 0 <= (low := int(owner.min())) <= (high := int(owner.max())) < world_size:
+            raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {low} .. {high}")
         object.__setattr__(self, "owner", owner)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens all ranks own together."""
+        """Number of tokens of all ranks together."""
         return len(self.owner)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many tokens each rank owns."""
+        """Number of tokens of each rank."""
         return tuple(torch.bincount(self.owner, minlength=self.world_size).tolist())
 
-    def tokens(self, rank: int) -> Int[Tensor, " own"]:
-        """The tokens of a rank, in ascending order."""
+    def tokens(self, rank: int) -> Int[Tensor, " tokens"]:
+        """Return the tokens of a rank in ascending order."""
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank must be in 0 .. {self.world_size - 1}, got {rank}")
         return (self.owner == rank).nonzero().flatten()
 
     def ranges(self, rank: int) -> list[tuple[int, int]]:
-        """The runs of neighbouring tokens ``(start, stop)`` of a rank, in ascending order."""
+        """Return the ranges ``(start, stop)`` of tokens of a rank in ascending order."""
         tokens = self.tokens(rank)
         cuts = (tokens.diff() != 1).nonzero().flatten() + 1
         return [(int(run[0]), int(run[-1]) + 1) for run in tokens.tensor_split(cuts) if len(run)]
@@ -78,21 +80,21 @@ class Shares:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(map(str, self.sizes[:SHOWN])) + ", ..." * (self.world_size > SHOWN)
+        sizes = ", ".join(map(str, self.sizes[:MAX_SIZES])) + ", ..." * (self.world_size > MAX_SIZES)
         return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {sizes})"
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of all owners and their number, by which ranks compare what they were given."""
+        """A short hash of owners and ``world_size``, by which ranks compare their arguments."""
         table = torch.cat([self.owner, self.owner.new_tensor([self.world_size])])
         return hashlib.sha256(table.numpy().tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Which rank owns which receivers (``dst``) and senders (``src``): the same tokens of a square graph.
+    """The owners of receivers (``dst``) and of senders (``src``), the same in a square graph.
 
-    ``name``: how it was made. Hashable, so that results for it are cached with a graph.
+    ``name`` says how it was computed. Hashable, so that results for it are cached with a graph.
 
     >>> owner = torch.tensor([0, 0, 1, 1, 1])
     >>> Partition(Shares(owner, 2), Shares(owner, 2)).src
@@ -105,17 +107,17 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.dst.world_size != self.src.world_size:
-            got = f"{self.dst.world_size} ranks for the receivers and {self.src.world_size} for the senders"
-            raise ValueError(f"dst and src must be owned by the same ranks, got {got}")
+            sizes = f"{self.dst.world_size} and {self.src.world_size}"
+            raise ValueError(f"dst and src must have the same number of ranks, got {sizes}")
 
     @property
     def world_size(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         return self.dst.world_size
 
 
 def contiguous(graph: TokenGraph, world_size: int) -> Partition:
-    """Equal ranges of neighbouring tokens, on some ranks one token less if their number is no multiple.
+    """Split tokens into ranges of equal size, or of two sizes that differ by one token.
 
     >>> from gnn_attention import patterns
     >>> partition = contiguous(patterns.cross(4, 7), 3)
@@ -128,11 +130,10 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Rank r owns the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``: causal edges are in balance.
+    """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``: balances causal edges.
 
-    Of ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, the same on all ranks where
-    ``2 world_size`` divides T, else at most ``T + 1`` apart. The last rank owns the middle token of an odd
-    number.
+    In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, equally many on all ranks
+    if ``2 world_size`` divides T, else at most ``T + 1`` apart. The last rank owns the middle of an odd T.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)
@@ -143,10 +144,10 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def by_edges(graph: TokenGraph, world_size: int) -> Partition:
-    """Neighbouring receivers with as nearly as possible the same number of edges on each rank.
+    """Split receivers into ranges with nearly equal numbers of edges.
 
-    No rank has more than its share ``E / world_size`` and the edges of one receiver. The senders of a square
-    graph are owned alike, those of another one as :func:`contiguous` does.
+    No rank has more edges than its share ``E / world_size`` plus those of one receiver. Senders
+    have the owners of the receivers in a square graph, otherwise those of :func:`contiguous`.
 
     >>> from gnn_attention import patterns
     >>> by_edges(patterns.causal(10), 2).dst
@@ -156,7 +157,7 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     total = int(weight.sum())
     if not total:
         weight, total = torch.ones_like(weight), len(weight)
-    # a receiver goes to the rank in whose share of the edges the middle of its own lies
+    # A receiver goes to the rank whose share of the edges contains the middle of its own edges.
     twice_middle = 2 * weight.cumsum(0) - weight
     dst = Shares(((twice_middle * world_size - 1) // max(2 * total, 1)).clamp(min=0), world_size)
     src = dst if graph.num_src == graph.num_dst else contiguous(graph, world_size).src
@@ -164,58 +165,56 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def metis(graph: TokenGraph, world_size: int) -> Partition:
-    """METIS's k-way partition: the fewest senders that travel, the edges in balance; deterministic.
+    """Compute METIS's k-way partition, which sends few senders and balances edges. Deterministic.
 
-    Tokens of a square graph are nodes; of another one the receivers are, and then the senders. ImportError
-    without pymetis (extra ``metis``), ValueError for a graph of more than 2^25 edges. Source: Karypis and
-    Kumar 1998, A fast and high quality multilevel scheme for partitioning irregular graphs.
+    Receivers and senders are the same nodes only in a square graph. ImportError without pymetis
+    (extra ``metis``), ValueError for more than 2^25 edges. Source: Karypis and Kumar 1998, A fast
+    and high quality multilevel scheme for partitioning irregular graphs.
     """
     world_size = checks.size("world_size", world_size, 1)
     try:
         pymetis = importlib.import_module("pymetis")
     except ImportError:
-        message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges, which does not"
-        raise ImportError(message) from None
-    square = graph.num_dst == graph.num_src
+        raise ImportError(
+            "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges, which does not"
+        ) from None
+    is_square = graph.num_dst == graph.num_src
     if graph.num_edges > MAX_EDGES:
-        advice = "take contiguous, zigzag or by_edges"
-        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many to list; {advice}")
-    samples = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
-    src, dst = torch.cat([graph.select(b, h).edge_index for b, h in samples], dim=1)
-    shift = 0 if square else graph.num_dst
+        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many for metis; take by_edges")
+    slices = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
+    src, dst = torch.cat([graph.select(b, h).edge_index for b, h in slices], dim=1)
+    shift = 0 if is_square else graph.num_dst
     edge_index, _ = remove_self_loops(torch.stack([src + shift, dst]))
-    # the neighbours of each node, whatever the direction, and where they start
     node, neighbours = to_undirected(edge_index, num_nodes=shift + graph.num_src)
-    start, weight = index2ptr(node, shift + graph.num_src), receiver_edges(graph) + 1
-    if not square:
+    ptr, weight = index2ptr(node, shift + graph.num_src), receiver_edges(graph) + 1
+    if not is_square:
         weight = torch.cat([weight, weight.new_ones(graph.num_src)])
     if world_size == 1 or len(weight) <= world_size or not len(neighbours):
         owner = torch.arange(len(weight), device="cpu") % world_size
     else:
-        # objtype 1 minimises the volume that travels instead of the edges that are cut
+        # objtype 1 minimises the number of sent senders, not the number of edges between ranks.
         options = {"recursive": False, "options": pymetis.Options(objtype=1, seed=0)}
-        table = pymetis.CSRAdjacency(start.numpy(), neighbours.numpy())
-        parts = pymetis.part_graph(world_size, table, vweights=weight.numpy(), **options)
-        owner = torch.as_tensor(parts.vertex_part, dtype=torch.int64, device="cpu")
+        adjacency = pymetis.CSRAdjacency(ptr.numpy(), neighbours.numpy())
+        result = pymetis.part_graph(world_size, adjacency, vweights=weight.numpy(), **options)
+        owner = torch.as_tensor(result.vertex_part, dtype=torch.int64, device="cpu")
     dst = Shares(owner[: graph.num_dst], world_size)
-    return Partition(dst, dst if square else Shares(owner[graph.num_dst :], world_size), "metis")
+    return Partition(dst, dst if is_square else Shares(owner[graph.num_dst :], world_size), "metis")
 
 
 PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
-    make.__name__: make for make in (contiguous, zigzag, by_edges, metis)
+    build.__name__: build for build in (contiguous, zigzag, by_edges, metis)
 }
 
 
-def partition_of(graph: TokenGraph, partition: object, world_size: int | None = None) -> Partition:
-    """The partition, made where it is a name; TypeError or ValueError for one of other tokens or ranks."""
+def resolve_partition(graph: TokenGraph, partition: object, world_size: int | None = None) -> Partition:
+    """Return a partition or compute it by name; TypeError or ValueError unless it fits the graph."""
     if isinstance(partition, str) and world_size is not None:
-        make = PARTITIONS[checks.choice("partition", partition, PARTITIONS)]
-        return memoized(make, graph, world_size)
+        build = PARTITIONS[checks.choice("partition", partition, PARTITIONS)]
+        return memoized(build, graph, world_size)
     partition = checks.instance("partition", partition, Partition)
-    sizes = partition.dst.num_tokens, partition.src.num_tokens
-    if sizes != (graph.num_dst, graph.num_src):
-        found = f"partition is of {sizes[0]} receivers and {sizes[1]} senders"
-        raise ValueError(f"{found}, but {graph!r} has {graph.num_dst} and {graph.num_src}")
+    num_dst, num_src = partition.dst.num_tokens, partition.src.num_tokens
+    if (num_dst, num_src) != (graph.num_dst, graph.num_src):
+        raise ValueError(f"partition has {num_dst} receivers and {num_src} senders, not those of {graph!r}")
     if world_size is not None:
         check_world_size(partition, world_size)
     return partition
@@ -223,17 +222,17 @@ def partition_of(graph: TokenGraph, partition: object, world_size: int | None = 
 
 def check_world_size(partition: Partition, world_size: int) -> None:
     if partition.world_size != world_size:
-        raise ValueError(f"partition is of {partition.world_size} ranks, but there are {world_size}")
+        raise ValueError(f"partition has {partition.world_size} ranks, but there are {world_size}")
 
 
 def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """How many edges end in each receiver, over all heads and samples."""
+    """Count the in-edges of each receiver over all heads and samples."""
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
 
 
 def _even_shares(num_tokens: int, world_size: int) -> Shares:
     world_size = checks.size("world_size", world_size, 1)
-    # the larger shares first
+    # The larger shares come first.
     return Shares(torch.arange(num_tokens, device="cpu") * world_size // max(num_tokens, 1), world_size)
 
 

@@ -1,7 +1,7 @@
-"""What a graph costs on several ranks before any of them runs: edges, halo, bytes and balance, all exact.
+"""Count exactly what a graph costs on several ranks: edges, halo, bytes and balance.
 
-A byte is counted where a row of a key or a value leaves the rank that owns it, in the forward pass: a sender
-travels with all its key/value heads, in all samples. Gradients take the same way back in the backward pass.
+Bytes are those of keys and values that are sent in the forward pass: a sender is sent with all its
+key/value heads and samples. The backward pass sends as many bytes of gradients back.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention.distributed.halo_sets import halo_sizes
-from gnn_attention.distributed.partition import Partition, partition_of, receiver_edges
+from gnn_attention.distributed.partition import Partition, receiver_edges, resolve_partition
 from gnn_attention.graph import TokenGraph, memoized
 
-MAX_RANKS = 4096  # the table of all pairs of ranks takes 128 MiB
+# The table of all pairs of ranks takes 128 MiB.
+MAX_RANKS = 4096
 
 
 @dataclass(frozen=True)
 class RankLoad:
-    """One rank: its receivers, its edges over all heads and samples, and its bytes.
+    """The load of one rank: its receivers, its edges over all heads and samples, and its bytes.
 
-    ``halo``: senders of other ranks that its receivers attend to. ``received``, ``sent``: bytes of keys and
-    values in the forward pass.
+    ``halo`` counts the senders of other ranks to which its receivers attend; ``received`` and
+    ``sent`` are bytes of keys and values in the forward pass.
     """
 
     rank: int
@@ -37,9 +38,9 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who owns what, and what travels; ``print`` shows it as a table. Every number is exact.
+    """A partition and its cost for each rank; ``print`` shows a table.
 
-    ``row_bytes``: of a sender, with a key and a value for all key/value heads and samples.
+    ``row_bytes`` is the size of a sender's keys and values, of all key/value heads and samples.
     """
 
     graph: str
@@ -49,17 +50,17 @@ class Plan:
 
     @property
     def balance(self) -> float:
-        """The most edges of a rank, as a multiple of the mean."""
+        """The largest number of edges of a rank, as a multiple of the mean."""
         return _balance([load.edges for load in self.ranks])
 
     @property
     def token_balance(self) -> float:
-        """The most receivers of a rank, as a multiple of the mean."""
+        """The largest number of receivers of a rank, as a multiple of the mean."""
         return _balance([load.receivers for load in self.ranks])
 
     @property
     def halo_bytes(self) -> int:
-        """Bytes that all ranks receive in the forward pass; as many of gradients in the backward pass."""
+        """Bytes that all ranks receive in the forward pass, as many as in the backward pass."""
         return sum(load.received for load in self.ranks)
 
     def __str__(self) -> str:
@@ -86,15 +87,15 @@ def plan(
     dtype: torch.dtype = torch.bfloat16,
     partition: Partition | str = "contiguous",
 ) -> Plan:
-    """What ``graph`` costs on ``world_size`` ranks with ``heads`` heads of ``dim`` channels: a :class:`Plan`.
+    """Compute the cost of a graph on ``world_size`` ranks with ``heads`` heads of ``dim`` channels.
 
-    ``partition``: who owns which tokens, or the name of one of :data:`PARTITIONS`. Raises ValueError or
-    TypeError for sizes, names and partitions that do not fit.
+    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. ValueError or TypeError
+    for sizes, names and partitions that do not fit.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(1_000_000, 4096)
-    >>> planned = plan(graph, 8, heads=32, dim=128, kv_heads=8)
-    >>> planned.ranks[5].halo, planned.halo_bytes == 7 * 4095 * 8 * (128 + 128) * 2
+    >>> cost = plan(graph, 8, heads=32, dim=128, kv_heads=8)
+    >>> cost.ranks[5].halo, cost.halo_bytes == 7 * 4095 * 8 * (128 + 128) * 2
     (4095, True)
     """
     checks.instance("graph", graph, TokenGraph)
@@ -103,24 +104,25 @@ def plan(
     sizes = {name: checks.size(name, size, 1) for name, size in sizes.items()}
     if sizes["heads"] % sizes["kv_heads"]:
         raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    for word, own in (("heads", graph.heads), ("batch", graph.batch)):
-        if own not in (None, sizes[word]):
-            raise ValueError(f"{word}={sizes[word]}, but {graph!r} differs by them and has {own}")
+    for name, size in (("heads", graph.heads), ("batch", graph.batch)):
+        if size not in (None, sizes[name]):
+            raise ValueError(f"{name} must be {size} as in {graph!r}, got {sizes[name]}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quote(dtype)}")
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
-        limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"
-        raise ValueError(f"world_size must be {limit}, got {world_size}")
-    partition = partition_of(graph, partition, world_size)
+        raise ValueError(f"world_size must be at most {MAX_RANKS}, got {world_size}")
+    partition = resolve_partition(graph, partition, world_size)
     row_bytes = sizes["batch"] * sizes["kv_heads"] * (sizes["dim"] + sizes["value_dim"]) * dtype.itemsize
     copies = (1 if graph.heads else sizes["heads"]) * (1 if graph.batch else sizes["batch"])
     edges = torch.zeros(partition.world_size, dtype=torch.int64, device="cpu")
     edges.index_add_(0, partition.dst.owner, receiver_edges(graph) * copies)
     halo = memoized(halo_sizes, graph, partition)
-    columns = edges, halo.sum(1), halo.sum(1) * row_bytes, halo.sum(0) * row_bytes
-    counts = zip(partition.dst.sizes, *(x.tolist() for x in columns), strict=True)
-    ranks = tuple(RankLoad(rank, *numbers) for rank, numbers in enumerate(counts))
+    counts = zip(partition.dst.sizes, edges.tolist(), halo.sum(1).tolist(), halo.sum(0).tolist(), strict=True)
+    ranks = tuple(
+        RankLoad(rank, num_dst, num_edges, received, received * row_bytes, sent * row_bytes)
+        for rank, (num_dst, num_edges, received, sent) in enumerate(counts)
+    )
     return Plan(repr(graph), partition, row_bytes, ranks)
 
 

@@ -1,6 +1,6 @@
-"""The groups of checks, each a table of values whose combinations are the checks, and the problem of each.
+"""The groups of checks: tables of values whose combinations are the checks, and their problems.
 
-Small inputs make flat attention; inputs five times as large make it peaked, as trained heads do.
+Weights are nearly uniform for small inputs, and peaked as in trained heads for "inputs x5".
 """
 
 import functools
@@ -19,9 +19,9 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify import cases
 from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, EVERY, FEATURES, GRAPHS, KINDS, OPTIONS
-from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
+from gnn_attention.verify.measure import Outcome, gradients_of, judge, judge_condition
 from gnn_attention.verify.report import Check
-from gnn_attention.verify.truth import Problem, by_name, leaves_of
+from gnn_attention.verify.truth import Problem, make_leaves, name_of
 
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -32,50 +32,50 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 }
 SIZES = ("inputs x1", "inputs x5")
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
-LAYER_GRAPHS = (
-    *("causal", "window", "strict_causal", "cross", "listed", "by head", "by sample"),
-    *("decode rows", "no edges", "causal, 97 tokens"),
-)
-# a layer has no sinks
+LAYER_GRAPHS: tuple[str, ...] = ("causal", "window", "strict_causal", "cross", "listed", "by head")
+LAYER_GRAPHS += ("by sample", "decode rows", "no edges", "causal, 97 tokens")
+# Layers have no sinks.
 LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
-
-Row = Mapping[str, str]  # the dtype, and the other factors of a check
+# The dtype and the other factors of a check.
+Row = Mapping[str, str]
 
 
 def checks_of(
     group: str, values: Mapping[str, Iterable[str]], device: str, backends: Sequence[Backend]
 ) -> Iterator[Check]:
-    """The checks of a group on some backends; ``values`` are those of each factor.
+    """Yield the checks of a group on some backends; ``values`` lists the values of each factor.
 
-    The rows hold every combination of three values, of any factors and dtypes. Where inputs have sizes, pairs
-    of values are checked without gradients, too.
+    The checks cover every combination of three values, of any factors and dtypes. In groups with
+    sizes of inputs, every pair of values is also checked without gradients.
     """
     rows = grid(**{"dtype": DTYPES, **values}) if backends else []
     if "graph" in values:
         rows = [row for row in rows if OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
-    rows = [rows[number] for number in covering(rows, 3)]
-    forward = set(covering(rows, 2)) if "size" in values else set()
-    for (number, row), backend in product(enumerate(rows), backends):
+    rows = [rows[index] for index in cover_values(rows, 3)]
+    forward_rows = set(cover_values(rows, 2)) if "size" in values else set()
+    for (index, row), backend in product(enumerate(rows), backends):
         factors = {name: value for name, value in row.items() if name != "dtype"}
         option = row["option"] if "option" in row else RULES[row["rule"]][1]
         skipped = unsupported_reason(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
-            skipped = f"{backend.name}: it assumes finite tokens, and no number is looked at on {device}"
+            skipped = f"{backend.name}: it assumes finite tokens, which are not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        name, run = ", ".join(factors.values()), partial(run_row, device, by_name(backend), row)
+        run = partial(run_row, device, name_of(backend), row)
+        name = ", ".join(factors.values())
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
-        yield from (check, check.forward_alone()) if number in forward else (check,)
+        yield from (check, check.forward_alone()) if index in forward_rows else (check,)
 
 
 def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
-    """The outcome of a backend on the problem of a row, or by its rule."""
+    """Judge a backend on the problem of a row, or by the rule of the row."""
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
     if "rule" not in row:
-        problem = drawn_problem(device, **row)
+        problem = draw_problem(device, **row)
         return judge(*problem.solve(backend), problem.truth.for_backend(backend))
-    share, (rule, _) = 0.0, RULES[row["rule"]]
-    for name, outcome in rule(partial(drawn_problem, device, row["dtype"]), backend):
+    rule, _ = RULES[row["rule"]]
+    share = 0.0
+    for name, outcome in rule(partial(draw_problem, device, row["dtype"]), backend):
         if not outcome.passed:
             return Outcome(outcome.share, where=f"{name}: {outcome.where}")
         share = max(share, outcome.share)
@@ -85,8 +85,8 @@ def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
 @functools.lru_cache(maxsize=1024)
 @torch.no_grad()
 def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -> str | None:
-    """Why a backend does not take calls with an option, without gradients; or None."""
-    problem = drawn_problem(device, dtype, "causal", option)
+    """Return why a backend does not support calls with an option, without gradients, or None."""
+    problem = draw_problem(device, dtype, "causal", option)
     q, k, v = (problem.inputs[name] for name in "qkv")
     call = AttentionCall.from_arguments(q, k, v, problem.graph, **problem.options(problem.inputs))
     reason = backend.unsupported_reason(call)
@@ -94,34 +94,31 @@ def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Every combination of the values of each name, as rows."""
+    """Return every combination of the values of each name, as rows."""
     return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
 
 
-def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
-    """Numbers of rows, ascending, that hold each combination of ``strength`` values that occurs in any row.
+def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
+    """Return the indices of rows that cover all combinations of ``strength`` values of any row.
 
-    A greedy choice: the row that adds most comes first, of equal ones the earliest.
+    The selection is greedy: the row that adds most combinations comes first, or the earlier of two.
 
-    >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
+    >>> cover_values([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
     """
-    held = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
-    missing, chosen = set().union(*held), list[int]()
-    for gain in range(max(map(len, held), default=0), 0, -1):
-        for number, values in enumerate(held):
-            # no row adds more than this gain by now
+    combinations_of_rows = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
+    missing, indices = set().union(*combinations_of_rows), list[int]()
+    for gain in range(max(map(len, combinations_of_rows), default=0), 0, -1):
+        for index, values in enumerate(combinations_of_rows):
+            # Rows that add more than this gain have been selected by now.
             if len(values & missing) == gain:
-                chosen.append(number)
+                indices.append(index)
                 missing -= values
-    return sorted(chosen)
-
-
-# ---- the problems
+    return sorted(indices)
 
 
 @functools.lru_cache(maxsize=256)
-def drawn_problem(
+def draw_problem(
     device: str,
     dtype: str,
     graph: str | cases.GraphCase,
@@ -131,15 +128,15 @@ def drawn_problem(
     kind: str = "plain heads",
     rows: tuple[int, ...] | None = None,
 ) -> Problem:
-    """A drawn call on a graph, with an option, whose inputs are multiplied by a size such as "inputs x5".
+    """Draw a call on a graph with an option; its inputs are multiplied by a size such as "inputs x5".
 
-    With a form and a kind it is a layer of drawn weights. Gradients are those of the receivers ``rows``, None
-    for all.
+    With a form and a kind of heads it is a layer. Gradients are those of the outputs of the
+    receivers ``rows``, None for all.
     """
     case, feature = GRAPHS[graph] if isinstance(graph, str) else graph, OPTIONS[option]
     heads = None
     if form is not None:
-        heads = FORMS[form](cases.drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
+        heads = FORMS[form](cases.draw_heads(kind, seed=0)).to(device, DTYPES[dtype])
     tokens = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
     rng, shapes = torch.Generator().manual_seed(0 if heads is None else 1), case.shapes()
 
@@ -148,7 +145,7 @@ def drawn_problem(
         return (x * factor).to(device, DTYPES[dtype])
 
     inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in tokens}
-    inputs |= {name: draw(name) for name in feature.learns}
+    inputs |= {name: draw(name) for name in feature.extras}
     direction = draw("out" if heads is None else "x_dst")
     if rows is not None:
         direction[:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0
@@ -167,27 +164,28 @@ def drawn_problem(
     )
 
 
-# ---- rules that no error bound of a call can express: exact zeros, where NaN and infinities go, and lse
-
-# (graph, option="plain", rows=None) -> a problem in one dtype, which all backends share
+# The rules below check what no error bound expresses: exact zeros, the reach of NaN and inf, and lse.
+# (graph, option="plain", rows=None) -> a problem in one dtype, which all backends share.
 Problems = Callable[..., Problem]
 Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
 
 
-def _isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    isolated = ~GRAPHS["listed"].mask[0, 0].any(1)
+def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    is_isolated = ~GRAPHS["listed"].mask[0, 0].any(1)
     for option in ("plain", BIAS_AND_SINKS):
         problem = problems("listed", option)
-        leaves = leaves_of(problem.inputs)
-        plain, (out, info) = problem.call(backend, leaves), problem.call(backend, leaves, return_info=True)
-        gradients = gradients_of(plain.float(), torch.ones_like(plain), leaves).values()
-        yield f"outputs, {option}", holds(not torch.cat([plain, out])[:, :, isolated].any())
-        yield f"lse, {option}", holds((info.lse[:, :, isolated] == -torch.inf).all())
-        yield f"gradients, {option}", holds(all(g.isfinite().all() for g in gradients))
+        leaves = make_leaves(problem.inputs)
+        out = problem.call(backend, leaves)
+        out_with_info, info = problem.call(backend, leaves, return_info=True)
+        gradients = gradients_of(out.float(), torch.ones_like(out), leaves).values()
+        outputs = torch.cat([out, out_with_info])
+        yield f"outputs, {option}", judge_condition(not outputs[:, :, is_isolated].any())
+        yield f"lse, {option}", judge_condition((info.lse[:, :, is_isolated] == -torch.inf).all())
+        yield f"gradients, {option}", judge_condition(all(g.isfinite().all() for g in gradients))
 
 
-def _poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    """Outputs without a path from a poisoned token, and gradients of what they attend to, stay right.
+def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    """Check outputs without a path from a poisoned token, and the gradients of their senders.
 
     The option "share" divides by 0 on pairs that are no edges of a causal graph.
     """
@@ -199,60 +197,59 @@ def _poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome
     )
     assumes_finite = problems("causal").direction.is_cuda and backend.capabilities.visits_non_edges
     poisons = (0.0, 1e4) if assumes_finite else (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
-    for (graph, victim, option), poison in product(calls, poisons):
+    for (graph, token, option), poison in product(calls, poisons):
         mask = GRAPHS[graph].mask[0, 0]
-        safe = ~mask[:, victim] & (torch.arange(len(mask)) != victim)
-        # senders to which no poisoned receiver attends
-        untouched = ~mask[~safe].any(0)
-        problem = problems(graph, option, rows=tuple(safe.nonzero().flatten().tolist()))
+        is_safe = ~mask[:, token] & (torch.arange(len(mask)) != token)
+        # The gradient of a sender is safe if no poisoned receiver attends to it.
+        is_safe_sender = ~mask[~is_safe].any(0)
+        problem = problems(graph, option, rows=tuple(is_safe.nonzero().flatten().tolist()))
         inputs = {name: x.clone() for name, x in problem.inputs.items()}
         for x in inputs.values():
-            x[:, :, victim] = poison
+            x[:, :, token] = poison
         out, gradients = problem.solve(backend, inputs)
-        reached = {name: x[:, :, untouched] for name, x in gradients.items() if name != "q"}
-        truth = problem.truth.rows(safe, untouched).for_backend(backend)
-        what = f"{poison:g} at token {victim} of {graph}, {option}, reached others"
-        yield what, judge(out[:, :, safe], reached, truth)
+        safe_gradients = {name: x[:, :, is_safe_sender] for name, x in gradients.items() if name != "q"}
+        truth = problem.truth.rows(is_safe, is_safe_sender).for_backend(backend)
+        title = f"{poison:g} at token {token} of {graph}, {option}, reached others"
+        yield title, judge(out[:, :, is_safe], safe_gradients, truth)
 
 
-def _nan_is_attended_to(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     problem, receivers = problems("window"), GRAPHS["window"].mask[0, 0, :, 6]
-    for which in "qkv":
-        expected = receivers if which != "q" else torch.arange(len(receivers)) == 6
-        inputs = {name: x.clone() for name, x in problem.inputs.items()}
-        inputs[which][:, :, 6] = torch.nan
-        nan = problem.call(backend, inputs).isnan().cpu()
-        exact = torch.equal(nan, expected.unsqueeze(1).expand(nan.shape))
-        yield f"a NaN in {which} at token 6 of window(13, 4)", holds(exact, "is not exactly where it is due")
+    for name in "qkv":
+        expected = receivers if name != "q" else torch.arange(len(receivers)) == 6
+        inputs = {key: x.clone() for key, x in problem.inputs.items()}
+        inputs[name][:, :, 6] = torch.nan
+        is_nan = problem.call(backend, inputs).isnan().cpu()
+        is_right = torch.equal(is_nan, expected.unsqueeze(1).expand(is_nan.shape))
+        outcome = judge_condition(is_right, "does not reach exactly the receivers that attend to it")
+        yield f"a NaN in {name} at token 6 of window(13, 4)", outcome
 
 
-def _lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    """Half of a sink is given to the call, and half is added to its result by lse, with right gradients.
+def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    """Give one half of a sink to the call and add the other by lse, which must equal the whole sink.
 
-    With ``a = sink - log 2`` the whole sink leaves ``exp(lse) / (exp(lse) + exp(a))`` of an output whose lse
-    counts a sink of a already. That is computed from the lse that is stored, as weights are by a backend that
-    computes them again.
+    With ``exp(a) = exp(sink) / 2``, the second half multiplies the output by ``exp(lse) / (exp(lse) +
+    exp(a))``. This uses the stored lse, so the result is judged like one of recomputed weights.
     """
     for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, EVERY)):
-        problem, recomputing = problems(name, option), replace(backend, recomputes=True)
-        leaves = leaves_of(problem.inputs)
-        half = leaves["sink_logits"] - math.log(2)
-        out, info = problem.call(backend, leaves | {"sink_logits": half}, return_info=True)
-        whole = out * (info.lse - half.to(info.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
-        gradients = gradients_of(whole, problem.direction, {key: leaves[key] for key in "qkv"})
-        yield f"{name} with {option}", judge(whole, gradients, problem.truth.for_backend(recomputing))
+        problem = problems(name, option)
+        leaves = make_leaves(problem.inputs)
+        half_sink = leaves["sink_logits"] - math.log(2)
+        half, info = problem.call(backend, leaves | {"sink_logits": half_sink}, return_info=True)
+        out = half * (info.lse - half_sink.to(info.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
+        gradients = gradients_of(out, problem.direction, {key: leaves[key] for key in "qkv"})
+        truth = problem.truth.for_backend(replace(backend, recomputes=True))
+        yield f"{name} with {option}", judge(out, gradients, truth)
 
 
 NAN_RULE = "a NaN that is attended to is not cleaned"
-# each rule, and the option without which it cannot be checked
+# Each rule, and the option that a backend must support to be checked by it.
 RULES: dict[str, tuple[Rule, str]] = {
-    "isolated rows are exactly 0, lse -inf, gradients finite": (_isolated_rows, "edge bias"),
-    "NaN, inf and 1e4 reach only rows that attend to them": (_poison, "softcap"),
-    NAN_RULE: (_nan_is_attended_to, "plain"),
-    "lse is that of the logits, bias and sinks, and so are its gradients": (_lse, EVERY),
+    "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated_rows, "edge bias"),
+    "NaN, inf and 1e4 reach only rows that attend to them": (_check_poison, "softcap"),
+    NAN_RULE: (_check_nan, "plain"),
+    "lse is that of the logits, bias and sinks, and so are its gradients": (_check_lse, EVERY),
 }
-
-# ---- the groups
 
 GROUPS: dict[str, Mapping[str, Iterable[str]]] = {
     "attend": {"graph": GRAPHS, "option": FEATURES, "size": SIZES},

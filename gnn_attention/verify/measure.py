@@ -1,11 +1,11 @@
-"""Errors in units of a yardstick: the rule by which a check passes.
+"""Measure errors in units of a yardstick: the rule by which a check passes.
 
-``error <= 2 * max(yardstick, rounding)`` for outputs and 3 for gradients. Error and yardstick are the largest
-absolute differences from the float64 truth, of the code under test and of SDPA in the same dtype (over some
-problems a few roundings apart); rounding is half an ulp of the largest true number (no result in this dtype
-can promise less). In float64 the unit is 1e-12 of the largest output, or of the largest gradient of all
-inputs (the gradient of b_K is 0 in theory: no error is small in comparison). The rule is FlashAttention's
-(twice the error of a low-precision computation), with SDPA as the yardstick.
+The rule is ``error <= 2 * max(yardstick, rounding)`` for outputs, and 3 instead of 2 for gradients.
+The error is the largest absolute difference between the code under test and the float64 truth, the
+yardstick is that of SDPA in the same dtype (over problems a few roundings apart), and the rounding
+is half an ulp of the largest true number. In float64 the unit is 1e-12 of the largest output, or of
+the largest gradient of all inputs, since the gradient of b_K alone is 0 in theory. The rule is
+FlashAttention's (twice the error of a low-precision computation), with SDPA as the yardstick.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
-EXACT = 1e-12  # of the largest number: what float64 is allowed
-MOVES = 4
-FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
-
-Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
+# The error that float64 is allowed, as a fraction of the largest number.
+EXACT = 1e-12
+NUM_PERTURBATIONS = 4
+# Perturbing inputs by this many roundings changes the last bits of every product.
+MAX_ROUNDINGS = 8
+# An output and its gradients.
+Solution = tuple[Tensor, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The float64 output and gradients, and how far SDPA in the dtype under test is from its own truth.
+    """The output and gradients in float64, and the errors of SDPA in the dtype under test.
 
-    ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``recomputed`` holds
-    the larger ones of its fused kernel, by which gradients are judged of a backend that computes its weights
-    again from lse.
+    ``yardstick`` holds these errors for "out" and every gradient; it is empty for float64.
+    ``fused_yardstick`` holds the larger errors of SDPA's fused kernel, by which the gradients of
+    backends are judged that recompute their weights from lse.
     """
 
     out: Tensor
     gradients: Mapping[str, Tensor]
     yardstick: Mapping[str, float]
-    recomputed: Mapping[str, float] = field(default_factory=dict)
+    fused_yardstick: Mapping[str, float] = field(default_factory=dict)
 
     def for_backend(self, backend: Backend) -> Truth:
-        """The truth with the yardstick of a backend, which is larger for gradients of recomputed weights."""
-        larger = self.recomputed if backend.recomputes else {}
-        return replace(self, yardstick={**self.yardstick, **larger})
+        """Return the truth with the fused yardstick if the backend recomputes its weights."""
+        fused = self.fused_yardstick if backend.recomputes else {}
+        return replace(self, yardstick={**self.yardstick, **fused})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
-        """The output of some receivers and the gradients of some senders alone (axis 2 of each)."""
+        """Select receivers of the output and senders of the gradients (axis 2 of each)."""
         gradients = {name: g[:, :, senders.to(g.device)] for name, g in self.gradients.items()}
         return replace(self, out=self.out[:, :, receivers.to(self.out.device)], gradients=gradients)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison found: the worst error over the allowed one, and what was expected there and came.
+    """The outcome of a comparison: the largest error as a share of the allowed one, and where it is.
 
-    ``output`` and ``gradient`` are the worst errors of each in units of the yardstick, None where none is.
+    ``output`` and ``gradient`` are the largest errors in units of the yardstick, if there is one.
     """
 
     share: float
@@ -66,62 +68,66 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """True if no error is larger than allowed; a NaN is."""
+        """True if no error is larger than allowed or NaN."""
         return self.share <= 1.0
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
     """Compare an output and its gradients with the truth by the rule of this module.
 
-    Without gradients, as under ``no_grad``, the output alone is judged.
+    Without gradients, as under ``no_grad``, only the output is judged.
     """
-    results, true = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
+    results, expected = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
     largest_gradient = max(map(largest, truth.gradients.values()), default=0.0)
-    ratios, shares, allowed = dict[str, float](), dict[str, float](), dict[str, float]()
+    ratios, shares, limits = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, x in results.items():
         if x.dtype == torch.float64:
-            limit, unit = 1.0, EXACT * (largest(truth.out) if name == "out" else largest_gradient)
+            factor = 1.0
+            unit = EXACT * (largest(truth.out) if name == "out" else largest_gradient)
         else:
-            limit = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
-            rounding = torch.finfo(x.dtype).eps / 2 * largest(true[name])
+            factor = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
+            rounding = torch.finfo(x.dtype).eps / 2 * largest(expected[name])
             unit = max(rounding, truth.yardstick.get(name, 0.0))
-        error = _error(x, true[name])
+        error = _largest_error(x, expected[name])
         ratios[name] = error / unit if unit > 0 else math.inf if error else 0.0
-        shares[name], allowed[name] = ratios[name] / limit, limit * unit
+        shares[name] = ratios[name] / factor
+        limits[name] = factor * unit
     worst = max(shares, key=lambda name: badness(shares[name]))
     where = ""
     if not shares[worst] <= 1.0:
         title = "output" if worst == "out" else f"gradient of {worst}"
-        where = _description(title, results[worst], true[worst], allowed[worst])
+        where = _describe_error(title, results[worst], expected[worst], limits[worst])
     gradient = max((ratios[name] for name in gradients), default=None, key=badness)
     return Outcome(shares[worst], ratios["out"], gradient, where)
 
 
-def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
-    """The outcome of a condition that measures no error."""
+def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
+    """Return the outcome of a condition, which measures no error."""
     return Outcome(0.0) if condition else Outcome(math.inf, where=where)
 
 
-def errors_of(attempt: Attempt, true: Attempt) -> dict[str, float]:
-    """The largest error of the output, as "out", and of each gradient."""
-    wanted = {"out": true[0], **true[1]}
-    return {name: _error(x, wanted[name]) for name, x in {"out": attempt[0], **attempt[1]}.items()}
+def errors_of(solution: Solution, truth: Solution) -> dict[str, float]:
+    """Compute the largest error of the output, as "out", and of each gradient."""
+    expected = {"out": truth[0], **truth[1]}
+    return {
+        name: _largest_error(x, expected[name]) for name, x in {"out": solution[0], **solution[1]}.items()
+    }
 
 
 def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest error of each name; a NaN is larger than any number.
+    """Return the largest error of each name; a NaN is larger than any number.
 
     >>> largest_of([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
     {'out': 3.0, 'q': 1.0}
     """
     worst: dict[str, float] = {}
-    for each in errors:
-        worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in each.items()}
+    for row in errors:
+        worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in row.items()}
     return worst
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of ``sum(out * direction)`` for each input; {} under ``no_grad``."""
+    """Compute the gradient of ``sum(out * direction)`` for each input; {} under ``no_grad``."""
     if not torch.is_grad_enabled():
         return {}
     if not out.requires_grad:
@@ -132,100 +138,95 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
 
 
 def badness(ratio: float) -> float:
-    """A NaN is worse than any number."""
+    """Return a key for sorting by which a NaN is worse than any number."""
     return math.inf if math.isnan(ratio) else ratio
 
 
 def largest(x: Tensor) -> float:
-    """The largest absolute value; 0 of an empty tensor."""
+    """Return the largest absolute value, 0 for an empty tensor."""
     return float(x.detach().abs().amax()) if x.numel() else 0.0
 
 
-def _error(result: Tensor, true: Tensor) -> float:
-    """The largest difference, in float64 on the device of the truth; inf where the shape is wrong."""
-    if result.shape != true.shape:
+def _largest_error(result: Tensor, expected: Tensor) -> float:
+    if result.shape != expected.shape:
         return math.inf
-    return largest(result.detach().to(true.device, torch.float64) - true.detach().double())
+    return largest(result.detach().to(expected.device, torch.float64) - expected.detach().double())
 
 
-def _description(name: str, result: Tensor, true: Tensor, allowed: float) -> str:
-    """Where the error is largest: the number expected, the number that came, the error allowed and found."""
-    if result.shape != true.shape:
-        return f"{name}: expected the shape {list(true.shape)}, came {list(result.shape)}"
-    came, expected = (x.detach().to("cpu", torch.float64) for x in (result, true))
-    off = (came - expected).abs()
-    place = [int(i) for i in torch.unravel_index(off.nan_to_num(math.inf).argmax(), off.shape)]
-    a, b, error = (float(x[tuple(place)]) for x in (expected, came, off))
-    return f"{name}{place}: expected {a:.9g}, came {b:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
-
-
-# ---- what roundings do to a truth
+def _describe_error(name: str, result: Tensor, expected: Tensor, limit: float) -> str:
+    if result.shape != expected.shape:
+        return f"{name}: expected the shape {list(expected.shape)}, got {list(result.shape)}"
+    result, expected = (x.detach().to("cpu", torch.float64) for x in (result, expected))
+    error = (result - expected).abs()
+    index = [int(i) for i in torch.unravel_index(error.nan_to_num(math.inf).argmax(), error.shape)]
+    a, b, e = (float(x[tuple(index)]) for x in (expected, result, error))
+    return f"{name}{index}: expected {a:.9g}, got {b:.9g}; error allowed {limit:.3g}, measured {e:.3g}"
 
 
 @torch.enable_grad()
 def widen_by_roundings(
     truth: Truth, formula: Callable[..., tuple[Tensor, ...]], leaves: Mapping[str, Tensor], direction: Tensor
 ) -> Truth:
-    """``truth`` with yardsticks no smaller than what roundings do to it: the least that a dtype can promise.
+    """Return ``truth`` with yardsticks at least as large as the effect of unavoidable roundings.
 
-    SDPA's error may be exactly 0 by luck: where a gradient is 0 in theory, it subtracts two sums that it
-    takes in one order. So its errors count at least as much as what happens to the truth, in float64,
+    SDPA's error may be exactly 0 by luck: for a gradient that is 0 in theory, it subtracts two sums that
+    it computes in the same order. So each yardstick is at least the change of the float64 truth when
 
-    * when every input is moved by up to a rounding of float32, in which sums are taken;
-    * and to the gradients, when ``delta = sum(grad_out * out)`` is: it is subtracted from ``grad_out . v``,
-      which may be nearly the same number. A kernel that computes weights again takes delta from the output as
-      it was stored: for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for
-      lse;
-    * and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change
-      by e makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it;
-    * and to the gradients of a layer, when those of its queries, keys and values are rounded to the dtype, in
-      which they are stored: the gradient of b_K is their sum, 0 in theory.
+    * every input is perturbed by up to a rounding of float32, in which sums are computed;
+    * ``delta = sum(grad_out * out)`` is rounded to float32: it is subtracted from ``grad_out . v``, which
+      may be nearly the same number. A kernel that recomputes its weights computes delta from the stored
+      output, so there it is rounded to the dtype. A change of delta by e is a gradient of -e for lse;
+    * in such a kernel, lse is rounded to float32, in which it is stored: a change of lse by e multiplies
+      all weights of a row, and the gradients through them, by ``exp(-e)``;
+    * in a layer, the gradients of queries, keys and values are rounded to the dtype, in which they are
+      stored: the gradient of b_K is their sum, 0 in theory.
 
     Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the stored lse.
     """
-    single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    wide, grad_out = {name: x.detach().double() for name, x in leaves.items()}, direction.double()
+    float32_eps, dtype_eps = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
+    double_leaves = {name: x.detach().double() for name, x in leaves.items()}
+    grad_out = direction.double()
 
-    def perturbed_attempt(number: int, delta: float, lse: float) -> Attempt:
-        """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
+    def perturb_solution(number: int, delta_eps: float, lse_eps: float) -> Solution:
         rng = torch.Generator().manual_seed(number)
-        inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
-        out, z, row_lse, *stored = formula(inputs)
+        inputs = {name: x * (1 + float32_eps * _noise(x, rng)) for name, x in double_leaves.items()}
+        inputs = {name: x.requires_grad_() for name, x in inputs.items()}
+        out, z, lse, *stored = formula(inputs)
         (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)
-        by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
-        by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
-        total = (out * grad_out).sum() + (z * by_lse).sum() + (row_lse * by_delta).sum()
+        delta_error = (grad_z.abs() * z.detach().abs()).sum(-1) * _noise(lse, rng) * delta_eps
+        lse_error = grad_z * (lse.detach().abs() * _noise(lse, rng) * lse_eps).unsqueeze(-1)
+        # The product of an intermediate value and an error adds the error to its gradient.
+        total = (out * grad_out).sum() + (z * lse_error).sum() + (lse * delta_error).sum()
         gradients = torch.autograd.grad(total, stored, retain_graph=True) if stored else ()
         for x, gradient in zip(stored, gradients, strict=True):
-            total = total + (x * gradient * _signs(gradient, rng) * own).sum()
+            total = total + (x * gradient * _noise(gradient, rng) * dtype_eps).sum()
         return out.detach(), gradients_of(total, torch.ones_like(total), inputs)
 
-    def worst(delta: float, lse: float) -> dict[str, float]:
-        true = truth.out, truth.gradients
-        return largest_of(
-            errors_of(perturbed_attempt(number, delta, lse), true) for number in range(1, 1 + MOVES)
-        )
+    def largest_errors(delta_eps: float, lse_eps: float) -> dict[str, float]:
+        solutions = (perturb_solution(i, delta_eps, lse_eps) for i in range(1, 1 + NUM_PERTURBATIONS))
+        return largest_of(errors_of(solution, (truth.out, truth.gradients)) for solution in solutions)
 
-    yardstick = largest_of([truth.yardstick, worst(single, 0.0)])
-    recomputed = largest_of([yardstick, truth.recomputed, worst(own, single)])
-    # the output of a kernel that computes weights again has no further rounding
-    del recomputed["out"]
-    return replace(truth, yardstick=yardstick, recomputed=recomputed)
+    yardstick = largest_of([truth.yardstick, largest_errors(float32_eps, 0.0)])
+    fused_errors = largest_errors(dtype_eps, float32_eps)
+    fused_yardstick = largest_of([yardstick, truth.fused_yardstick, fused_errors])
+    # A kernel that recomputes its weights rounds its output as all others do.
+    del fused_yardstick["out"]
+    return replace(truth, yardstick=yardstick, fused_yardstick=fused_yardstick)
 
 
-def nearby(x: Tensor, number: int) -> Tensor:
-    """Every number moved by up to 8 roundings of its dtype, so that roundings differ; number 0 moves none.
+def perturb(x: Tensor, number: int) -> Tensor:
+    """Perturb every number by up to 8 roundings of its dtype, with seed ``number``; 0 changes nothing.
 
     >>> x = torch.ones(3, dtype=torch.bfloat16)
-    >>> nearby(x, 0).equal(x), bool(0 < (nearby(x, 1) - x).abs().max() <= FAR * torch.finfo(x.dtype).eps)
-    (True, True)
+    >>> bool(0 < (perturb(x, 1) - x).abs().max() <= MAX_ROUNDINGS * torch.finfo(x.dtype).eps)
+    True
     """
     if not number:
         return x
-    moves = FAR * torch.finfo(x.dtype).eps * _signs(x, torch.Generator().manual_seed(number))
-    return (x.detach().double() * (1 + moves)).to(x.dtype)
+    noise = MAX_ROUNDINGS * torch.finfo(x.dtype).eps * _noise(x, torch.Generator().manual_seed(number))
+    return (x.detach().double() * (1 + noise)).to(x.dtype)
 
 
-def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Numbers in [-1, 1]."""
+def _noise(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw numbers in [-1, 1] of the shape of x."""
     return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1

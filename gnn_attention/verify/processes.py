@@ -1,4 +1,4 @@
-"""Checks in several processes. One that ends its process has failed, and no other."""
+"""Run checks in several processes; only the check that kills its process has failed."""
 
 import itertools
 import multiprocessing
@@ -15,57 +15,59 @@ from gnn_attention.verify.report import FORWARD, Check, Result
 DIED = "the process that ran it died"
 
 
-def results(checks: Sequence[Check], jobs: int) -> Generator[Result]:
-    """Run checks in so many processes; those of one problem follow each other in one, and share its truth.
+def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
+    """Run checks in ``jobs`` processes and yield their results in order.
 
-    What was not finished when a process died runs again check by check in one process, which is made anew
-    where it dies. RuntimeError if a process dies before its first check.
+    Checks of one problem share a process and its truth. Checks that a dead process left unfinished run
+    again one by one in a new process. RuntimeError if a process dies before its first check.
     """
     problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
-    parts = [list(part) for _, part in problems]
-    others = set(multiprocessing.active_children())
-    while parts:
-        lost: list[Check] = []
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
+    batches = [list(batch) for _, batch in problems]
+    earlier_children = set(multiprocessing.active_children())
+    while batches:
+        unfinished: list[Check] = []
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _initialise_process)
         try:
             try:
-                # a part without checks, which comes first, shows that a process can begin
-                first, *futures = _submit(pool, [[], *parts])
-                first.result()
+                # The first batch is empty and only shows that a process can start.
+                empty, *futures = _submit(pool, [[], *batches])
+                empty.result()
             except BrokenProcessPool:
                 raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-            for part, future in zip(parts, futures, strict=True):
+            for batch, future in zip(batches, futures, strict=True):
                 try:
                     yield from future.result()
                 except BrokenProcessPool:
-                    lost += part
+                    unfinished += batch
         finally:
-            # a caller that stops early, by Ctrl-C too, waits for no check
-            for child in set(multiprocessing.active_children()) - others:
+            # A caller that stops early, for example by Ctrl-C, does not wait for running checks.
+            for child in set(multiprocessing.active_children()) - earlier_children:
                 child.terminate()
             pool.shutdown(cancel_futures=True)
-        if lost and jobs == 1:
-            yield lost.pop(0).result(message=DIED)
-        parts, jobs = [[check] for check in lost], 1
+        # With one process and batches of one check, the first unfinished check killed the process.
+        if unfinished and jobs == 1:
+            yield unfinished.pop(0).result(message=DIED)
+        batches = [[check] for check in unfinished]
+        jobs = 1
 
 
-def _submit(pool: ProcessPoolExecutor, parts: Sequence[list[Check]]) -> list[Future[list[Result]]]:
-    """Start the processes with Ctrl-C blocked: it reaches all of a terminal, and this one ends the others."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        return [pool.submit(_run, part) for part in parts]
+def _submit(pool: ProcessPoolExecutor, batches: Sequence[list[Check]]) -> list[Future[list[Result]]]:
+    """Start processes that ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return [pool.submit(_run_batch, batch) for batch in batches]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return [pool.submit(_run, part) for part in parts]
+        return [pool.submit(_run_batch, batch) for batch in batches]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _begin() -> None:
+def _initialise_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def _run(checks: Sequence[Check]) -> list[Result]:
+def _run_batch(checks: Sequence[Check]) -> list[Result]:
     return [check() for check in checks]

@@ -1,4 +1,4 @@
-"""Checks, their results, the report of them and its JSON, and where it was made."""
+"""Checks, their results, and the report that collects results and the environment of the run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gnn_attention.verify.measure import Outcome
 
 PACKAGE = Path(__file__).resolve().parent.parent
 FORWARD = "forward alone"
-SHOWN = 20  # failures
-COMPARED = """
+MAX_FAILURES = 20
+RULE = """
 Attention along the edges of such graphs, compared with dense attention in float64.
 Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class _CheckName:
-    """What tells a check from all others."""
+    """The four texts that identify a check."""
 
     group: str
     backend: str
@@ -40,15 +40,15 @@ class _CheckName:
 
     @property
     def label(self) -> str:
-        """``--only LABEL`` runs the check alone."""
+        """The text by which ``--only LABEL`` runs this check alone."""
         return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
 
 @dataclass(frozen=True)
 class Result(_CheckName):
-    """One check: whether it passed; if it was skipped, which is not passed, the reason.
+    """The result of a check: whether it passed, or why it was skipped (and so did not pass).
 
-    ``share`` is the worst error over what is allowed for it, None where a check measures no finite error.
+    ``share`` is the largest error as a share of the allowed one, None if no finite error was measured.
     """
 
     passed: bool
@@ -59,11 +59,11 @@ class Result(_CheckName):
 
 @dataclass(frozen=True, eq=False)
 class Check(_CheckName):
-    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
+    """A named check; call it to run it. An exception is a failure with a message.
 
-    Several processes need a ``run`` that can be pickled. A call that the backend refuses is tried without
-    gradients, since a backend may have no backward pass; then it is skipped. A covering selection chooses by
-    ``factors``, backend and dtype; ``skipped`` says why the check cannot be run.
+    A call that the backend does not support is tried again without gradients, in case it has no backward
+    pass, and then skipped. A selection covers the values of ``factors``, backend and dtype; ``skipped`` is
+    the reason why the check cannot run. ``run`` must be picklable for another process.
     """
 
     run: Callable[[], Outcome]
@@ -74,20 +74,19 @@ class Check(_CheckName):
         if self.skipped is not None:
             return self.result(skipped=self.skipped)
         try:
-            outcome = self._outcome()
+            outcome = self._run_with_or_without_gradients()
         except RefusalError as refusal:
             return self.result(skipped=f"{self.backend}: {refusal.reason}")
-        # a crash is a failed check
         except Exception as error:
             return self.result(message=f"{type(error).__name__}: {error}")
         share = outcome.share if math.isfinite(outcome.share) else None
         return self.result(outcome.passed, share=share, message=outcome.where)
 
     def result(self, passed: bool = False, **fields: float | str | None) -> Result:
-        """A result of this check with these fields."""
+        """Build a result of this check with these fields."""
         return Result(self.group, self.backend, self.dtype, self.name, passed, **fields)  # type: ignore[arg-type]
 
-    def _outcome(self) -> Outcome:
+    def _run_with_or_without_gradients(self) -> Outcome:
         if self.factors.get("direction") != FORWARD:
             with suppress(RefusalError):
                 return self.run()
@@ -95,14 +94,14 @@ class Check(_CheckName):
             return self.run()
 
     def forward_alone(self) -> Check:
-        """The same without gradients: the path that a kernel takes when nothing is to be learned."""
+        """Return the same check without gradients, for which a kernel may take another path."""
         factors = {**self.factors, "direction": FORWARD}
         return replace(self, name=f"{self.name}, {FORWARD}", factors=factors)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run and its environment; ``not_started`` counts the checks that an interrupt left."""
+    """The results of a run and its environment; ``not_started`` counts checks that did not run."""
 
     results: tuple[Result, ...]
     environment: dict[str, Any] = field(default_factory=dict)
@@ -110,33 +109,34 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True if something was checked, nothing failed, and nothing was left."""
+        """True if at least one check passed, none failed, and all were started."""
         return any(r.passed for r in self.results) and not self.failures and not self.not_started
 
     @property
     def failures(self) -> list[Result]:
-        """Checks that were run and did not pass."""
+        """Results of the checks that ran and did not pass."""
         return [r for r in self.results if not r.passed and r.skipped is None]
 
     def __str__(self) -> str:
-        """A graph, how near attention along such graphs came to dense attention, and what failed."""
-        ran, about = [r for r in self.results if r.skipped is None], self.environment
-        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), COMPARED]
+        """A picture of a graph, the largest error of each dtype, and the failures."""
+        ran = [r for r in self.results if r.skipped is None]
+        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), RULE]
         for dtype in dict.fromkeys(r.dtype for r in ran):
             shares = [r.share for r in ran if r.dtype == dtype and r.share is not None]
             lines += [f"  {dtype}: the worst error is {max(shares):.2f} of it"] if shares else []
-        for r in self.failures[:SHOWN]:
-            alone = f"gnn-attention verify --only {shlex.quote(r.label)}"
-            lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  alone: {alone}"]
+        for r in self.failures[:MAX_FAILURES]:
+            command = f"gnn-attention verify --only {shlex.quote(r.label)}"
+            lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  alone: {command}"]
         reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
         lines += [f"skipped {count}: {reason}" for reason, count in reasons.items()]
         verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
-        left = f", {self.not_started} NOT STARTED" if self.not_started else ""
-        where = ", ".join(f"{key} {about[key]}" for key in ("device", "torch") if key in about)
-        return "\n".join([*lines, f"{len(ran)} checks, {verdict}{left} ({where})"])
+        verdict += f", {self.not_started} NOT STARTED" if self.not_started else ""
+        keys = [key for key in ("device", "torch") if key in self.environment]
+        machine = ", ".join(f"{key} {self.environment[key]}" for key in keys)
+        return "\n".join([*lines, f"{len(ran)} checks, {verdict} ({machine})"])
 
     def to_json(self) -> str:
-        """The environment, and every result in a line, without what is None or empty."""
+        """Return the environment, and a line for each result without None and empty fields."""
         rows = [{name: x for name, x in asdict(r).items() if x not in (None, "")} for r in self.results]
         head = {"environment": self.environment, "ok": self.ok, "not_started": self.not_started}
         lines = ",\n".join(map(json.dumps, rows))
@@ -144,18 +144,18 @@ class Report:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Report:
-        """Read a file that :meth:`to_json` wrote. ValueError that names it for anything else."""
+        """Read a file that :meth:`to_json` wrote; ValueError for any other file."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             results = tuple(Result(**row) for row in record["results"])
             return cls(results, dict(record["environment"]), int(record["not_started"]))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            expected = "expected a record that verify --json wrote"
-            raise ValueError(f"{os.fspath(path)}: {expected}, got {error!r:.80}") from None
+            name, reason = os.fspath(path), f"{error!r:.80}"
+            raise ValueError(f"{name}: expected a record that verify --json wrote, got {reason}") from None
 
 
 def environment(device: str) -> dict[str, str | None]:
-    """The device, the versions, and the sha256 of all Python files of the package."""
+    """Return the device, the versions, and the sha256 of all Python files of the package."""
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     files = [(str(file.relative_to(PACKAGE)), file.read_bytes()) for file in sorted(PACKAGE.rglob("*.py"))]
     return {

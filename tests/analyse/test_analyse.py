@@ -34,16 +34,16 @@ def stacks(draw):
     first = draw(graphs())
     n = first.num_dst
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
-    others = draw(st.lists(st.lists(pair, max_size=2 * n), max_size=2))
-    return [first, *(graph_of(n, edges) for edges in others)]
+    edge_lists = draw(st.lists(st.lists(pair, max_size=2 * n), max_size=2))
+    return [first, *(graph_of(n, edges) for edges in edge_lists)]
 
 
-def powers_of(stack, layers, residual=True):
+def matrix_powers(stack, layers, residual=True):
     """Boolean matrices [layers + 1, dst, src] after 0, 1, ... layers, the masks multiplied one by one."""
     masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
-        before = powers[-1]
-        powers.append((masks[layer % len(masks)] @ before + (before if residual else 0) > 0).float())
+        previous = powers[-1]
+        powers.append((masks[layer % len(masks)] @ previous + (previous if residual else 0) > 0).float())
     return torch.stack(powers) > 0
 
 
@@ -52,7 +52,7 @@ class TestReach:
     @given(stacks(), st.integers(0, 9), st.booleans())
     def test_receptive_field_is_a_row_of_the_matrix_power(self, stack, layers, residual):
         fields = [analyse.receptive_field(stack, dst, layers, residual) for dst in range(stack[0].num_dst)]
-        power = powers_of(stack, layers, residual)[-1]
+        power = matrix_powers(stack, layers, residual)[-1]
         assert [field.tolist() for field in fields] == [row.nonzero().flatten().tolist() for row in power]
 
     @settings(max_examples=30, deadline=None)
@@ -60,7 +60,7 @@ class TestReach:
     def test_layers_between_and_witness(self, stack):
         """The first power that has the pair; the witness walks along edges of its layers, or waits."""
         n, long_enough = stack[0].num_dst, stack[0].num_dst * len(stack)
-        powers = powers_of(stack, long_enough)
+        powers = matrix_powers(stack, long_enough)
         for src in range(n):
             for dst in range(n):
                 reached = powers[:, dst, src]
@@ -79,17 +79,17 @@ class TestReach:
     @given(stacks())
     def test_full_reach_and_never_hears(self, stack):
         n = stack[0].num_dst
-        powers = powers_of(stack, n * len(stack))
-        complete = [layers for layers, reached in enumerate(powers) if bool(reached.all())]
-        assert analyse.diameter(stack) == (complete[0] if complete else None)
+        powers = matrix_powers(stack, n * len(stack))
+        full_layers = [layers for layers, reached in enumerate(powers) if bool(reached.all())]
+        assert analyse.diameter(stack) == (full_layers[0] if full_layers else None)
         causal = all(bool((src <= dst).all()) for src, dst in (graph.edge_index for graph in stack))
-        may = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
-        assert analyse.never_hears(stack).mask().tolist() == (may & ~powers[-1]).tolist()
-        enough = [layers for layers, reached in enumerate(powers) if bool(reached[may].all())]
-        assert analyse.layers_to_full_reach(stack) == (enough[0] if enough else None)
-        saturated = [layers for layers, reached in enumerate(powers) if torch.equal(reached, powers[-1])]
+        target = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
+        assert analyse.never_hears(stack).mask().tolist() == (target & ~powers[-1]).tolist()
+        sufficient_layers = [layers for layers, reached in enumerate(powers) if bool(reached[target].all())]
+        assert analyse.layers_to_full_reach(stack) == (sufficient_layers[0] if sufficient_layers else None)
+        final_layers = [layers for layers, reached in enumerate(powers) if torch.equal(reached, powers[-1])]
         everything = TokenGraph.from_rule(lambda b, h, dst, src: (dst >= 0) & (src >= 0), n)
-        assert analyse.layers_to_full_reach(stack, ~analyse.never_hears(stack, everything)) == saturated[0]
+        assert analyse.layers_to_full_reach(stack, ~analyse.never_hears(stack, everything)) == final_layers[0]
 
     @pytest.mark.parametrize(("n", "w"), [(1, 2), (2, 2), (17, 4), (66, 5), (130, 64), (129, 65)])
     def test_depth_of_a_window(self, n, w):
@@ -128,30 +128,30 @@ class TestSummary:
     @settings(max_examples=60, deadline=None)
     @given(graphs())
     def test_against_networkx_and_the_mask(self, graph):
-        mask, found = graph.mask(), analyse.summary(graph)
+        mask, facts = graph.mask(), analyse.summary(graph)
         n = graph.num_dst
         digraph = convert.to_networkx(graph)
-        assert (found.num_dst, found.num_src, found.edges, found.name) == (n, n, int(mask.sum()), graph.name)
-        assert found.density == int(mask.sum()) / n**2
-        for degrees, sums in ((found.in_degree, mask.sum(1)), (found.out_degree, mask.sum(0))):
+        assert (facts.num_dst, facts.num_src, facts.edges, facts.name) == (n, n, int(mask.sum()), graph.name)
+        assert facts.density == int(mask.sum()) / n**2
+        for degrees, sums in ((facts.in_degree, mask.sum(1)), (facts.out_degree, mask.sum(0))):
             assert (degrees.least, degrees.most) == (int(sums.min()), int(sums.max()))
             assert_exact(degrees.mean, int(mask.sum()) / n)
         isolated = (int((~mask.any(1)).sum()), int((~mask.any(0)).sum()))
-        assert (found.num_isolated_dst, found.num_isolated_src) == isolated
-        assert list(found.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
-        assert list(found.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
-        assert found.self_loops == int(mask.diagonal().sum())
-        assert found.symmetric == torch.equal(mask, mask.T)
-        assert found.causal == (not bool(mask.triu(1).any()))
+        assert (facts.num_isolated_dst, facts.num_isolated_src) == isolated
+        assert list(facts.isolated_dst) == (~mask.any(1)).nonzero().flatten()[:5].tolist()
+        assert list(facts.isolated_src) == (~mask.any(0)).nonzero().flatten()[:5].tolist()
+        assert facts.self_loops == int(mask.diagonal().sum())
+        assert facts.symmetric == torch.equal(mask, mask.T)
+        assert facts.causal == (not bool(mask.triu(1).any()))
         digraph.remove_edges_from(list(networkx.selfloop_edges(digraph)))
-        assert found.acyclic == networkx.is_directed_acyclic_graph(digraph)
+        assert facts.acyclic == networkx.is_directed_acyclic_graph(digraph)
 
     def test_bipartite(self):
-        found = analyse.summary(patterns.cross(2, 5))
-        assert (found.in_degree, found.out_degree) == (analyse.Degrees(5, 5.0, 5), analyse.Degrees(2, 2.0, 2))
-        assert (found.symmetric, found.causal, found.acyclic, found.self_loops) == (None, None, None, None)
+        facts = analyse.summary(patterns.cross(2, 5))
+        assert (facts.in_degree, facts.out_degree) == (analyse.Degrees(5, 5.0, 5), analyse.Degrees(2, 2.0, 2))
+        assert (facts.symmetric, facts.causal, facts.acyclic, facts.self_loops) == (None, None, None, None)
         assert "no in-edges     7: 0, 1, 2, 3, 4, ...\n" in str(analyse.summary(patterns.window(7, 0)))
-        assert "symmetric" not in str(found)
+        assert "symmetric" not in str(facts)
         assert analyse.summary(patterns.full(0)).in_degree == analyse.Degrees(0, 0.0, 0)
 
 
@@ -162,12 +162,12 @@ class TestLongOrDeep:
     @pytest.mark.parametrize("residual", [True, False])
     def test_a_million_tokens(self, residual):
         n = 10**6
-        found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)
-        assert torch.equal(found, torch.arange(n - 1 - 10 * 4095, n))
-        found = analyse.receptive_field(
+        field = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)
+        assert torch.equal(field, torch.arange(n - 1 - 10 * 4095, n))
+        field = analyse.receptive_field(
             [patterns.window(n, 8), patterns.dilated(n, 4, 1000)], n - 1, 2, residual
         )
-        assert found.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
+        assert field.tolist() == sorted(n - 1 - 1000 * i - j for i in range(4) for j in range(8))
         assert len(analyse.receptive_field(patterns.causal(n), n // 2, 3, residual)) == n // 2 + 1
 
 
@@ -178,10 +178,10 @@ receptive_field(causal(4), 0, -1) -> ValueError: layers must be at least 0, got 
 witness(causal(4), 0, 1, layers=1.5) -> TypeError: layers must be an integer, got 1.5
 path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
-components(cross(3, 4)) -> ValueError: same tokens
-summary(PER_HEAD) -> ValueError: differs by head: summarise one of them, select\(batch, head\)
+components(cross(3, 4)) -> ValueError: must be square
+summary(PER_HEAD) -> ValueError: differs by head: take one, select\(batch, head\)
 diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got 3 of type int
-diameter(window(8193, 1)) -> ValueError: looks at every pair of tokens, at most 8192 tokens; got .*take
+diameter(window(8193, 1)) -> ValueError: takes at most 8192 tokens, got .*: take
 """
 
 
@@ -192,19 +192,19 @@ class TestErrors:
     def test_wrong_layers(self):
         causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
-            (PER_HEAD, ValueError, r"differs by head: take one with select\(batch, head\)"),
-            (patterns.cross(3, 4), ValueError, "senders and receivers are the same tokens.*compose.*by @"),
+            (PER_HEAD, ValueError, r"differs by head: take a select\(batch, head\)"),
+            (patterns.cross(3, 4), ValueError, "must be square, .*: compose .* by @"),
             (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
             ([], ValueError, "at least one layer's graph, got an empty list"),
-            ([causal[0], 5], TypeError, "layer 1 first; got int as number 1"),
+            ([causal[0], 5], TypeError, r"graphs\[1\] must be a TokenGraph, got 5 of type int"),
         ]:
             with pytest.raises(error, match=match):
                 analyse.diameter(graphs)
         assert analyse.layers_to_full_reach(PER_HEAD.select(0, 1)) == 3
 
     def test_too_many_edges_to_list(self, monkeypatch):
-        monkeypatch.setattr(_walks, "MOST_EDGES", 9)
-        with pytest.raises(ValueError, match=r"causal\(4\).* has 10 edges, at most 9 are listed"):
+        monkeypatch.setattr(_walks, "MAX_EDGES", 9)
+        with pytest.raises(ValueError, match=r"causal\(4\).* has 10 edges, too many to list"):
             analyse.components(patterns.causal(4))
         # a rule is evaluated then
         assert analyse.witness(patterns.causal(4), 0, 3) == [0, 3]

@@ -51,14 +51,14 @@ class TestForms:
         logits, weights = counted(torch.matmul, q, k.mT)
         weighting, mixtures = counted(torch.matmul, weights, v)
         collect, _ = counted(heads.collect, mixtures)
-        found = cost.of_form(form, **GROUPED, graph=graph)
-        assert found.macs == Macs(receive, send, logits, weighting, collect)
+        result = cost.of_form(form, **GROUPED, graph=graph)
+        assert result.macs == Macs(receive, send, logits, weighting, collect)
 
     @each_form
     def test_parameters_are_those_of_the_heads(self, form):
         """The factors are the same in both forms."""
-        wanted = sum(p.numel() for p in heads_in(form).parameters())
-        assert cost.of_form(form, **GROUPED).parameters == wanted
+        expected = sum(p.numel() for p in heads_in(form).parameters())
+        assert cost.of_form(form, **GROUPED).parameters == expected
 
     @each_form
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -69,8 +69,8 @@ class TestForms:
         q, (k, v) = heads.receive(x_dst), heads.send(x_src)
         mixtures = attend(q, k, v, graph, scale=heads.scale)
         states = {x.untyped_storage().data_ptr() for x in (x_dst, x_src)}
-        made = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (q, k, v, mixtures)}
-        expected = sum(size for storage, size in made.items() if storage not in states)
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (q, k, v, mixtures)}
+        expected = sum(size for storage, size in storages.items() if storage not in states)
         assert 2 * cost.of_form(form, **GROUPED, graph=graph, dtype=dtype).activations == expected
 
     @each_form
@@ -86,14 +86,14 @@ class TestForms:
     def test_graphs_that_differ_by_head_or_sample(self, form):
         """Each head has edges of its own, each sample tokens of its own."""
         graphs = [patterns.window(9, 2), patterns.causal(9), patterns.full(9)]
-        alone = [cost.of_form(form, 12, 3, graph=graph) for graph in graphs]
+        costs = [cost.of_form(form, 12, 3, graph=graph) for graph in graphs]
         by_head = cost.of_form(form, 12, 3, graph=algebra.per_head(*graphs))
         by_sample = cost.of_form(form, 12, 3, graph=algebra.per_sample(*graphs))
-        assert 3 * by_head.macs.edges == sum(each.macs.edges for each in alone)
-        assert by_head.macs.total - by_head.macs.edges == alone[0].macs.total - alone[0].macs.edges
-        assert by_sample.macs == alone[0].macs + alone[1].macs + alone[2].macs
-        assert by_sample.step == alone[0].step + alone[1].step + alone[2].step
-        assert by_sample.activations == 3 * by_head.activations == 3 * alone[0].activations
+        assert 3 * by_head.macs.edges == sum(each.macs.edges for each in costs)
+        assert by_head.macs.total - by_head.macs.edges == costs[0].macs.total - costs[0].macs.edges
+        assert by_sample.macs == costs[0].macs + costs[1].macs + costs[2].macs
+        assert by_sample.step == costs[0].step + costs[1].step + costs[2].step
+        assert by_sample.activations == 3 * by_head.activations == 3 * costs[0].activations
         with pytest.raises(ValueError, match="graph must have 2 heads or none, got 3"):
             cost.of_form(form, 12, 2, graph=algebra.per_head(*graphs))
 
@@ -143,15 +143,15 @@ class TestCaches:
     @pytest.mark.parametrize("form", ["factored", "merged"])
     def test_patterns_and_messages(self, form):
         of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
-        found = cost.of_form(form, **GROUPED, graph=self.GRAPH)
-        for way, side, keep in (
+        result = cost.of_form(form, **GROUPED, graph=self.GRAPH)
+        for kind, side, keep in (
             ("pattern, message", "sender", "messages"),
             ("state, message", "receiver", "messages"),
             ("state and a 1", "receiver", "states"),
         ):
             cache = PatternMessageCache(of(StandardHeads(**GROUPED), side=side), self.GRAPH, keep)
             cache.update(torch.randn(1, 11, 24))
-            assert cache.nbytes == 11 * found.cache_per_token[way]
+            assert cache.nbytes == 11 * result.cache_per_token[kind]
 
     def test_layers_and_samples(self):
         """Two layers, and samples with graphs of their own."""
@@ -159,8 +159,8 @@ class TestCaches:
         heads, cache, x = StandardHeads(**GROUPED), KeyValueCache(graph, layers=2), torch.randn(2, 11, 24)
         for layer in range(2):
             cache.update(heads, x, layer)
-        found = cost.of_form("standard", **GROUPED, graph=graph)
-        assert cache.nbytes == 2 * 11 * found.cache_per_token["key, value"]
+        result = cost.of_form("standard", **GROUPED, graph=graph)
+        assert cache.nbytes == 2 * 11 * result.cache_per_token["key, value"]
 
 
 def most_senders(graph: TokenGraph) -> int:
@@ -194,26 +194,26 @@ GRAPHS = [
 class TestGraphs:
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_counts_are_those_of_the_mask(self, graph):
-        mask, found = graph.mask(), cost.of_graph(graph)
+        mask, result = graph.mask(), cost.of_graph(graph)
         single = mask.flatten(0, -3) if mask.dim() > 2 else mask.unsqueeze(0)
         dst = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset
         src = torch.arange(graph.num_src) + graph.src_offset
-        assert found.edges == int(mask.sum())
-        assert found.full == mask.numel()
-        assert found.causal == len(single) * int((src <= dst).sum())
+        assert result.edges == int(mask.sum())
+        assert result.full == mask.numel()
+        assert result.causal == len(single) * int((src <= dst).sum())
         if graph.num_dst == graph.num_src:
-            assert found.cached == most_senders(graph)
+            assert result.cached == most_senders(graph)
         else:
-            assert found.cached == int(single.any(0).any(0).sum())
+            assert result.cached == int(single.any(0).any(0).sum())
 
     def test_shares(self):
-        found = cost.of_graph(patterns.window(8, 2))
-        assert (found.edges, found.causal, found.full, found.of_causal) == (15, 36, 64, 15 / 36)
+        result = cost.of_graph(patterns.window(8, 2))
+        assert (result.edges, result.causal, result.full, result.of_causal) == (15, 36, 64, 15 / 36)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""
         n, w = 200_000, 4096
         graph = patterns.window(n, w) | patterns.sinks(n, 4)
-        found = cost.of_graph(graph)
-        assert found.edges == w * (w + 1) // 2 + (n - w) * w + (1 + 2 + 3) + 4 * (n - w - 3)
-        assert (found.cached, found.causal, found.full) == (w + 4, n * (n + 1) // 2, n * n)
+        result = cost.of_graph(graph)
+        assert result.edges == w * (w + 1) // 2 + (n - w) * w + (1 + 2 + 3) + 4 * (n - w - 3)
+        assert (result.cached, result.causal, result.full) == (w + 4, n * (n + 1) // 2, n * n)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gnn_attention import TokenGraph, analyse, patterns
 
 
-def of_mask(mask):
+def graph_of_mask(mask):
     dst, src = mask.nonzero(as_tuple=True)
     return TokenGraph.from_edges(torch.stack([src, dst]), mask.shape[0], mask.shape[1])
 
@@ -22,8 +22,8 @@ def masks(draw):
     first, second = (torch.tensor(draw(cell)).view(num_dst, num_src) for _ in range(2))
     later, earlier = torch.zeros_like(first), torch.zeros_like(first)
     later[:, 1:], earlier[:, :-1] = first[:, :-1], first[:, 1:]
-    made = [second, ~first, later, earlier, first.flip(0, 1), first.tril(), first.triu()]
-    return [first, draw(st.sampled_from(made + [first.T] * (num_dst == num_src)))]
+    variants = [second, ~first, later, earlier, first.flip(0, 1), first.tril(), first.triu()]
+    return [first, draw(st.sampled_from(variants + [first.T] * (num_dst == num_src)))]
 
 
 COMPLEMENT = "the second is the complement of the first"
@@ -44,20 +44,20 @@ class TestNumbers:
     @given(masks())
     def test_counts_and_first_difference(self, pair):
         a, b = pair
-        found = analyse.diff(of_mask(a), of_mask(b))
-        assert (found.only_first, found.only_second) == (int((a & ~b).sum()), int((b & ~a).sum()))
-        assert found.common == int((a & b).sum())
-        assert found.equal == torch.equal(a, b)
+        difference = analyse.diff(graph_of_mask(a), graph_of_mask(b))
+        assert (difference.only_first, difference.only_second) == (int((a & ~b).sum()), int((b & ~a).sum()))
+        assert difference.common == int((a & b).sum())
+        assert difference.equal == torch.equal(a, b)
         cells = (a ^ b).nonzero().tolist()
         if cells:
             dst, src = cells[0]
-            assert (found.example, found.example_in) == ((src, dst), 1 if a[dst, src] else 2)
+            assert (difference.example, difference.example_in) == ((src, dst), 1 if a[dst, src] else 2)
         else:
-            assert (found.example, found.example_in, found.remarks) == (None, None, ())
-        contained = {(True, False): "the second contains the first", (False, True): "the first contains"}
-        apart = "no edge in common" if not found.common else "neither contains the other"
-        verdict = contained.get((found.only_first == 0, found.only_second == 0), apart)
-        assert found.equal or verdict in str(found).splitlines()[0] or not (a.any() and b.any())
+            assert (difference.example, difference.example_in, difference.remarks) == (None, None, ())
+        containment = {(True, False): "the second contains the first", (False, True): "the first contains"}
+        verdict_apart = "no edge in common" if not difference.common else "neither contains the other"
+        verdict = containment.get((difference.only_first == 0, difference.only_second == 0), verdict_apart)
+        assert difference.equal or verdict in str(difference).splitlines()[0] or not (a.any() and b.any())
 
     @settings(max_examples=50, deadline=None)
     @given(masks())
@@ -76,7 +76,7 @@ class TestNumbers:
         off_diagonal = ~torch.ones_like(a).tril().logical_and(torch.ones_like(a).triu())
         expected |= {"self loops alone"} if not bool(((a ^ b) & off_diagonal).any()) else set()
         expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
-        assert kinds(of_mask(a), of_mask(b)) == expected
+        assert kinds(graph_of_mask(a), graph_of_mask(b)) == expected
 
 
 CAUSAL, WINDOW = patterns.causal(9), patterns.window(9, 3)
@@ -84,7 +84,7 @@ BOTH_WAYS, MEMORY = patterns.window(10, 5, causal=False), patterns.sinks(8, 2, c
 MORE, WIDER = "the second has 2 more senders per receiver", patterns.window(12, 4).rows(8, 12)
 ONE_IS_CAUSAL = "the {} is causal, the {} has edges from later tokens (src > dst)"
 DOCUMENTS = "the second has 1 more sender per receiver from receiver 5 on", "their dst - src is in 1 .. 5"
-SOME = TokenGraph.from_edges(torch.tensor([[3, 2], [4, 7]]), 9)
+TWO_EDGES = TokenGraph.from_edges(torch.tensor([[3, 2], [4, 7]]), 9)
 LOOPS = "they differ in self loops alone: the second lacks 7"
 REMARKS = [
     # the fifth token is of another document
@@ -94,7 +94,7 @@ REMARKS = [
     # a memory of two tokens to which every token attends
     (patterns.causal(8) - MEMORY, patterns.causal(8) | MEMORY, [f"{MORE} everywhere"]),
     (patterns.full(7), patterns.no_self(7), [LOOPS]),
-    (CAUSAL, CAUSAL - SOME, ["their dst - src is in 1 .. 5"]),
+    (CAUSAL, CAUSAL - TWO_EDGES, ["their dst - src is in 1 .. 5"]),
     # the rows of a decoding step: the distance counts from the tokens' own positions
     (patterns.window(12, 3).rows(8, 12), WIDER, ["all differing edges have dst - src = 3"]),
 ]
@@ -119,7 +119,7 @@ class TestWords:
         for first, second, match in [
             (WINDOW, patterns.window(12, 3), r"same tokens, got .*window\(9, 3\).*window\(12, 3\)"),
             (CAUSAL.rows(0, 3), CAUSAL.rows(2, 5), "same tokens"),
-            (windows, WINDOW, r"first must be plain, but .* differs by head: compare one .*select"),
+            (windows, WINDOW, r"first .* differs by head: take a select\(batch, head\)"),
         ]:
             with pytest.raises(ValueError, match=match):
                 analyse.diff(first, second)

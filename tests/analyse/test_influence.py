@@ -20,44 +20,44 @@ def cycle(tokens):
 
 def test_influence_along_a_window_of_two_is_binomial():
     """Each layer moves one back with half of the attention's share."""
-    tokens, layers, own = 12, 7, 0.3
-    row = analyse.influence(patterns.window(tokens, 2), layers, own, receivers=[11])[0]
-    p = (1 - own) / 2
-    wanted = [math.comb(layers, k) * p**k * (1 - p) ** (layers - k) for k in range(12)]
-    assert_exact(row.flip(0), torch.tensor(wanted, dtype=torch.float64))
+    tokens, layers, residual = 12, 7, 0.3
+    row = analyse.influence(patterns.window(tokens, 2), layers, residual, receivers=[11])[0]
+    p = (1 - residual) / 2
+    expected = [math.comb(layers, k) * p**k * (1 - p) ** (layers - k) for k in range(12)]
+    assert_exact(row.flip(0), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_influence_around_a_cycle_is_binomial_wrapped():
     """Columns, rows and the whole agree."""
-    tokens, layers, own = 5, 8, 0.25
+    tokens, layers, residual = 5, 8, 0.25
     graph = cycle(tokens)
-    wanted = torch.zeros(tokens, dtype=torch.float64)
+    expected = torch.zeros(tokens, dtype=torch.float64)
     for k in range(layers + 1):
-        wanted[k % tokens] += math.comb(layers, k) * (1 - own) ** k * own ** (layers - k)
-    whole = analyse.influence(graph, layers, own)
-    assert_exact(whole[:, 0], wanted)
-    assert_exact(analyse.influence(graph, layers, own, senders=[0])[:, 0], wanted)
-    assert_exact(analyse.influence(graph, layers, own, receivers=[3, 1], senders=[0]), whole[[3, 1], :1])
+        expected[k % tokens] += math.comb(layers, k) * (1 - residual) ** k * residual ** (layers - k)
+    full = analyse.influence(graph, layers, residual)
+    assert_exact(full[:, 0], expected)
+    assert_exact(analyse.influence(graph, layers, residual, senders=[0])[:, 0], expected)
+    assert_exact(analyse.influence(graph, layers, residual, receivers=[3, 1], senders=[0]), full[[3, 1], :1])
 
 
 def test_influence_of_a_list_of_layers_is_the_product():
     """Weights, shares and graphs of each layer, first layer first."""
     graphs = [patterns.window(6, 3), patterns.causal(6)]
     weights = [torch.rand(graph.num_edges, dtype=torch.float64) for graph in graphs]
-    wanted = torch.eye(6, dtype=torch.float64)
-    for graph, weight, own in zip(graphs, weights, (0.1, 0.6), strict=True):
+    expected = torch.eye(6, dtype=torch.float64)
+    for graph, weight, residual in zip(graphs, weights, (0.1, 0.6), strict=True):
         matrix = torch.zeros(6, 6, dtype=torch.float64)
         matrix[graph.edge_index[1], graph.edge_index[0]] = weight
-        wanted = (own * torch.eye(6, dtype=torch.float64) + (1 - own) * matrix) @ wanted
-    assert_exact(analyse.influence(graphs, 2, [0.1, 0.6], weights), wanted)
+        expected = (residual * torch.eye(6, dtype=torch.float64) + (1 - residual) * matrix) @ expected
+    assert_exact(analyse.influence(graphs, 2, [0.1, 0.6], weights), expected)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"residual": 1.5}, {"weights": torch.ones(2)}, {"weights": -torch.ones(7)}]
+    "options", [{"residual": 1.5}, {"weights": torch.ones(2)}, {"weights": -torch.ones(7)}]
 )
-def test_influence_refuses_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        analyse.influence(patterns.window(4, 2), 1, **wrong)
+def test_influence_refuses_by_name(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        analyse.influence(patterns.window(4, 2), 1, **options)
 
 
 def test_measured_influence_is_that_of_torch_geometric():
@@ -68,21 +68,21 @@ def test_measured_influence_is_that_of_torch_geometric():
         "x, e", [(SAGEConv(3, 4), "x, e -> x"), torch.nn.Tanh(), (SAGEConv(4, 2), "x, e -> x")]
     )
     data = Data(x=torch.randn(7, 3), edge_index=edges)
-    wanted, breadth = total_influence(model, data, 4, normalize=False)
+    expected, breadth = total_influence(model, data, 4, normalize=False)
     model, data.x = model.double(), data.x.double()
     norms = analyse.jacobian_norms(lambda x: model(x, edges), data.x)
     assert_exact(norms, torch.stack([jacobian_l1(model, data, 4, node, "cpu") for node in range(7)]))
-    found = analyse.by_hop(norms, TokenGraph.from_edges(edges, 7))
-    total = found.total.mean(0)[:5]
+    hops = analyse.by_hop(norms, TokenGraph.from_edges(edges, 7))
+    mean = hops.total.mean(0)[:5]
     # some 50 roundings of sums of positive numbers
-    assert bool(((total - wanted[: len(total)]).abs() <= 50 * 2**-24 * float(wanted.max())).all())
-    assert abs(float(found.range.mean()) - breadth) <= 50 * 2**-24 * 4
+    assert bool(((mean - expected[: len(mean)]).abs() <= 50 * 2**-24 * float(expected.max())).all())
+    assert abs(float(hops.range.mean()) - breadth) <= 50 * 2**-24 * 4
 
 
 @pytest.mark.slow
 def test_projections_estimate_the_frobenius_norm():
     """The mean of 4000 squares of a sum of 6 squares: relative error 1 / sqrt(2000), five of them allowed."""
     matrix = torch.randn(3, 3, dtype=torch.float64)
-    found = analyse.jacobian_norms(lambda x: matrix @ x, torch.randn(3, 6).double(), projections=4000)
-    wanted = matrix.abs() * 6**0.5
-    assert bool(((found - wanted).abs() <= 5 / 2000**0.5 * wanted).all())
+    norms = analyse.jacobian_norms(lambda x: matrix @ x, torch.randn(3, 6).double(), projections=4000)
+    expected = matrix.abs() * 6**0.5
+    assert bool(((norms - expected).abs() <= 5 / 2000**0.5 * expected).all())

@@ -150,7 +150,7 @@ def test_features(feature, name, monkeypatch):
     run_uncompiled(monkeypatch)
     case, kind = GRAPHS[name], FEATURES[feature]
     rng, shapes = torch.Generator().manual_seed(0), case.shapes()
-    learned = {key: torch.randn(*shapes[key], generator=rng, dtype=torch.float64) for key in kind.learns}
+    learned = {key: torch.randn(*shapes[key], generator=rng, dtype=torch.float64) for key in kind.extras}
     options = kind.options({key: x.float() for key, x in learned.items()})
     modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
     check(case.graph, case.mask, modify=modify, **options)

@@ -20,7 +20,7 @@ def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
     table, lists = masks.plan(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
-    b, h, _, _ = case.places()
+    b, h, _, _ = case.indices()
     dst, src = torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
     edges = masks.is_edge(table, block, b, h, dst, src)
     inside = edges[:, :, : case.graph.num_dst, : case.graph.num_src]

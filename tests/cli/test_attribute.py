@@ -29,17 +29,17 @@ def test_edges_in_words_and_the_loss_of_what_is_kept(small, capsys):
     text = "abcab"
     ids = Letters()(text, "pt").input_ids
     with torch.no_grad():
-        own = float(torch.nn.functional.cross_entropy(small(ids).logits[0, :-1], ids[0, 1:]))
-    found = {}
+        loss = float(torch.nn.functional.cross_entropy(small(ids).logits[0, :-1], ids[0, 1:]))
+    records = {}
     for share in ("1", "0.5"):
         assert main(["attribute", text, "--keep", share, "--edges", "3", "--json"]) == 0
-        found[share] = json.loads(capsys.readouterr().out)
-    assert found["1"]["pairs"] == found["1"]["pairs_left"] == 15 * 4
+        records[share] = json.loads(capsys.readouterr().out)
+    assert records["1"]["pairs"] == records["1"]["pairs_left"] == 15 * 4
     # float32: means of losses of size 3 to 5, each some 50 roundings
-    assert abs(found["1"]["loss_of_these"] - own) < 50 * 5 * 2**-24
-    assert abs(found["0.5"]["loss_of_these"] - own) > 1e-3
-    assert found["0.5"]["pairs_left"] <= 30
-    edge = found["1"]["edges"][0]
+    assert abs(records["1"]["loss_of_these"] - loss) < 50 * 5 * 2**-24
+    assert abs(records["0.5"]["loss_of_these"] - loss) > 1e-3
+    assert records["0.5"]["pairs_left"] <= 30
+    edge = records["1"]["edges"][0]
     words = f"'{text[edge['dst']]}' ({edge['dst']}) <- '{text[edge['src']]}' ({edge['src']})"
     assert edge["text"].startswith(f"{edge['layer']}.{edge['head']}: {words}, ")
     assert main(["attribute", text, "--metric", "last"]) == 0
@@ -57,8 +57,8 @@ def test_a_page_of_the_strongest_layers_and_edges(small, tmp_path, capsys):
     effects = trace.attribute(small, ids, lambda logits: logits[0, -1].log_softmax(-1)[token])
     for layers, options in (([0, 1], []), ([1], ["--layers", "1"])):
         assert main(["explore", text, "--model", "smollm2", "-o", str(out), *options]) == 0
-        _, said, *lines = capsys.readouterr().out.splitlines()
-        assert said.startswith(f"next: {Letters().decode([token])!r}, p = {float(best):.3g}; ")
+        _, title, *lines = capsys.readouterr().out.splitlines()
+        assert title.startswith(f"next: {Letters().decode([token])!r}, p = {float(best):.3g}; ")
         data = data_of(out)
         assert [layer["number"] for layer in data["model"]["layers"]] == layers
         top = [effect for effect in effects.top(60) if effect.layer in layers][:10]

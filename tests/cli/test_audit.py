@@ -12,11 +12,11 @@ def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
     assert main(["audit", "window(12, 3) | sinks(12, 1)"]) == 0
     assert capsys.readouterr().out.startswith("window(12, 3) | sinks(12, 1), 2 layers: exact")
     assert main(["audit", "window(10, 2)", "--run-over", "window(10, 3)", "--json"]) == 1
-    printed = capsys.readouterr()
-    record = json.loads(printed.out)
+    output = capsys.readouterr()
+    record = json.loads(output.out)
     assert (record["ok"], record["exact"], record["layers"]) == (False, False, 2)
     assert (0, 3, [0, 1, 3]) in [(leak["src"], leak["dst"], leak["path"]) for leak in record["leaks"]]
-    assert "leaks" in printed.err
+    assert "leaks" in output.err
     file = tmp_path / "verdict.json"
     deep = ["--run-over", "causal(10)", "--layers", "9", "--json", str(file)]
     assert main(["audit", "window(10, 2)", *deep]) == 0

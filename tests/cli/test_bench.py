@@ -12,7 +12,7 @@ from gnn_attention.cli import bench
 from gnn_attention.cli.bench import GRAPHS, NEW_LIST, PASSES, PEERS, Problem
 
 
-def problem(title, tokens=40, dtype=torch.float32, backward=False):
+def pose(title, tokens=40, dtype=torch.float32, backward=False):
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, 1, bench.HEADS, tokens, bench.DIM, generator=rng, dtype=dtype)
     return Problem(title, GRAPHS[title](tokens), inputs, backward)
@@ -30,49 +30,49 @@ def record(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_record_and_the_table_have_every_graph_and_pass(record):
-    found, shown = record
-    cases = {(case["graph"], case["pass"], case["method"]): case for case in found["cases"]}
+    content, output = record
+    cases = {(case["graph"], case["pass"], case["method"]): case for case in content["cases"]}
     assert set(cases) == set(product(GRAPHS, PASSES, ["attend", *PEERS]))
     for (_, _, method), case in cases.items():
         assert case.get("skipped") == "not compiled" if method == "FlexAttention" else case["seconds"] > 0
         assert ("backend" in case) == (method == "attend")
     assert {case["ratio"] for case in cases.values() if case["method"] == "attend"} == {1.0}
-    assert (found["torch"], found["tokens"], found["dtype"]) == (torch.__version__, 64, "float32")
-    assert all(f"\n{graph} " in shown for graph in GRAPHS)
-    assert "[1] skipped: not compiled" in shown
+    assert (content["torch"], content["tokens"], content["dtype"]) == (torch.__version__, 64, "float32")
+    assert all(f"\n{graph} " in output for graph in GRAPHS)
+    assert "[1] skipped: not compiled" in output
 
 
 def test_a_new_list_is_made_for_every_call(monkeypatch):
     """The others attend along one graph, whose plan is kept."""
-    seen = []
-    monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: seen.append(graph))
+    graphs = []
+    monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: graphs.append(graph))
     for title in ("causal", NEW_LIST):
-        posed = problem(title)
-        function = bench._attend(posed)
-        seen.clear()
+        problem = pose(title)
+        function = bench._prepare_attend(problem)
+        graphs.clear()
         for _ in range(2):
-            function(*posed.inputs)
-        assert seen[0] == seen[1] == posed.graph
-        assert (seen[0] is seen[1]) == (title == "causal")
+            function(*problem.inputs)
+        assert graphs[0] == graphs[1] == problem.graph
+        assert (graphs[0] is graphs[1]) == (title == "causal")
 
 
 @pytest.mark.parametrize("name", ["SDPA", "TransformerConv"])
 @pytest.mark.parametrize("title", GRAPHS)
 def test_peers_compute_the_same(name, title):
-    posed = problem(title, dtype=torch.float64)
-    out = PEERS[name](posed)(*posed.inputs)
-    torch.testing.assert_close(out, attend(*posed.inputs, posed.graph))
+    problem = pose(title, dtype=torch.float64)
+    out = PEERS[name](problem)(*problem.inputs)
+    torch.testing.assert_close(out, attend(*problem.inputs, problem.graph))
 
 
 def test_why_a_peer_is_skipped(monkeypatch):
     monkeypatch.setattr(bench.memory, "available", lambda: 2000)
     monkeypatch.setitem(PEERS, "broken", lambda problem: 1 / 0)
     skipped = [
-        ("SDPA", problem("random edges, 32 each"), "SDPA with a mask needs more memory than is free"),
-        ("TransformerConv", problem("causal"), "TransformerConv needs more memory than is free"),
-        ("FlexAttention", problem("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
-        ("FlexAttention", problem(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
-        ("broken", problem("causal"), "broken failed: ZeroDivisionError: division by zero"),
+        ("SDPA", pose("random edges, 32 each"), "SDPA with a mask needs more memory than is free"),
+        ("TransformerConv", pose("causal"), "TransformerConv needs more memory than is free"),
+        ("FlexAttention", pose("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
+        ("FlexAttention", pose(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
+        ("broken", pose("causal"), "broken failed: ZeroDivisionError: division by zero"),
     ]
-    for name, posed, reason in skipped:
-        assert bench._prepare(name, posed) == reason
+    for name, problem, reason in skipped:
+        assert bench._prepare_samples(name, problem) == reason

@@ -29,9 +29,9 @@ class TestGraphs:
 
     def test_json(self, capsys, tmp_path):
         assert main(["graphs", "--json"]) == 0
-        listed = json.loads(capsys.readouterr().out)
-        assert [entry["name"] for entry in listed] == list(patterns.__all__)
-        (window,) = [entry for entry in listed if entry["name"] == "window"]
+        entries = json.loads(capsys.readouterr().out)
+        assert [entry["name"] for entry in entries] == list(patterns.__all__)
+        (window,) = [entry for entry in entries if entry["name"] == "window"]
         assert (window["family"], window["example"]) == ("local", "window(64, 8)")
         assert main(["graphs", "window", "--json", str(tmp_path / "zoo.json")]) == 0
         assert json.loads((tmp_path / "zoo.json").read_text()) == [window]
@@ -47,13 +47,13 @@ class TestDraw:
         file = tmp_path / "words.csv"
         file.write_text("source,target\nthe,cat\ncat,sat\n", encoding="utf-8")
         assert main(["draw", str(file)]) == 0
-        seen = capsys.readouterr()
-        assert seen.out == f"{files.load(file).graph}\n0 the, 1 cat, 2 sat\n"
-        assert seen.err == "words.csv: 3 nodes, 2 directed edges\n"
+        output = capsys.readouterr()
+        assert output.out == f"{files.load(file).graph}\n0 the, 1 cat, 2 sat\n"
+        assert output.err == "words.csv: 3 nodes, 2 directed edges\n"
         assert main(["draw", str(file), "--undirected"]) == 0
-        seen = capsys.readouterr()
-        assert seen.out.startswith(f"{files.load(file, undirected=True).graph}\n")
-        assert seen.err == "words.csv: 3 nodes, 2 undirected edges = 4 directed\n"
+        output = capsys.readouterr()
+        assert output.out.startswith(f"{files.load(file, undirected=True).graph}\n")
+        assert output.err == "words.csv: 3 nodes, 2 undirected edges = 4 directed\n"
 
     @pytest.mark.parametrize(
         ("kind", "ending"),
@@ -69,23 +69,23 @@ class TestDraw:
     def test_token_layers_and_labels(self, tmp_path, monkeypatch):
         """They reach the picture: token 5 depends on 1 + 2 * 2 tokens after 2 layers."""
         needs("matplotlib")
-        seen = []
+        figures = []
         save = "matplotlib.figure.Figure.savefig"
-        monkeypatch.setattr(save, lambda figure, file, **more: seen.append(figure))
+        monkeypatch.setattr(save, lambda figure, file, **more: figures.append(figure))
         (tmp_path / "words.edges").write_text("the cat\ncat sat\n", encoding="utf-8")
         drawn = ["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--token", "5", "--kind"]
         assert main([*drawn, "layers", "--layers", "2"]) == main([*drawn, "hops"]) == 0
         assert main(["draw", str(tmp_path / "words.edges"), "-o", str(tmp_path / "a.svg")]) == 0
-        assert [text.get_text() for text in seen[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
-        assert any(line.get_label() == "token 5" for line in seen[1].axes[0].lines)
-        assert [text.get_text() for text in seen[2].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
+        assert [text.get_text() for text in figures[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
+        assert any(line.get_label() == "token 5" for line in figures[1].axes[0].lines)
+        assert [text.get_text() for text in figures[2].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
 
 
 # commands and what their errors say, a line each
 WRONG = """
 graphs wndow | there is no builder 'wndow'; did you mean 'window'?
 graphs --json no/such/file | --json no/such/file: expected a folder that exists
-draw 'window(64, 8)' | has no picture in text, which is for one head and at most 32 tokens; add for example -o
+draw 'window(64, 8)' | text shows one head, 32 tokens at most, got TokenGraph(window(64, 8)
 draw no/such.graphml | No such file or directory: 'no/such.graphml'
 draw 'window(6, 2)' --undirected | --undirected belongs to a file of edges, not to 'window(6, 2)'
 audit no/such.edges | No such file or directory: 'no/such.edges'
@@ -105,10 +105,10 @@ def test_wrong_arguments(line, tmp_path, capsys):
     if " -o" in command:
         needs("matplotlib")
     assert main(shlex.split(command.format(tmp_path))) == 2
-    seen = capsys.readouterr()
-    assert re.match(rf"gnn-attention {command.split()[0]}[\w ]*: ", seen.err)
-    assert words in seen.err
-    assert (seen.out, seen.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert re.match(rf"gnn-attention {command.split()[0]}[\w ]*: ", output.err)
+    assert words in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -123,7 +123,7 @@ def test_a_path_with_an_ending_that_is_not_read(command, name, tmp_path, capsys)
 COMMANDS = "verify audit bench graphs draw explore attribute"
 
 
-LOADED = """
+PROGRAM = """
 import contextlib, io, json, sys
 import gnn_attention
 before, loaded = set(sys.modules), []
@@ -141,9 +141,9 @@ SLOW_TO_LOAD |= {f"gnn_attention.{name}" for name in ("explorer", "interpret", "
 def test_a_command_loads_its_own_module_and_no_slow_package():
     """In a fresh process, one command after the other, so that modules add up."""
     cases = [(["--help"], set()), (["draw", "window(6, 2)"], {"draw"}), (["graphs"], {"draw", "graphs"})]
-    command, asked = [sys.executable, "-c", LOADED], json.dumps([arguments for arguments, _ in cases])
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
-    for (arguments, modules), names in zip(cases, json.loads(done.stdout), strict=True):
+    command, stdin = [sys.executable, "-c", PROGRAM], json.dumps([arguments for arguments, _ in cases])
+    process = subprocess.run(command, input=stdin, capture_output=True, text=True, check=True)
+    for (arguments, modules), names in zip(cases, json.loads(process.stdout), strict=True):
         commands = {name.removeprefix("gnn_attention.cli.") for name in names if ".cli." in name}
         assert commands == modules | {"main"}, arguments
         assert not SLOW_TO_LOAD & set(names), arguments
@@ -152,9 +152,9 @@ def test_a_command_loads_its_own_module_and_no_slow_package():
 class TestMain:
     @pytest.mark.parametrize("command", COMMANDS.split())
     def test_every_command_has_help(self, command, capsys):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main([command, "--help"])
-        assert left.value.code == 0
+        assert exit_info.value.code == 0
         assert f"gnn-attention {command}" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ class TestMain:
         ],
     )
     def test_argparse_refuses_with_2(self, arguments, capsys):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main(arguments)
-        assert left.value.code == 2
+        assert exit_info.value.code == 2
         assert "usage: gnn-attention" in capsys.readouterr().err
 
     # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is
@@ -179,9 +179,9 @@ class TestMain:
     @pytest.mark.parametrize("arguments", [["graphs"], ["draw", "causal(2)"]])
     def test_a_reader_that_has_seen_enough_is_no_error(self, arguments, monkeypatch, capsys):
         """``gnn-attention graphs | head``: the other end of the pipe is closed."""
-        reading, writing = os.pipe()
-        os.close(reading)
-        with os.fdopen(writing, "w") as out, monkeypatch.context() as patched:
-            patched.setattr(sys, "stdout", out)
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        with os.fdopen(write_end, "w") as out, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
             assert main(arguments) == 0
         assert capsys.readouterr().err == ""

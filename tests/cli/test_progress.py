@@ -27,12 +27,12 @@ def fast(monkeypatch):
         monkeypatch.setattr(support_progress, name, 0.001)
 
 
-def waited_for(found, seconds=30.0):
+def wait_for(condition, seconds=30.0):
     """Whether ``found()`` becomes true in this time."""
     end = time.monotonic() + seconds
-    while not found() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.002)
-    return found()
+    return condition()
 
 
 def test_the_estimate_is_that_of_the_steps_so_far(monkeypatch):
@@ -51,15 +51,15 @@ def test_one_long_step_is_followed_in_a_pipe(fast, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with Progress("verify", 410, "checks") as progress:
         progress.advance(123, note="attend, float32")
-        assert waited_for(lambda: sys.stderr.getvalue().count("\n") >= 3)
+        assert wait_for(lambda: sys.stderr.getvalue().count("\n") >= 3)
     form = r"verify: +\d+%\|.{10}\| \d+/410 \[00:\d\d<.*(, attend, float32)?\]"
     assert all(re.fullmatch(form, line) for line in sys.stderr.getvalue().splitlines())
 
 
-def closed():
-    made = io.StringIO()
-    made.close()
-    return made
+def closed_stream():
+    stream = io.StringIO()
+    stream.close()
+    return stream
 
 
 class Broken(io.TextIOBase):
@@ -70,47 +70,47 @@ class Broken(io.TextIOBase):
 
 
 @pytest.mark.parametrize(
-    "stream", [lambda: None, closed, Broken, lambda: io.TextIOWrapper(io.BytesIO(), encoding="ascii")]
+    "stream", [lambda: None, closed_stream, Broken, lambda: io.TextIOWrapper(io.BytesIO(), encoding="ascii")]
 )
 def test_a_stderr_that_takes_nothing_is_no_error(stream, fast, monkeypatch, capsys):
-    failed = []
-    monkeypatch.setattr(threading, "excepthook", failed.append)
+    failures = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream())
         with Progress("verify", 2) as progress:
             progress.advance(note="window | sinks, ±, ■")
             time.sleep(0.02)
-    assert (progress.done, failed, capsys.readouterr().out) == (1, [], "")
+    assert (progress.done, failures, capsys.readouterr().out) == (1, [], "")
 
 
 @contextlib.contextmanager
 def terminal():
     """stderr is a terminal of 100 columns; the value says what it was sent so far."""
     pty, termios, fcntl, tty = (pytest.importorskip(name) for name in ("pty", "termios", "fcntl", "tty"))
-    ours, theirs = pty.openpty()
-    tty.setraw(theirs)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    os.set_blocking(ours, False)
-    seen = bytearray()
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    os.set_blocking(master, False)
+    received = bytearray()
 
-    def sent():
+    def read_terminal():
         with contextlib.suppress(BlockingIOError):
-            seen.extend(os.read(ours, 1 << 16))
-        return seen.decode("utf-8", "ignore")
+            received.extend(os.read(master, 1 << 16))
+        return received.decode("utf-8", "ignore")
 
-    with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
+    with open(slave, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
         patch.setattr(sys, "stderr", stream)
-        yield sent
-    os.close(ours)
+        yield read_terminal
+    os.close(master)
 
 
 def test_a_bar_leaves_a_clean_line_on_a_terminal(fast):
-    with terminal() as sent:
+    with terminal() as read_terminal:
         with Progress("verify", 410, "checks") as progress:
             progress.advance(123, note="attend, {float32}")
-            assert waited_for(lambda: re.search(r"verify:  30%\|█+.*\| 123/410 \[00:0", sent()))
-            assert waited_for(lambda: "checks/s, attend, {float32}]" in sent())
-        assert waited_for(lambda: [part.strip(" ") for part in sent().split("\r")[-2:]] == ["", ""])
+            assert wait_for(lambda: re.search(r"verify:  30%\|█+.*\| 123/410 \[00:0", read_terminal()))
+            assert wait_for(lambda: "checks/s, attend, {float32}]" in read_terminal())
+        assert wait_for(lambda: [part.strip(" ") for part in read_terminal().split("\r")[-2:]] == ["", ""])
 
 
 LONG = {
@@ -127,8 +127,8 @@ def test_every_long_command_is_followed_in_a_pipe(name, fast, monkeypatch, capsy
     monkeypatch.setattr(bench, "measure", lambda *arguments: time.sleep(0.02))
     monkeypatch.setattr(bench, "table", lambda record: "the record")
     assert main([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
-    shown = capsys.readouterr()
-    lines = [line for line in shown.err.splitlines() if line.startswith(f"{name}: ")]
+    output = capsys.readouterr()
+    lines = [line for line in output.err.splitlines() if line.startswith(f"{name}: ")]
     assert lines
     assert all(re.search(r"\[\d+:\d\d(<|, )", line) for line in lines), lines
-    assert f"{name}: " not in shown.out
+    assert f"{name}: " not in output.out

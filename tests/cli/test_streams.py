@@ -24,5 +24,5 @@ def test_letters_that_a_stream_cannot_encode_are_their_codes(monkeypatch):
 @pytest.mark.parametrize("streams", ["2>&-", ">&-", ">&- 2>&-", "> >(true)"])
 def test_a_closed_stream_or_a_reader_that_has_gone_is_no_error(streams):
     command = f"{sys.executable} -W ignore -m gnn_attention draw 'causal(2)' {streams}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stdout != "", done.stderr) == (0, streams == "2>&-", "")
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (process.returncode, process.stdout != "", process.stderr) == (0, streams == "2>&-", "")

@@ -67,7 +67,7 @@ def chained() -> score_mods.chain:
 ALIBI = score_mods.alibi(score_mods.alibi_slopes(4))
 LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
     "standard": (biased, PLAIN),
-    "standard, the walk": (lambda: biased(backend="message_passing"), PLAIN),
+    "standard, message passing": (lambda: biased(backend="message_passing"), PLAIN),
     "2 groups": (lambda: biased(kv=2), PLAIN),
     "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
     "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
@@ -81,29 +81,29 @@ LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]
 }
 
 
-def outcome(
+def run_layer(
     layer: ga.MessagePassingAttention, graph: ga.TokenGraph, bias_heads: int | None
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Output, weights, gradients of the inputs and of the parameters; the same random numbers each time."""
     torch.manual_seed(3)
     x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
-    listed = graph.heads is None
-    bias = torch.randn(bias_heads, graph.num_edges, requires_grad=True) if listed and bias_heads else None
-    y = layer(x, graph, bias, return_attention_weights=True) if listed else layer(x, graph)
-    outputs = [y[0], y[1][1]] if listed else [y]
+    has_list = graph.heads is None
+    bias = torch.randn(bias_heads, graph.num_edges, requires_grad=True) if has_list and bias_heads else None
+    y = layer(x, graph, bias, return_attention_weights=True) if has_list else layer(x, graph)
+    outputs = [y[0], y[1][1]] if has_list else [y]
     loss = sum((out * torch.randn(out.shape)).sum() for out in outputs)
     loss.backward()  # type: ignore[union-attr]
-    given = [x.grad] if bias is None else [x.grad, bias.grad]
-    return [out.detach() for out in (*outputs, *given)], {
-        name: whole(parameter.grad) for name, parameter in layer.named_parameters()
+    input_grads = [x.grad] if bias is None else [x.grad, bias.grad]
+    return [out.detach() for out in (*outputs, *input_grads)], {
+        name: full_tensor(parameter.grad) for name, parameter in layer.named_parameters()
     }
 
 
-def whole(tensor: Any) -> torch.Tensor:
+def full_tensor(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def pair(name: str) -> tuple[ga.MessagePassingAttention, ga.MessagePassingAttention]:
+def build_pair(name: str) -> tuple[ga.MessagePassingAttention, ga.MessagePassingAttention]:
     """The same layer twice."""
     layers = []
     for _ in range(2):
@@ -118,13 +118,13 @@ def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, fl
     torch.set_default_dtype(torch.float64)
     mesh, errors = init_device_mesh("cpu", (world_size,)), {}
     for number, name in enumerate(names):
-        one, many = pair(name)
-        shard_heads(many, mesh)
+        single, sharded = build_pair(name)
+        shard_heads(sharded, mesh)
         bias_heads = (None, 4, 1)[number % 3]
-        expected, found = (outcome(each, LAYERS[name][1], bias_heads) for each in (one, many))
-        assert expected[1].keys() == found[1].keys()
-        outputs = ranks.share(found[0], expected[0])
-        errors[name] = max(outputs, ranks.share([*found[1].values()], [*expected[1].values()]))
+        expected, result = (run_layer(module, LAYERS[name][1], bias_heads) for module in (single, sharded))
+        assert expected[1].keys() == result[1].keys()
+        outputs = ranks.share(result[0], expected[0])
+        errors[name] = max(outputs, ranks.share([*result[1].values()], [*expected[1].values()]))
     return errors
 
 
@@ -134,20 +134,20 @@ def test_layers_are_those_of_one_process() -> None:
         assert not {name: error for name, error in errors.items() if not error <= 1}
 
 
-def outcome_of_own(
-    layer: ga.MessagePassingAttention, seen: ga.TokenGraph, tokens: DeviceMesh | None
+def run_tokens(
+    layer: ga.MessagePassingAttention, graph: ga.TokenGraph, tokens: DeviceMesh | None
 ) -> list[torch.Tensor]:
     """Output and gradients of the whole, where every rank of ``tokens`` computes its own tokens."""
     torch.manual_seed(3)
     x, weights = torch.randn(2, TOKENS, WIDTH, requires_grad=True), torch.randn(2, TOKENS, WIDTH)
-    own = [x, weights]
+    local_inputs = [x, weights]
     if tokens is not None:
-        own = [distributed.scatter(a, seen.partition, group=tokens) for a in own]
-    y = layer(own[0], seen)
-    (y * own[1]).sum().backward()
-    gradients = [x.grad, *(whole(parameter.grad) for parameter in layer.parameters())]
+        local_inputs = [distributed.scatter(a, graph.partition, group=tokens) for a in local_inputs]
+    y = layer(local_inputs[0], graph)
+    (y * local_inputs[1]).sum().backward()
+    gradients = [x.grad, *(full_tensor(parameter.grad) for parameter in layer.parameters())]
     if tokens is not None:
-        y = distributed.gather(y, seen.partition, group=tokens)
+        y = distributed.gather(y, graph.partition, group=tokens)
         for gradient in gradients:
             torch.distributed.all_reduce(gradient, group=tokens.get_group())
     return [y.detach(), *gradients]
@@ -159,11 +159,11 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
     torch.set_default_dtype(torch.float64)
     mesh, errors = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("tokens", "heads")), {}
     for name in names:
-        (one, many), graph = pair(name), LAYERS[name][1]
-        shard_heads(many, mesh["heads"])
+        (single, sharded), graph = build_pair(name), LAYERS[name][1]
+        shard_heads(sharded, mesh["heads"])
         mine = distributed.local(graph, "zigzag", mesh["tokens"])
-        expected, found = outcome_of_own(one, graph, None), outcome_of_own(many, mine, mesh["tokens"])
-        errors[name] = max(ranks.share(found[:1], expected[:1]), ranks.share(found[1:], expected[1:]))
+        expected, result = run_tokens(single, graph, None), run_tokens(sharded, mine, mesh["tokens"])
+        errors[name] = max(ranks.share(result[:1], expected[:1]), ranks.share(result[1:], expected[1:]))
     return errors
 
 
@@ -179,28 +179,28 @@ def test_tokens_and_heads_together_are_one_process() -> None:
 def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[int]]]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(1)
-    one, many = LanguageModel(SIZES), LanguageModel(SIZES)
-    for block in one.layers:
+    single, sharded = LanguageModel(SIZES), LanguageModel(SIZES)
+    for block in single.layers:
         nn.init.normal_(block.score_mod.table)
-    many.load_state_dict(one.state_dict())
+    sharded.load_state_dict(single.state_dict())
     mesh = init_device_mesh("cpu", (world_size,))
-    shard_heads(many, mesh)
-    of_mlp = {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()}
-    parallelize_module(many, mesh, of_mlp)
+    shard_heads(sharded, mesh)
+    mlp_styles = {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()}
+    parallelize_module(sharded, mesh, mlp_styles)
     tokens, graph = torch.randint(40, (2, TOKENS)), patterns.window(TOKENS, 4)
-    for model in (one, many):
+    for model in (single, sharded):
         torch.manual_seed(2)
         logits = model(tokens, graph)
         (logits * torch.randn(logits.shape)).sum().backward()
     cache = KeyValueCache(graph, SIZES.num_layers)
-    decoded = torch.cat([many.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)
-    true, found = one(tokens, graph), many(tokens, graph)
-    pairs = [(true, found), (true, decoded)]
-    pairs += zip(one.listen(tokens, graph), many.listen(tokens, graph), strict=True)
-    gradients = [[whole(p.grad) for p in model.parameters()] for model in (many, one)]
-    sharded = {name: part for name, part in many.named_parameters() if isinstance(part, DTensor)}
-    outputs = max(ranks.share([found.detach()], [true.detach()]) for true, found in pairs)
-    sizes = {name: list(part.to_local().shape) for name, part in sharded.items()}
+    decoded = torch.cat([sharded.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)
+    expected, result = single(tokens, graph), sharded(tokens, graph)
+    pairs = [(expected, result), (expected, decoded)]
+    pairs += zip(single.listen(tokens, graph), sharded.listen(tokens, graph), strict=True)
+    gradients = [[full_tensor(p.grad) for p in model.parameters()] for model in (sharded, single)]
+    dtensors = {name: part for name, part in sharded.named_parameters() if isinstance(part, DTensor)}
+    outputs = max(ranks.share([result.detach()], [expected.detach()]) for expected, result in pairs)
+    sizes = {name: list(part.to_local().shape) for name, part in dtensors.items()}
     return max(outputs, ranks.share(*gradients)), sizes
 
 
@@ -214,60 +214,60 @@ def test_a_model_is_that_of_one_process_and_each_rank_has_its_part(world_size: i
         assert sizes["blocks.0.mlp.2.weight"] == [16, 32 // world_size]
 
 
-def checkpointed(rank: int, world_size: int, folder: str, what: str) -> dict[str, torch.Tensor]:
+def save_or_load(rank: int, world_size: int, folder: str, action: str) -> dict[str, torch.Tensor]:
     """The whole state of a model that is saved, or loaded into another."""
-    torch.manual_seed(1 if what == "save" else 2)
+    torch.manual_seed(1 if action == "save" else 2)
     model = LanguageModel(SIZES)
     shard_heads(model, init_device_mesh("cpu", (world_size,)))
     state = get_model_state_dict(model)
-    if what == "save":
+    if action == "save":
         dcp.save(state, checkpoint_id=folder)
     else:
         dcp.load(state, checkpoint_id=folder)
         set_model_state_dict(model, state)
-    return {name: whole(part).clone() for name, part in model.state_dict().items()}
+    return {name: full_tensor(part).clone() for name, part in model.state_dict().items()}
 
 
 @pytest.mark.slow
 def test_checkpoints_load_at_another_world_size_and_in_one_process(tmp_path: Path) -> None:
-    state = ranks.run(2, checkpointed, str(tmp_path), "save")[0]
-    for again in ranks.run(4, checkpointed, str(tmp_path), "load"):
-        assert state.keys() == again.keys()
-        assert all(torch.equal(part, again[name]) for name, part in state.items())
-    own = LanguageModel(SIZES).state_dict()
+    state = ranks.run(2, save_or_load, str(tmp_path), "save")[0]
+    for loaded in ranks.run(4, save_or_load, str(tmp_path), "load"):
+        assert state.keys() == loaded.keys()
+        assert all(torch.equal(part, loaded[name]) for name, part in state.items())
+    local_state = LanguageModel(SIZES).state_dict()
     with warnings.catch_warnings():
         # torch warns of a missing process group
         warnings.simplefilter("ignore")
-        dcp.load(own, checkpoint_id=str(tmp_path))
-    assert all(torch.equal(part, own[name]) for name, part in state.items())
+        dcp.load(local_state, checkpoint_id=str(tmp_path))
+    assert all(torch.equal(part, local_state[name]) for name, part in state.items())
 
 
-def wrong_calls(rank: int, world_size: int) -> list[int]:
+def check_refusals(rank: int, world_size: int) -> list[int]:
     mesh, x = init_device_mesh("cpu", (world_size,)), torch.zeros(1, TOKENS, 8)
     flat = init_device_mesh("cpu", (world_size, 1))
-    done, linear, odd = layer(ga.StandardHeads(8, 4)), nn.Linear(2, 2), layer(ga.StandardHeads(9, 3))
+    sharded, linear, odd = layer(ga.StandardHeads(8, 4)), nn.Linear(2, 2), layer(ga.StandardHeads(9, 3))
     cut, side_by_side = ga.StandardHeads(12, 12, num_kv_heads=3), torch.randn(3, 4, 8, 2)
-    joined = ga.StandardHeads.from_arrays(*side_by_side)
+    concat = ga.StandardHeads.from_arrays(*side_by_side)
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, TOKENS, heads=3)
-    shard_heads(done, mesh)
+    shard_heads(sharded, mesh)
     style = HeadwiseParallel()
     assert_refusals(
         [
-            (lambda: shard_heads(linear, mesh), ValueError, "model has no MessagePassingAttention"),
-            (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks .*, got 3"),
+            (lambda: shard_heads(linear, mesh), ValueError, "model must have a MessagePassingAttention"),
+            (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks, got 3"),
             (lambda: shard_heads(layer(cut), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
-            (lambda: shard_heads(layer(joined), mesh), ValueError, "heads without W_O are concatenated"),
+            (lambda: shard_heads(layer(concat), mesh), ValueError, "heads without W_O are concatenated"),
             (lambda: shard_heads(layer(odd.heads), flat), ValueError, "mesh must have one axis, got 2"),
-            (lambda: shard_heads(done, mesh), ValueError, "sharded already"),
+            (lambda: shard_heads(sharded, mesh), ValueError, "sharded already"),
             (lambda: parallelize_module(linear, mesh, style), TypeError, "Attention, got Linear"),
-            (lambda: done(x, graph), ValueError, "differs by 3 heads, but the layer has 4"),
-            (done.reset_parameters, NotImplementedError, "cannot draw their weights anew"),
+            (lambda: sharded(x, graph), ValueError, "differs by 3 heads, but the layer has 4"),
+            (sharded.reset_parameters, NotImplementedError, "cannot draw parameters"),
         ]
     )
     # the next valid call runs
-    return list(done(x, PLAIN).shape)
+    return list(sharded(x, PLAIN).shape)
 
 
 @pytest.mark.slow
 def test_wrong_calls_raise_on_every_rank() -> None:
-    assert ranks.run(2, wrong_calls) == [[1, TOKENS, 8]] * 2
+    assert ranks.run(2, check_refusals) == [[1, TOKENS, 8]] * 2

@@ -55,16 +55,16 @@ def idle(rank, world):
     torch.manual_seed(0)
     errors, model = [], ga.model.LanguageModel(SIZES).double()
     single = copy.deepcopy(model)
-    together = torch.nn.parallel.DistributedDataParallel(model)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
     for graph in (patterns.causal(2), patterns.documents([3, 1, 1]), patterns.causal(5) - patterns.causal(5)):
         tokens, mine = torch.randint(40, (2, graph.num_dst)), distributed.local(graph)
-        own = distributed.scatter(tokens, mine.partition, -1)
-        for called, graphs, x in ((single, graph, tokens), (together, mine, own)):
-            called.zero_grad()
-            called(x, graphs).square().sum().backward()
-        found = [parameter.grad * world for parameter in model.parameters()]
-        true = [torch.zeros_like(w) if w.grad is None else w.grad for w in single.parameters()]
-        errors.append(ranks.share(found, true))
+        local_inputs = distributed.scatter(tokens, mine.partition, -1)
+        for module, graphs, x in ((single, graph, tokens), (parallel, mine, local_inputs)):
+            module.zero_grad()
+            module(x, graphs).square().sum().backward()
+        result = [parameter.grad * world for parameter in model.parameters()]
+        expected = [torch.zeros_like(w) if w.grad is None else w.grad for w in single.parameters()]
+        errors.append(ranks.share(result, expected))
     return max(errors)
 
 
@@ -79,19 +79,19 @@ def compiled(rank, world):
     torch.manual_seed(0)
     x, outcomes = torch.randn(2, 19, 16, dtype=torch.float64), []
     layer = ga.MessagePassingAttention(ga.StandardHeads(16, 4), backend="auto").double()
-    for called in (layer, torch.compile(layer, backend="eager")):
+    for function in (layer, torch.compile(layer, backend="eager")):
         mine = distributed.local(patterns.window(19, 6))
-        own = distributed.scatter(x, mine.partition)
-        leaf = own.clone().requires_grad_()
-        out = called(leaf, mine)
+        local_inputs = distributed.scatter(x, mine.partition)
+        leaf = local_inputs.clone().requires_grad_()
+        out = function(leaf, mine)
         out.square().sum().backward()
         outcomes.append((out.detach(), leaf.grad))
     torch.compiler.reset()
     try:
-        torch.compile(layer, backend="eager", fullgraph=True)(own, mine)
+        torch.compile(layer, backend="eager", fullgraph=True)(local_inputs, mine)
     except Exception as error:
         refusal = str(error)
-    return max(ranks.share([found], [true]) for true, found in zip(*outcomes, strict=True)), refusal
+    return max(ranks.share([result], [expected]) for expected, result in zip(*outcomes, strict=True)), refusal
 
 
 @pytest.mark.slow
@@ -106,12 +106,12 @@ def gathers(rank, world):
     """gather undoes scatter, and its gradient is the sum of all ranks', in float32 at least."""
     x = torch.arange(22.0).view(1, 11, 2).bfloat16()
     partition = partitions.zigzag(patterns.causal(11), world)
-    own = distributed.scatter(x, partition).requires_grad_()
-    whole = distributed.gather(own, partition)
-    (whole * (1.0, 2**-8, 2**-8)[rank]).sum().backward()
-    one = distributed.scatter(x[0, :, 0], partition, axis=0)
-    flat = distributed.gather(one, partition, axis=0)
-    return torch.equal(whole, x) and torch.equal(flat, x[0, :, 0]), own.grad.unique().tolist()
+    local_rows = distributed.scatter(x, partition).requires_grad_()
+    full = distributed.gather(local_rows, partition)
+    (full * (1.0, 2**-8, 2**-8)[rank]).sum().backward()
+    vector = distributed.scatter(x[0, :, 0], partition, axis=0)
+    flat = distributed.gather(vector, partition, axis=0)
+    return torch.equal(full, x) and torch.equal(flat, x[0, :, 0]), local_rows.grad.unique().tolist()
 
 
 @pytest.mark.slow
@@ -126,20 +126,20 @@ def views(rank, world):
     mine, bias = distributed.local(graph), torch.zeros(1)
     partition = mine.partition
     layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1), backend="message_passing")
-    walk, whole = "the message-passing path need", "graph must be the TokenGraph of all tokens"
-    one_process, mesh = "a per-edge bias, .* need one process", "a DeviceMesh of one axis, got .to"
+    path_error, whole_error = "the message-passing path need", "graph must be the TokenGraph of all tokens"
+    bias_error, group_error = "a per-edge bias, .* need one process", "a DeviceMesh of one axis, got .to"
     assert_refusals(
         [
-            (lambda: layer(torch.zeros(1, 3, 4), mine), NotImplementedError, walk),
-            (lambda: mine | mine, NotImplementedError, "whole graph, then take .*distributed.local"),
-            (lambda: ga.attend(x, x, x, mine, bias=bias), NotImplementedError, one_process),
-            (lambda: distributed.local(mine), TypeError, whole),
+            (lambda: layer(torch.zeros(1, 3, 4), mine), NotImplementedError, path_error),
+            (lambda: mine | mine, NotImplementedError, "whole graph, then take distributed.local"),
+            (lambda: ga.attend(x, x, x, mine, bias=bias), NotImplementedError, bias_error),
+            (lambda: distributed.local(mine), TypeError, whole_error),
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
             (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
             (lambda: distributed.scatter([0.0], partition), TypeError, "x must be a Tensor, got .* list"),
             (lambda: distributed.scatter(y, partition, axis=7), IndexError, r"axis must be in -2 .. 1"),
             (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
-            (lambda: distributed.local(graph, group="tokens"), TypeError, mesh),
+            (lambda: distributed.local(graph, group="tokens"), TypeError, group_error),
         ]
     )
     return repr(mine)

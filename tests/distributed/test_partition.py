@@ -18,7 +18,7 @@ from gnn_attention.distributed.partition import (
     by_edges,
     contiguous,
     metis,
-    partition_of,
+    resolve_partition,
     zigzag,
 )
 from gnn_attention.graph import TokenGraph
@@ -33,16 +33,16 @@ def by_metis(graph, world):
     return metis(graph, world)
 
 
-def loads(graph, partition):
+def count_edges(graph, partition):
     """Edges of each rank, from the mask."""
     mask = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
     return [int(mask[:, partition.dst.tokens(rank)].sum()) for rank in range(partition.world_size)]
 
 
-def shuffled(graph, seed=0):
+def shuffle(graph, seed=0):
     """The same graph of tokens in a random order."""
-    place = torch.randperm(graph.num_dst, generator=torch.Generator().manual_seed(seed))
-    return TokenGraph.from_edges(place[graph.edge_index], graph.num_dst)
+    order = torch.randperm(graph.num_dst, generator=torch.Generator().manual_seed(seed))
+    return TokenGraph.from_edges(order[graph.edge_index], graph.num_dst)
 
 
 class TestShares:
@@ -52,14 +52,14 @@ class TestShares:
         world, owner = drawn[0], torch.tensor(drawn[1], dtype=torch.int64)
         shares = Shares(owner, world)
         for rank in range(world):
-            own = (owner == rank).nonzero().flatten()
-            assert torch.equal(shares.tokens(rank), own)
-            assert shares.sizes[rank] == len(own)
-            assert [t for start, stop in shares.ranges(rank) for t in range(start, stop)] == own.tolist()
+            tokens = (owner == rank).nonzero().flatten()
+            assert torch.equal(shares.tokens(rank), tokens)
+            assert shares.sizes[rank] == len(tokens)
+            assert [t for start, stop in shares.ranges(rank) for t in range(start, stop)] == tokens.tolist()
         runs = sum(len(shares.ranges(rank)) for rank in range(world))
         assert runs == int((owner.diff() != 0).sum()) + (len(owner) > 0)
-        again = Shares(owner.to(torch.int32), world)
-        assert (again, hash(again)) == (shares, hash(shares))
+        copy = Shares(owner.to(torch.int32), world)
+        assert (copy, hash(copy)) == (shares, hash(shares))
         assert len(owner) == 0 or Shares((owner + 1) % (world + 1), world + 1) != shares
 
     def test_wrong_shares_raise(self):
@@ -71,9 +71,9 @@ class TestShares:
             (lambda: Shares(torch.tensor([[0]]), 1), TypeError, r"torch.int64 and shape \[1, 1\]"),
             (lambda: Shares(torch.tensor([0, 2]), 2), ValueError, "hold ranks 0 .. 1, got 0 .. 2"),
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
-            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "got 2 ranks for the receivers and 3"),
+            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "same number of ranks, got 2 and 3"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
-            (lambda: partition_of(causal, None), TypeError, "partition must be a Partition, got None"),
+            (lambda: resolve_partition(causal, None), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
 
@@ -96,12 +96,12 @@ class TestOfAnyGraph:
         partition = zigzag(graph, world)
         half = [(size - (n % 2 and rank == world - 1)) // 2 for rank, size in enumerate(partition.dst.sizes)]
         middle = [(n + 1) // 2 if n % 2 and rank == world - 1 else 0 for rank in range(world)]
-        found = loads(graph, partition)
-        assert found == [c * (n + 1) + extra for c, extra in zip(half, middle, strict=True)]
-        assert max(found) - min(found) <= n + 1
+        edges = count_edges(graph, partition)
+        assert edges == [c * (n + 1) + extra for c, extra in zip(half, middle, strict=True)]
+        assert max(edges) - min(edges) <= n + 1
         assert all(len(partition.dst.ranges(rank)) <= 2 for rank in range(world))
         if n and n % (2 * world) == 0:
-            assert len(set(found)) == len(set(partition.dst.sizes)) == 1
+            assert len(set(edges)) == len(set(partition.dst.sizes)) == 1
 
     @pytest.mark.parametrize("make", [contiguous, zigzag, by_edges, by_metis])
     def test_two_sequences(self, make):
@@ -115,7 +115,7 @@ class TestByEdges:
     def test_no_rank_has_more_than_its_share_and_one_receiver(self, lengths, w, world):
         graph = patterns.documents(lengths) & patterns.window(sum(lengths), w)
         partition = by_edges(graph, world)
-        assert max(loads(graph, partition)) <= graph.num_edges / world + graph.max_in_degree
+        assert max(count_edges(graph, partition)) <= graph.num_edges / world + graph.max_in_degree
         assert all(len(partition.dst.ranges(rank)) <= 1 for rank in range(world))
 
     def test_all_heads_count_and_without_edges_tokens(self):
@@ -128,11 +128,11 @@ class TestByEdges:
 class TestMetis:
     def test_less_travels_than_at_random(self):
         """On a torus of 32 x 32, in no useful order, on 4 ranks; the same partition each time."""
-        graph = shuffled(patterns.torus(32, 32))
+        graph = shuffle(patterns.torus(32, 32))
         owner = torch.randint(0, 4, (1024,), generator=torch.Generator().manual_seed(1))
         partition, random = by_metis(graph, 4), Partition(Shares(owner, 4), Shares(owner, 4))
         assert int(halo_sizes(graph, partition).sum()) < int(halo_sizes(graph, random).sum()) / 3
-        assert max(loads(graph, partition)) <= 1.1 * graph.num_edges / 4
+        assert max(count_edges(graph, partition)) <= 1.1 * graph.num_edges / 4
         assert by_metis(graph, 4) == partition
 
     def test_without_pymetis(self, monkeypatch):
@@ -142,5 +142,5 @@ class TestMetis:
 
     def test_too_many_edges_to_list(self, monkeypatch):
         monkeypatch.setattr(partitions, "MAX_EDGES", 54)
-        with pytest.raises(ValueError, match="has 55 edges, too many to list; take contiguous, zigzag or by"):
+        with pytest.raises(ValueError, match="has 55 edges, too many for metis; take by_edges"):
             by_metis(patterns.causal(10), 2)

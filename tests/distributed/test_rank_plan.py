@@ -33,28 +33,28 @@ class TestCounts:
     def test_edges_and_bytes_are_exact(self, name, world):
         """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 96 bytes a sender."""
         graph, copies = GRAPHS[name]
-        found = plan(graph, world, 4, 5, kv_heads=2, value_dim=7, batch=2)
+        cost = plan(graph, world, 4, 5, kv_heads=2, value_dim=7, batch=2)
         partition, row = contiguous(graph, world), 2 * 2 * (5 + 7) * 2
         mask = graph.mask().reshape(-1, graph.num_dst, graph.num_src)
-        for load in found.ranks:
-            own, senders = partition.dst.tokens(load.rank), partition.src.tokens(load.rank)
-            assert load.edges == int(mask[:, own].sum()) * copies
-            assert load.receivers == len(own)
-            attended = mask[:, own].any(0).any(0)
-            assert load.halo == int(attended.sum() - attended[senders].sum())
-        assert found.halo_bytes == sum(load.halo for load in found.ranks) * row
-        assert sum(load.edges for load in found.ranks) == graph.num_edges * copies
+        for load in cost.ranks:
+            receivers, senders = partition.dst.tokens(load.rank), partition.src.tokens(load.rank)
+            assert load.edges == int(mask[:, receivers].sum()) * copies
+            assert load.receivers == len(receivers)
+            is_sender = mask[:, receivers].any(0).any(0)
+            assert load.halo == int(is_sender.sum() - is_sender[senders].sum())
+        assert cost.halo_bytes == sum(load.halo for load in cost.ranks) * row
+        assert sum(load.edges for load in cost.ranks) == graph.num_edges * copies
 
     def test_balance(self):
-        found = plan(patterns.causal(8), 2, 1, 4)
+        cost = plan(patterns.causal(8), 2, 1, 4)
         # 10 and 26 edges
-        assert (found.balance, found.token_balance) == (26 / 18, 1.0)
+        assert (cost.balance, cost.token_balance) == (26 / 18, 1.0)
         assert plan(patterns.causal(8), 2, 1, 4, partition="zigzag").balance == 1.0
 
 
 def test_text_of_a_hundred_columns_with_every_rank():
-    found = plan(patterns.window(200_000, 4096), 17, 32, 128, kv_heads=8)
-    lines = str(found).splitlines()
+    cost = plan(patterns.window(200_000, 4096), 17, 32, 128, kv_heads=8)
+    lines = str(cost).splitlines()
     assert max(map(len, lines)) <= 100
     rows = [line.split() for line in lines]
     assert [int(row[0]) for row in rows if len(row) == 6 and row[0].isdigit()] == list(range(17))
@@ -64,13 +64,13 @@ def test_text_of_a_hundred_columns_with_every_rank():
 def test_wrong_arguments_are_named():
     graph = patterns.causal(8)
     calls = [
-        ((graph, 100_000, 1, 4), {}, ValueError, "world_size must be at most 4096: .*, got 100000"),
+        ((graph, 100_000, 1, 4), {}, ValueError, "world_size must be at most 4096, got 100000"),
         ((graph, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
-        ((BY_HEAD, 2, 3, 4), {}, ValueError, "heads=3, but .* differs by them and has 4"),
-        ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch=1, but .* differs by them and has 2"),
+        ((BY_HEAD, 2, 3, 4), {}, ValueError, "heads must be 4 as in .*by head.*, got 3"),
+        ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch must be 2 as in .*by sample.*, got 1"),
         ((graph, 2, 1, 4), {"dtype": torch.int32}, TypeError, "floating point .*, got torch.int32"),
         ((graph, 2, 1, 4), {"partition": "half"}, ValueError, "one of 'contiguous', .*got 'half'"),
-        ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "is of 3 ranks, but there are 2"),
+        ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "has 3 ranks, but there are 2"),
         ((graph, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got 3 of type int"),
     ]
     refusals = [(lambda a=args, o=options: plan(*a, **o), *error) for args, options, *error in calls]

@@ -59,7 +59,7 @@ def worst(graph, partition, options):
     return max(ranks.share(found[at], parts[at], wholes[at]) for at in (slice(1), slice(1, None)))
 
 
-def partition_of(graph, kind, world):
+def resolve_partition(graph, kind, world):
     if hasattr(partitions, kind):
         return getattr(partitions, kind)(graph, world)
     rng, sizes = torch.Generator().manual_seed(3), (graph.num_dst, graph.num_src)
@@ -77,7 +77,7 @@ def check(rank, world, cases):
         options = {}
         for name in names.split():
             options |= OPTIONS[name](graph)
-        errors[repr(graph), kind, names] = worst(graph, partition_of(graph, kind, world), options)
+        errors[repr(graph), kind, names] = worst(graph, resolve_partition(graph, kind, world), options)
     return errors
 
 
@@ -138,7 +138,7 @@ def sent(rank, world, cases):
     """Bytes of k and v that this rank sends forward, and of their gradients backward, for each graph."""
     sizes = count_bytes("all_to_all_single", 1)
     for graph, kind in cases:
-        on_ranks(graph, partition_of(graph, kind, world), drawn(graph, torch.float32), {})
+        on_ranks(graph, resolve_partition(graph, kind, world), drawn(graph, torch.float32), {})
     return list(zip(sizes[::2], sizes[1::2], strict=True))
 
 
@@ -148,7 +148,7 @@ def test_bytes_are_those_of_the_plan():
     measured = ranks.run(3, sent, cases)
     for i, (graph, kind) in enumerate(cases):
         sizes = {"kv_heads": HKV, "value_dim": DV, "batch": 2, "dtype": torch.float32}
-        planned = distributed.plan(graph, 3, HQ, D, partition=partition_of(graph, kind, 3), **sizes)
+        planned = distributed.plan(graph, 3, HQ, D, partition=resolve_partition(graph, kind, 3), **sizes)
         assert [rank[i] for rank in measured] == [(load.sent, load.received) for load in planned.ranks]
 
 
@@ -201,15 +201,15 @@ def wrong(rank, world):
 
 MESSAGES = [
     "rank 0: ValueError: .*does not fit q with 3 receivers",
-    "all ranks must give graph alike: rank 0 has .*causal.*, but rank 1 has .*window",
-    "all ranks must give partition alike: rank 0 has Partition.*name='contiguous'",
-    "all ranks must give gradients alike: rank 0 has wanted, but rank 1 has not wanted",
+    "all ranks must give the same graph: rank 0 has .*causal.*, but rank 1 has .*window",
+    "all ranks must give the same partition: rank 0 has Partition.*name='contiguous'",
+    "all ranks must give the same requires_grad: rank 0 has True, but rank 1 has False",
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
-    "all ranks must give backend alike: rank 0 has dense, but rank 1 has rows",
-    "rank 0: backend 'varlen' cannot hold .*; rank 1: backend 'varlen' cannot hold",
-    "partition is of 3 ranks, but there are 2",
+    "all ranks must give the same backend: rank 0 has dense, but rank 1 has rows",
+    "rank 0: backend 'varlen' does not support .*; rank 1: backend 'varlen' does not support",
+    "partition has 3 ranks, but there are 2",
     "rank 0: TypeError: backend must be a name or a .*Backend, got int",
-    "all ranks must give options alike: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
+    "all ranks must give the same options: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
     "rank 0: ValueError: x must have the 4 own tokens",
 ]
 

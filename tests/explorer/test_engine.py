@@ -14,7 +14,6 @@ from support.explorer_engine import (
     check_run,
     data_of,
     doubles,
-    edges_of,
     edit,
     mask_of,
     run,

@@ -18,8 +18,8 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import GraphCase
-from gnn_attention.verify.groups import drawn_problem
-from gnn_attention.verify.truth import Problem, leaves_of
+from gnn_attention.verify.groups import draw_problem
+from gnn_attention.verify.truth import Problem, make_leaves
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import usual_backends
 
@@ -42,7 +42,7 @@ def _problem(graph: TokenGraph, dtype: str, option: str) -> Problem:
     table: list[list[bool]] = graph.mask().tolist()
     sizes, dims = (1, HEADS), (DIM, VALUE_DIM)
     case = GraphCase(repr(graph), graph, lambda b, h, i, j: table[i][j], None, sizes, kv_heads=1, dims=dims)
-    return drawn_problem("cpu", dtype, case, option)
+    return draw_problem("cpu", dtype, case, option)
 
 
 def calls() -> dict[str, Problem]:
@@ -60,7 +60,7 @@ def calls() -> dict[str, Problem]:
 
 def bits_of(problem: Problem, backend: Backend, order: Tensor | None = None) -> Bits:
     """Output, lse and gradients; with the list of edges in another order, a bias goes with its edge."""
-    leaves, graph = leaves_of(problem.inputs), problem.graph
+    leaves, graph = make_leaves(problem.inputs), problem.graph
     given = dict(leaves)
     if order is not None:
         graph = convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src)

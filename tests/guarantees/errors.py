@@ -20,7 +20,7 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.measure import (
     ALLOWED_GRADIENT,
     ALLOWED_OUTPUT,
-    Attempt,
+    Solution,
     judge,
     largest,
 )
@@ -87,11 +87,11 @@ class ScaledDraw(Draw):
         return problem_of(self)
 
     @cached_property
-    def attempts(self) -> dict[str, list[Attempt]]:
+    def attempts(self) -> dict[str, list[Solution]]:
         """SDPA's attempts at the problem in several orders, of the plain kernel and of the fused one."""
         kernels, inputs = {"plain": False, "fused": True}, self.problem.inputs
         return {
-            name: [self.problem.attempt(inputs, number, widened) for number in range(ORDERS)]
+            name: [self.problem.evaluate(inputs, number, widened) for number in range(ORDERS)]
             for name, widened in kernels.items()
         }
 

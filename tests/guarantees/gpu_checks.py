@@ -12,9 +12,9 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify.groups import drawn_problem
-from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
-from gnn_attention.verify.truth import Problem, leaves_of
+from gnn_attention.verify.groups import draw_problem
+from gnn_attention.verify.measure import Outcome, gradients_of, judge, judge_condition
+from gnn_attention.verify.truth import Problem, make_leaves
 
 REPEATS = 3
 
@@ -27,17 +27,17 @@ def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Outcome:
     with Recorder() as recorder:
         first = _results(problem, backend)
     if not any(kernel in str(func) for func, _, _ in recorder.calls) and kernel:
-        return holds(False, f"the operator {kernel} was not called")
+        return judge_condition(False, f"the operator {kernel} was not called")
     for _ in range(REPEATS - 1):
         for name, again in _results(problem, backend).items():
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
-                return holds(False, f"{name} differs from run to run")
-    return holds(True)
+                return judge_condition(False, f"{name} differs from run to run")
+    return judge_condition(True)
 
 
 def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
     """Output, lse and every gradient."""
-    leaves = leaves_of(problem.inputs)
+    leaves = make_leaves(problem.inputs)
     q, k, v = (leaves[name] for name in "qkv")
     options = problem.options(leaves)
     out, info = attend(q, k, v, problem.graph, backend=backend, return_info=True, **options)
@@ -60,7 +60,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _small_problem(device: str, dtype: str, graph: str, backend: Backend) -> Problem:
     """A call with a bias for each edge where the backend has one."""
-    return drawn_problem(device, dtype, graph, "edge bias" if backend.capabilities.bias else "plain")
+    return draw_problem(device, dtype, graph, "edge bias" if backend.capabilities.bias else "plain")
 
 
 def run_opcheck(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
@@ -69,12 +69,12 @@ def run_opcheck(device: str, dtype: str, graph: str, backend: Backend) -> Outcom
     with Recorder() as recorder:
         problem.solve(backend)
     if not recorder.calls:
-        return holds(False, "no operator of ours was called")
+        return judge_condition(False, "no operator of ours was called")
     for func, args, kwargs in recorder.calls:
         differentiable = "backward" not in str(func)
         leaves = tuple(leaf_like(x, differentiable) for x in args)
         torch.library.opcheck(func, leaves, kwargs)
-    return holds(True)
+    return judge_condition(True)
 
 
 def leaf_like(x: Any, differentiable: bool) -> Any:
@@ -88,7 +88,7 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
 def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
     """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
     problem = _small_problem(device, dtype, graph, backend)
-    leaves = leaves_of(problem.inputs)
+    leaves = make_leaves(problem.inputs)
 
     def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         out: Tensor = attend(q, k, v, problem.graph, bias=bias, backend=backend)
@@ -101,9 +101,9 @@ def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outco
 
 def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
     """The same of a layer on its message-passing path."""
-    problem = drawn_problem(device, dtype, graph, form="standard", kind="grouped heads with biases")
+    problem = draw_problem(device, dtype, graph, form="standard", kind="grouped heads with biases")
     layer = MessagePassingAttention(problem.heads, backend="message_passing")
-    x = leaves_of(problem.inputs)
+    x = make_leaves(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
         out: Tensor = layer((x_src, x_dst), problem.graph)

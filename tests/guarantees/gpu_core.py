@@ -29,8 +29,8 @@ from gnn_attention.verify.groups import (
     LAYER_OPTIONS,
     NAN_RULE,
     RULES,
-    covering,
-    drawn_problem,
+    cover_values,
+    draw_problem,
     grid,
     run_row,
 )
@@ -133,7 +133,7 @@ def _covering_checks(
     for backend in (*CORE_BACKENDS, MESSAGE_PASSING):
         mine = [number for number, row in enumerate(every) if takes_row(backend, row)]
         mine.sort(key=lambda number: number not in users)
-        for place in covering([every[number] for number in mine], 2):
+        for place in cover_values([every[number] for number in mine], 2):
             users[mine[place]].append(backend)
     for number, backends in users.items():
         row = every[number]
@@ -154,7 +154,7 @@ def _solve(make: Callable[[], Problem], backend: str) -> Outcome:
 
 def _takes_call(backend: str, row: Row) -> bool:
     feature, case = FEATURES[row["option"]], GRAPHS[row["graph"]]
-    options = [name for name in feature.learns if name != "table"]
+    options = [name for name in feature.extras if name != "table"]
     options += ["score_mod"] if feature.score_mod is not None else []
     if backend == MESSAGE_PASSING:
         return False
@@ -171,7 +171,7 @@ def _attend_problem(device: str, row: Row) -> Problem:
     if "channels" in row:
         width = int(row["channels"].split()[0])
         case = replace(case, dims=(width, width))
-    return drawn_problem(device, row["dtype"], case, row["option"])
+    return draw_problem(device, row["dtype"], case, row["option"])
 
 
 def _is_message_passing(backend: str, row: Row) -> bool:
@@ -179,7 +179,7 @@ def _is_message_passing(backend: str, row: Row) -> bool:
 
 
 def _layer_problem(device: str, row: Row) -> Problem:
-    return drawn_problem(device, form="standard", **row)
+    return draw_problem(device, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:
@@ -194,7 +194,7 @@ def _takes_shape(backend: str, row: Row) -> bool:
 
 def _dropout_checks(device: str) -> Iterator[Check]:
     for row in grid(dtype=CORE_DTYPES, graph=DROPOUT_GRAPHS):
-        problem = partial(drawn_problem, device, **row, option=DROPOUT)
+        problem = partial(draw_problem, device, **row, option=DROPOUT)
         for backend in EVERYWHERE:
             run = partial(_solve, problem, backend)
             yield Check("dropout", backend, row["dtype"], row["graph"], run, factors={"graph": row["graph"]})

@@ -16,7 +16,7 @@ import torch
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import HEADS, KV_HEADS, drawn_heads
+from gnn_attention.verify.cases import HEADS, KV_HEADS, draw_heads
 from gnn_attention.verify.truth import Problem
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
@@ -134,7 +134,7 @@ def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -
 def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int) -> Problem:
     """A layer of grouped heads with biases on a larger graph, one sample."""
     rng = torch.Generator().manual_seed(6)
-    heads = drawn_heads("grouped heads with biases", seed=6).to(device, dtype)
+    heads = draw_heads("grouped heads with biases", seed=6).to(device, dtype)
     width = heads.W_Q.shape[1]
     shapes = dict.fromkeys(("x_src", "x_dst", "direction"), (1, tokens, width))
     inputs = {name: torch.randn(shape, generator=rng).to(device, dtype) for name, shape in shapes.items()}

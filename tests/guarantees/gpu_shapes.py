@@ -18,8 +18,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import GraphCase, tokens_first
-from gnn_attention.verify.groups import drawn_problem
+from gnn_attention.verify.cases import GraphCase, store_tokens_first
+from gnn_attention.verify.groups import draw_problem
 from gnn_attention.verify.measure import Outcome, gradients_of, judge
 from gnn_attention.verify.truth import Problem
 
@@ -56,7 +56,7 @@ SHAPES = {
     "64 and 128 channels": Shape(64, 128),
     "128 and 40 channels": Shape(128, 40),
     "groups of 8": Shape(heads=8, kv_heads=1),
-    "tokens first": Shape(layout=tokens_first),
+    "tokens first": Shape(layout=store_tokens_first),
     "every other channel": Shape(layout=_every_other),
     "odd offsets": Shape(layout=_offset),
 }
@@ -95,7 +95,7 @@ def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
         dims=(shape.dim, shape.value_dim),
         layout=shape.layout,
     )
-    return drawn_problem(device, row["dtype"], case, row["option"])
+    return draw_problem(device, row["dtype"], case, row["option"])
 
 
 def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Outcome:

@@ -28,7 +28,7 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.verify.measure import badness
-from gnn_attention.verify.truth import leaves_of
+from gnn_attention.verify.truth import make_leaves
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import attend_problem, call, usual_backends
@@ -58,7 +58,7 @@ class Poisoning:
 
     def __init__(self, draw: PoisonedDraw) -> None:
         self.draw, self.problem = draw, attend_problem(draw)
-        self.clean = leaves_of(self.problem.inputs)
+        self.clean = make_leaves(self.problem.inputs)
         self.poisoned = dict(self.clean)
         self.receivers = torch.zeros_like(draw.mask.any(-1))  # [batch, heads, dst]
         where, poison = draw.poison

@@ -17,11 +17,11 @@ def one_sender(inputs):
     return out, out, (inputs["q"] * inputs["k"]).squeeze(-1)
 
 
-def by_one_rounding(q, v):
+def widen_one_sender(q, v):
     leaves = {name: torch.full((1, 1, 1, 1), x) for name, x in (("q", q), ("k", 1.0), ("v", v))}
     gradients = {"q": torch.zeros(1, 1, 1, 1), "k": torch.zeros(1, 1, 1, 1), "v": torch.ones(1, 1, 1, 1)}
-    lucky = dict.fromkeys(["out", *gradients], 0.0)
-    truth = Truth(leaves["v"].double(), gradients, lucky, lucky)
+    zero_errors = dict.fromkeys(["out", *gradients], 0.0)
+    truth = Truth(leaves["v"].double(), gradients, zero_errors, zero_errors)
     return widen_by_roundings(truth, one_sender, leaves, torch.ones(1, 1, 1, 1))
 
 
@@ -30,21 +30,21 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
     gets.
     """
     for logit in (1.0, 100.0, 1e4):
-        found = by_one_rounding(logit, 0.0)
-        assert found.yardstick["v"] == 0
-        assert 0.05 * logit * EPS < found.recomputed["v"] <= logit * EPS
+        truth = widen_one_sender(logit, 0.0)
+        assert truth.yardstick["v"] == 0
+        assert 0.05 * logit * EPS < truth.fused_yardstick["v"] <= logit * EPS
 
 
 def test_delta_is_rounded_by_everybody():
     """It is subtracted from ``grad_out . v``, its equal: a large v hides that the gradient of q is 0."""
-    small, large = by_one_rounding(1.0, 1.0), by_one_rounding(1.0, 100.0)
+    small, large = widen_one_sender(1.0, 1.0), widen_one_sender(1.0, 100.0)
     assert 0 < small.yardstick["q"] <= EPS * (1 + EPS)  # v is moved by up to EPS, too
     assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=2 * EPS)
 
 
 def test_the_output_has_the_roundings_of_its_inputs_alone():
-    found = by_one_rounding(100.0, 3.0)
-    assert 0 < found.yardstick["out"] <= 3 * EPS
+    truth = widen_one_sender(100.0, 3.0)
+    assert 0 < truth.yardstick["out"] <= 3 * EPS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,8 +57,8 @@ def test_gradients_of_keys_are_rounded_before_they_are_summed(dtype):
         return z + 1.5, z, k.logsumexp(0).view(1, 1, 1), k  # z is 0: delta has no rounding
 
     true = Truth(torch.full((1, 1, 1, 1), 1.5), {"b": torch.zeros(1)}, {"out": 0.0, "b": 0.0}, {})
-    found = widen_by_roundings(true, layer, {"b": torch.zeros(1)}, torch.ones(1, 1, 1, 1, dtype=dtype))
-    assert 0.05 / 4 < found.yardstick["b"] / torch.finfo(dtype).eps <= 2 / 4 + 1e-3
+    truth = widen_by_roundings(true, layer, {"b": torch.zeros(1)}, torch.ones(1, 1, 1, 1, dtype=dtype))
+    assert 0.05 / 4 < truth.yardstick["b"] / torch.finfo(dtype).eps <= 2 / 4 + 1e-3
 
 
 def test_error_rule():
@@ -78,7 +78,7 @@ def test_error_rule():
 
 
 def test_the_fused_yardstick_is_for_gradients_of_backends_that_recompute():
-    """And for nothing else: outputs, the walk and all other backends have the plain one."""
+    """And for nothing else: outputs, message passing and all other backends have the other yardstick."""
     true = torch.ones(3, dtype=torch.float64)
     truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {"x": 9e-3})
     assert truth.for_backend(BACKENDS["tiles"]).yardstick == {"out": 1e-3, "x": 9e-3}

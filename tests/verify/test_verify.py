@@ -43,9 +43,9 @@ def test_the_oracle_is_the_dense_formula():
     sinks = torch.randn(4, generator=rng, dtype=torch.float64)
     logits = (q @ k.repeat_interleave(2, 1).mT * 0.5).masked_fill(~mask, -torch.inf)
     extended = torch.cat([logits, sinks.view(1, 4, 1, 1).expand(2, 4, 5, 1)], -1)
-    wanted = torch.softmax(extended, -1)[..., :-1] @ v.repeat_interleave(2, 1)
-    assert_exact(oracle.attention(q, k, v, mask, 0.5, None, sinks), wanted)
-    assert_exact(oracle.sdpa(q, k, v, mask, 0.5, None, sinks), wanted)
+    expected = torch.softmax(extended, -1)[..., :-1] @ v.repeat_interleave(2, 1)
+    assert_exact(oracle.attention(q, k, v, mask, 0.5, None, sinks), expected)
+    assert_exact(oracle.sdpa(q, k, v, mask, 0.5, None, sinks), expected)
 
 
 @pytest.mark.parametrize("case", GRAPHS.values(), ids=GRAPHS)
@@ -54,12 +54,12 @@ def test_graph_cases_define_the_edges_of_the_graph(case):
     assert torch.equal((mask if mask.dim() == 4 else mask.unsqueeze(0)).expand_as(case.mask), case.mask)
 
 
-def changed(change):
+def change_call(change):
     """A dense backend that is given another call."""
     return lambda call: dense.run(change(call))
 
 
-def lse_of(change):
+def change_lse(change):
     """The lse of another call; the output is right."""
 
     def run(call):
@@ -69,7 +69,7 @@ def lse_of(change):
     return run
 
 
-def output_of(change):
+def change_output(change):
     """The output made of the call and the right one."""
 
     def run(call):
@@ -79,7 +79,7 @@ def output_of(change):
     return run
 
 
-def infinite_off_edges(call, out):
+def leak_infinity(call, out):
     """A score_mod is applied to what is no edge, whose value times 0 is added."""
     if call.score_mod is None:
         return out
@@ -89,13 +89,13 @@ def infinite_off_edges(call, out):
     return out + 0 * scores.sum().to(out.dtype)
 
 
-def leaking(call, out):
+def leak_values(call, out):
     """Hidden values are multiplied by 0 wherever SDPA alone does not do."""
     return out if call.score_mod is None else out + 0 * call.v.sum().to(out.dtype)
 
 
 def double_values(condition):
-    return changed(lambda call: replace(call, v=call.v * (1 + condition(call))))
+    return change_call(lambda call: replace(call, v=call.v * (1 + condition(call))))
 
 
 ATTEND, LSE = "attend: causal, plain, inputs x1 [", "rules: lse is that of the logits"
@@ -115,26 +115,26 @@ FOUND_BY = {
     "off by 1e-4 in float32": ATTEND,
 }
 WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in FOUND_BY.items()} | {
-    "lse without bias": (LSE, lse_of(lambda call: replace(call, bias=None))),
+    "lse without bias": (LSE, change_lse(lambda call: replace(call, bias=None))),
     "another output with lse": (LSE, double_values(lambda call: call.with_lse)),
     "one key head": ("1 head over 1, 1 x 300", double_values(lambda call: call.k.shape[1] == 1)),
-    "dropout ignored": ("dropout: causal", changed(lambda call: replace(call, dropout=0.0))),
-    "NaN leaks": ("rules: NaN, inf and 1e4 reach only", output_of(leaking)),
-    "NaN cleaned": ("rules: a NaN that is attended to", output_of(lambda call, out: out.nan_to_num(0.0))),
-    "infinite off edges": ("rules: NaN, inf and 1e4 reach only", output_of(infinite_off_edges)),
-    "lse of another scale": (LSE, lse_of(lambda call: replace(call, scale=2.0))),
+    "dropout ignored": ("dropout: causal", change_call(lambda call: replace(call, dropout=0.0))),
+    "NaN leaks": ("rules: NaN, inf and 1e4 reach only", change_output(leak_values)),
+    "NaN cleaned": ("rules: a NaN that is attended to", change_output(lambda call, out: out.nan_to_num(0.0))),
+    "infinite off edges": ("rules: NaN, inf and 1e4 reach only", change_output(leak_infinity)),
+    "lse of another scale": (LSE, change_lse(lambda call: replace(call, scale=2.0))),
 }
 
 
-def results_of(backend, *texts, wanted=lambda check: True):
+def run_checks(backend, *texts, condition=lambda check: True):
     """The results of the checks of a backend, in whose label each text is."""
     checks = verify.checks("cpu", backends=[backend])
-    return [check() for check in checks if all(text in check.label for text in texts) and wanted(check)]
+    return [check() for check in checks if all(text in check.label for text in texts) and condition(check)]
 
 
 @pytest.mark.parametrize(("label", "run"), thinned(WRONG.values()), ids=WRONG)
 def test_a_wrong_backend_is_caught(label, run):
-    results = results_of(Backend("wrong", run), label, "float32]")
+    results = run_checks(Backend("wrong", run), label, "float32]")
     assert results
     assert not any(result.passed or result.skipped for result in results)
 
@@ -156,9 +156,9 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
         out, lse = dense.run(replace(call, v=call.v * (1 + fault)))
         return out, lse if lse is None else lse * (1 + fault)
 
-    few = ("causal", "listed", "decode rows", "by head")
-    of_few = lambda check: check.factors.get("graph", "causal") in few  # noqa: E731
-    report = Report(tuple(results_of(Backend("off", run), dtype, wanted=of_few)))
+    graphs = ("causal", "listed", "decode rows", "by head")
+    on_graphs = lambda check: check.factors.get("graph", "causal") in graphs  # noqa: E731
+    report = Report(tuple(run_checks(Backend("off", run), dtype, condition=on_graphs)))
     passed = {result.name for result in report.results if result.passed}
     assert passed <= WITHOUT_NUMBERS, passed - WITHOUT_NUMBERS
     assert {"attend", "layer", "dropout", "rules"} <= {result.group for result in report.failures}
@@ -169,14 +169,14 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
 def test_the_selection_covers_every_pair():
     """Of each group: all pairs of values that any of its checks has, by a twelfth of them."""
     every = list(verify.checks(device="cpu"))
-    chosen = verify._pairs(every)
+    selected = verify._cover_pairs(every)
     assert len({check.label for check in every}) == len(every) > 5_000
-    assert len(chosen) < len(every) / 12
-    assert _pairs_of(chosen) == _pairs_of(every)
-    covered = {value for pair in _pairs_of(chosen) for value in pair[1:]}
-    wanted = {"option": FEATURES, "graph": GRAPHS, "form": FORMS, "backend": CPU_BACKENDS}
-    assert {(name, value) for name, values in wanted.items() for value in values} <= covered
-    assert ("direction", "forward alone") in covered
+    assert len(selected) < len(every) / 12
+    assert _pairs_of(selected) == _pairs_of(every)
+    values_covered = {value for pair in _pairs_of(selected) for value in pair[1:]}
+    factors = {"option": FEATURES, "graph": GRAPHS, "form": FORMS, "backend": CPU_BACKENDS}
+    assert {(name, value) for name, values in factors.items() for value in values} <= values_covered
+    assert ("direction", "forward alone") in values_covered
     names = {check.name for check in every}
     possible = itertools.product(GRAPHS, FEATURES)
     possible = {f"{g}, {f}, inputs x5" for g, f in possible if FEATURES[f].fits(GRAPHS[g])}
@@ -185,8 +185,8 @@ def test_the_selection_covers_every_pair():
 
 def _pairs_of(checks):
     """``(group, value, value)`` of what can be run."""
-    able = [check for check in checks if check.skipped is None]
-    rows = [(c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in able]
+    runnable = [check for check in checks if check.skipped is None]
+    rows = [(c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in runnable]
     return {(group, *pair) for group, row in rows for pair in itertools.combinations(sorted(row.items()), 2)}
 
 
@@ -195,21 +195,21 @@ def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, c
     monkeypatch.setitem(BACKENDS, "dense", Backend("dense", WRONG_BACKENDS["scale dropped"]))
     label = "attend: causal, plain, inputs x1 [dense, float32]"
     assert main(["verify", "--device", "cpu", "--only", label]) == 1
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     number = r"-?\d[\d.e+-]*"
-    assert re.search(rf"expected {number}, came {number}; error allowed {number}, found {number}", shown)
-    assert f"alone: gnn-attention verify --only '{label}'" in shown
-    assert shown.splitlines()[-1].startswith("1 checks, 1 FAILED")
+    assert re.search(rf"expected {number}, got {number}; error allowed {number}, measured {number}", output)
+    assert f"alone: gnn-attention verify --only '{label}'" in output
+    assert output.splitlines()[-1].startswith("1 checks, 1 FAILED")
 
 
 def test_the_summary_is_for_a_newcomer():
     """A picture of a graph first, a sentence last, nothing cut; skipped checks alone are not ok."""
     environment = {"device": "a CPU", "torch": "2"}
     passed = Result("attend", "dense", "float64", "causal", passed=True, share=0.5)
-    shown = str(Report((passed,), environment)).splitlines()
-    assert shown[1] == "0 ■ · · ·   0 <- 0"
-    assert shown[-1] == "1 checks, all equal (device a CPU, torch 2)"
-    assert max(map(len, shown)) <= 110
+    lines = str(Report((passed,), environment)).splitlines()
+    assert lines[1] == "0 ■ · · ·   0 <- 0"
+    assert lines[-1] == "1 checks, all equal (device a CPU, torch 2)"
+    assert max(map(len, lines)) <= 110
     skipped = Report((Result("attend", "dense", "float32", "x", passed=False, skipped="no reason"),))
     assert not skipped.ok
     assert "skipped 1: no reason" in str(skipped)
@@ -218,14 +218,14 @@ def test_the_summary_is_for_a_newcomer():
 @pytest.mark.slow
 def test_a_backend_of_your_own_is_judged_skipped_or_fails():
     """It is skipped, with its reason, where it says that it does not support a call; a crash is a failure."""
-    few = {"device": "cpu", "only": "attend: listed, "}
-    assert verify.run(backends=[Backend("mine", dense.run)], **few).ok
-    report = verify.run(backends=[Backend("broken", lambda call: 1 / 0)], **few)
+    options = {"device": "cpu", "only": "attend: listed, "}
+    assert verify.run(backends=[Backend("mine", dense.run)], **options).ok
+    report = verify.run(backends=[Backend("broken", lambda call: 1 / 0)], **options)
     assert len(report.failures) == sum(result.skipped is None for result in report.results)
     assert "ZeroDivisionError" in report.failures[0].message
     reason = lambda call: None if call.bias is None else "a bias is heavy"  # noqa: E731
     picky = Backend("picky", dense.run, unsupported_reason=reason)
-    report = verify.run(backends=[picky], **few)
+    report = verify.run(backends=[picky], **options)
     assert report.ok
     assert not any(r.passed for r in report.results if r.skipped)
     assert "picky: a bias is heavy" in str(report)
@@ -239,12 +239,12 @@ def forward_only(run):
 
 def test_without_a_backward_pass_the_output_is_judged_alone():
     """Right outputs pass, wrong ones fail. For pytest: one by one."""
-    double = changed(lambda call: replace(call, scale=2 * call.scale))
+    double = change_call(lambda call: replace(call, scale=2 * call.scale))
     backends = [forward_only(dense.run), BACKENDS["dense"], forward_only(double), Backend("double", double)]
-    found = []
+    results = []
     for backend in backends:
-        found += results_of(backend, "attend: causal, plain, inputs x1 [", "float32]")
-    assert [result.passed for result in found] == [True, True, False, False]
+        results += run_checks(backend, "attend: causal, plain, inputs x1 [", "float32]")
+    assert [result.passed for result in results] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_json_without_a_file_is_all_of_stdout(capsys):
 
 def test_dropout_is_drawn_on_the_device_of_the_call(monkeypatch):
     """A GPU draws other numbers from the seed 0 than a CPU; a stand-in says where the key was drawn."""
-    places = []
-    monkeypatch.setattr(dropout, "draw_seed", lambda device: places.append(device) or torch.tensor(1))
+    devices = []
+    monkeypatch.setattr(dropout, "draw_seed", lambda device: devices.append(device) or torch.tensor(1))
     OPTIONS[DROPOUT].factors(GRAPHS["causal"], "meta")
-    assert places == [torch.device("meta")]
+    assert devices == [torch.device("meta")]

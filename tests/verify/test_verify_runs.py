@@ -13,14 +13,14 @@ from gnn_attention import verify
 from gnn_attention.__main__ import main
 from gnn_attention.backends import Backend, dense
 from gnn_attention.verify import groups, processes
-from gnn_attention.verify.measure import holds
+from gnn_attention.verify.measure import judge_condition
 from gnn_attention.verify.report import Check, Report, Result
 
-FEW = {"device": "cpu", "backends": ["dense"], "only": "attend: documents, plain"}
+OPTIONS = {"device": "cpu", "backends": ["dense"], "only": "attend: documents, plain"}
 
 
 @dataclass
-class Made:
+class FakeRun:
     """What a made-up check comes to: it passes, or ends its process."""
 
     number: int
@@ -28,52 +28,52 @@ class Made:
     def __call__(self):
         if self.number in (7, 13):
             os._exit(3)
-        return holds(True)
+        return judge_condition(True)
 
 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_own_check_alone():
     """Named by its label; those after it run in another."""
-    checks = [Check("made", "none", "float32", f"check {number}", Made(number)) for number in range(20)]
-    results = {result.name: result for result in processes.results(checks, jobs=2)}
+    checks = [Check("made", "none", "float32", f"check {number}", FakeRun(number)) for number in range(20)]
+    results = {result.name: result for result in processes.run_checks(checks, jobs=2)}
     assert sorted(results) == sorted(check.name for check in checks)
-    died = {name: result.message for name, result in results.items() if not result.passed}
-    assert died == dict.fromkeys(("check 7", "check 13"), processes.DIED)
+    failures = {name: result.message for name, result in results.items() if not result.passed}
+    assert failures == dict.fromkeys(("check 7", "check 13"), processes.DIED)
 
 
 @pytest.mark.slow
 def test_processes_find_what_one_finds():
-    alone, together = verify.run(**FEW), verify.run(**FEW, jobs=2)
-    assert names(together) == names(alone)
-    assert together.ok
-    assert alone.ok
+    single, parallel = verify.run(**OPTIONS), verify.run(**OPTIONS, jobs=2)
+    assert names(parallel) == names(single)
+    assert parallel.ok
+    assert single.ok
 
 
 def test_another_process_takes_a_backend_by_its_name():
     """So that it is called there as a user calls it; a backend of another's own is called as it is given."""
-    own = Backend("dense", dense.run)
-    for backend, called in (("dense", "dense"), (own, own)):
-        assert called in next(verify.checks("cpu", [backend])).run.args
+    backend_object = Backend("dense", dense.run)
+    for backend, argument in (("dense", "dense"), (backend_object, backend_object)):
+        assert argument in next(verify.checks("cpu", [backend])).run.args
 
 
 def test_processes_that_cannot_begin_are_no_failed_checks(monkeypatch):
-    monkeypatch.setattr(processes, "_begin", sys.exit)
-    check = Check("made", "none", "float32", "check 0", Made(0))
+    monkeypatch.setattr(processes, "_initialise_process", sys.exit)
+    check = Check("made", "none", "float32", "check 0", FakeRun(0))
     with pytest.raises(RuntimeError, match="died before its first check; try jobs=1"):
-        next(processes.results([check] * 9, jobs=2))
+        next(processes.run_checks([check] * 9, jobs=2))
 
 
 def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
     submit = processes._submit
 
-    def interrupted(pool, parts):
+    def interrupt(pool, parts):
         submit(pool, parts)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes, "_submit", interrupted)
-    check = Check("made", "none", "float32", "check 0", Made(0))
+    monkeypatch.setattr(processes, "_submit", interrupt)
+    check = Check("made", "none", "float32", "check 0", FakeRun(0))
     with pytest.raises(KeyboardInterrupt):
-        next(processes.results([check] * 9, jobs=2))
+        next(processes.run_checks([check] * 9, jobs=2))
     assert not multiprocessing.active_children()
 
 
@@ -99,33 +99,33 @@ def test_an_interrupted_run_is_carried_on_to_the_same_report(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify.run(**FEW, progress=stop)
+        verify.run(**OPTIONS, progress=stop)
     first = reports[-1]
     assert (len(first.results), first.ok, "NOT STARTED" in str(first)) == (3, False, True)
-    again = verify.run(**FEW, resumed=read_back(first, tmp_path))
-    assert again.ok
-    assert names(again) == names(verify.run(**FEW))
+    second = verify.run(**OPTIONS, resumed=read_back(first, tmp_path))
+    assert second.ok
+    assert names(second) == names(verify.run(**OPTIONS))
 
 
 def test_an_earlier_failure_stays():
     bad = Backend("dense", lambda call: dense.run(dataclasses.replace(call, scale=1.0)))
-    earlier = verify.run(**{**FEW, "backends": [bad]})
+    earlier = verify.run(**{**OPTIONS, "backends": [bad]})
     assert earlier.failures
-    again = verify.run(**FEW, resumed=earlier)
-    assert names(again) == names(earlier)
-    assert len(again.failures) == len(earlier.failures)
+    second = verify.run(**OPTIONS, resumed=earlier)
+    assert names(second) == names(earlier)
+    assert len(second.failures) == len(earlier.failures)
 
 
 @pytest.mark.parametrize("name", ["device", "torch", "sources"])
 def test_a_record_of_elsewhere_is_not_carried_on(name):
     earlier = Report((), {**verify.environment("cpu"), name: "other"})
     with pytest.raises(ValueError, match=f"the earlier record was made with other {name}"):
-        verify.run(**FEW, resumed=earlier)
+        verify.run(**OPTIONS, resumed=earlier)
 
 
 def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
     """JSON cannot say it; the check has failed."""
-    check = Check("made", "none", "float32", "check", lambda: holds(False))
+    check = Check("made", "none", "float32", "check", lambda: judge_condition(False))
     report = Report((check(),))
     assert read_back(report, tmp_path) == report
     assert (report.results[0].share, report.ok) == (None, False)
@@ -141,9 +141,9 @@ def test_the_command_carries_on(tmp_path, capsys):
     assert main([*COMMAND, "--backend", "dense", "--json", str(file)]) == 0
     first = json.loads(file.read_text(encoding="utf-8"))
     assert main([*COMMAND, "--backend", "dense", "--backend", "rows", "--resume", str(file)]) == 0
-    both = json.loads(file.read_text(encoding="utf-8"))
-    assert both["results"][: len(first["results"])] == first["results"]
-    assert {result["backend"] for result in both["results"]} == {"dense", "rows"}
+    combined = json.loads(file.read_text(encoding="utf-8"))
+    assert combined["results"][: len(first["results"])] == first["results"]
+    assert {result["backend"] for result in combined["results"]} == {"dense", "rows"}
     file.write_text("{}", encoding="utf-8")
     assert main([*COMMAND, "--resume", str(file)]) == 2
     assert f"verify: {file}: expected a record" in capsys.readouterr().err
@@ -152,22 +152,22 @@ def test_the_command_carries_on(tmp_path, capsys):
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     """And what it says is there: the checks of before."""
 
-    def interrupted(device, *, progress, **options):
+    def interrupt(device, *, progress, **options):
         progress(Report((Result("a", "b", "c", "d", passed=True),), {}, 1))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify, "run", interrupted)
+    monkeypatch.setattr(verify, "run", interrupt)
     assert main(COMMAND) == 130
     assert "interrupted: nothing was written" in capsys.readouterr().err
     file = tmp_path / "record.json"
     assert main([*COMMAND, "--json", str(file)]) == 130
-    assert f"the checks so far are in {file}, --resume {file} carries on" in capsys.readouterr().err
+    assert f"the checks are in {file}; continue with --resume {file}" in capsys.readouterr().err
     assert len(Report.from_file(file).results) == 1
 
 
 @pytest.mark.slow
 def test_on_a_gpu_every_backend_is_checked_and_what_compiles_comes_last(monkeypatch):
-    monkeypatch.setattr(verify, "_device", str)
+    monkeypatch.setattr(verify, "_resolve_device", str)
     monkeypatch.setattr(groups, "unsupported_reason", lambda *call: None)
     checks = list(verify.checks("cuda"))
     compiled = [verify.BACKENDS[check.backend].compiled for check in checks]
