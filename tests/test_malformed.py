@@ -48,7 +48,7 @@ CASES = [
     (lambda: call(backend=Backend("own", lambda call: call.q)), TypeError, "^backend 'own'.*Tensor"),
     (lambda: call(return_info=True)[1].weights(torch.tensor([[0], [3]])), ValueError, "0 -> 3 is no edge"),
     # arithmetic of edges
-    (lambda: edges.softmax(torch.ones(3), EDGES[0, :2], 2), ValueError, r"^dst must be.*\[2\], \[3\]"),
+    (lambda: edges.softmax(torch.ones(3), EDGES[0, :2], 2), ValueError, r"^dst must be .*\[2\] and \[3\]"),
     (
         lambda: edges.softmax(torch.ones(3), EDGES[0] + 2, 2),
         IndexError,

@@ -114,7 +114,7 @@ def eye(n: int) -> Tensor:
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (3, 0, 2), (5, 7, 4), (16, 16, 16)])
 def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
     """Both ways sort the edges by receiver, then sender."""
-    monkeypatch.setattr(edge_list, "DENSE_GAIN", gain)
+    monkeypatch.setattr(edge_list, "DENSE_SPEEDUP", gain)
     rows, middle, columns = sizes
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.rand(shape, generator=rng) < 0.3 for shape in ((rows, middle), (middle, columns)))

@@ -27,7 +27,7 @@ def test_user_defined_backend():
     info = ga.attend(*QKV, patterns.causal(9), backend=with_lse, return_info=True)[1]
     assert torch.equal(info.lse, torch.zeros(LSE))
     picky = Backend("picky", backend.run, unsupported_reason=lambda call: "it is Friday")
-    message = r"backend .picky. cannot hold this call on .*causal.*: it is Friday"
+    message = r"backend .picky. does not support this call on .*causal.*: it is Friday"
     with pytest.raises(ga.RefusalError, match=message) as refusal:
         ga.attend(*QKV, patterns.causal(9), backend=picky)
     assert refusal.value.reason == "it is Friday"

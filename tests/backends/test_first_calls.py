@@ -31,7 +31,7 @@ class ChoiceRecorder:
 
     def __init__(self, monkeypatch):
         self.counts, self.names = 0, []
-        rank_backends, run = dispatch._rank_backends, attend_module._run
+        rank_backends, run = dispatch._rank_backends, attend_module._run_backend
 
         def count(*arguments):
             self.counts += 1
@@ -42,7 +42,7 @@ class ChoiceRecorder:
             return run(backend, call)
 
         monkeypatch.setattr(dispatch, "_rank_backends", count)
-        monkeypatch.setattr(attend_module, "_run", record)
+        monkeypatch.setattr(attend_module, "_run_backend", record)
 
 
 def test_a_list_is_counted_at_its_third_call_or_when_it_is_prepared(monkeypatch):

@@ -101,7 +101,7 @@ def sides(graph):
 @pytest.mark.parametrize("sizes", [(), (4,), (2, 4)], ids=str)
 def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
     """Rows are sorted on the device of the index."""
-    monkeypatch.setattr(ChosenEdges, "_in_order", None)
+    monkeypatch.setattr(ChosenEdges, "_edge_list", None)
     monkeypatch.setattr(ChosenEdges, "select", None)
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
     graph = ga.TokenGraph.from_indices(torch.tensor([[1, 0], [2, -1]]).expand(*sizes, 2, 2), 3)

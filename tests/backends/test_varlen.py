@@ -66,14 +66,14 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     call = ga.backends.AttentionCall.from_arguments(*(x.detach() for x in inputs), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     assert varlen.bytes_needed(call) >= sum(x.nbytes for x in (call.q, call.k, call.v, call.q))
-    monkeypatch.setattr(dense, "written_out", None)
+    monkeypatch.setattr(dense, "masked_attention", None)
     for ours, theirs in zip(*(results(graph, b, sinks, inputs) for b in ("dense", "reference")), strict=True):
         assert_exact(ours, theirs)
 
 
 def test_on_a_cpu_it_is_refused():
     """The error names the backend and says what to do."""
-    message = r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"
+    message = r"'varlen' does not support .*runs on cuda, q is on cpu; .*use backend='tiles'"
     with pytest.raises(RefusalError, match=message):
         ga.attend(*draw_inputs(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 

@@ -326,7 +326,7 @@ UNREADABLE = {
     "nested": (lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x])), "to_padded_tensor"),
     "masked": (lambda read: lambda x: read(torch.masked.masked_tensor(x, x > 0)), r"x\.to_tensor\(value\)"),
     "vmap": (under_vmap, "make the graph outside of torch.vmap"),
-    "meta": (lambda read: lambda x: read(x.to("meta")), "a tensor on the meta device has a shape alone"),
+    "meta": (lambda read: lambda x: read(x.to("meta")), "a tensor on the meta device has no values"),
 }
 READERS = {
     "mask": (convert.from_mask, torch.ones(3, 3, dtype=torch.bool)),

@@ -306,7 +306,7 @@ draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
-hops(3) -> TypeError: a TokenGraph or a list of them, layer 1 first; got 3
+hops(3) -> TypeError: graphs must be a TokenGraph or a list of them, got 3
 hops(causal(0)) -> ValueError: needs a graph with at least one token
 over_time([]) -> ValueError: over_time\(\) draws 1 to 64 graphs
 weights("x") -> TypeError: must be a tensor, an array of numbers, an
