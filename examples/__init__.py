@@ -1,5 +1,6 @@
-"""What is built with the library, in a checkout: it is no part of the package.
+"""Programs and functions that use the library. They are part of a checkout, not of the package.
 
-Programs, which ``--help`` explains: ``python -m examples.compare``, ``cost``, ``heads`` and ``training``.
-Functions: ``bounds`` and ``sinks`` (influence), ``expressive``, ``pairwise`` (messages) and ``minilm``.
+``compare``, ``cost``, ``heads`` and ``training`` are programs: ``python -m examples.compare --help``. The
+modules ``bounds`` and ``sinks`` (influence), ``expressive``, ``pairwise`` (messages) and ``minilm`` hold
+functions.
 """

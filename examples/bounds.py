@@ -1,4 +1,4 @@
-"""How much one token can change another's last state at most: gains of a model's parts, along all walks."""
+"""Bound how much one token can change the last state of another, by gains along all walks."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ from gnn_attention.score_mods import RelativeBias
 
 __all__ = ["influence_bound"]
 
-# Norm, attention, norm and MLP of a block: here, in Llama, in GPT-2.
-PARTS = (
+# Names of the norm, attention, norm and MLP of a block: in this library, in Llama, in GPT-2.
+MODULES = (
     ("attention_norm", "attention", "mlp_norm", "mlp"),
     ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"),
     ("ln_1", "attn", "ln_2", "mlp"),
 )
-AGREEMENT = 1e-3  # of the largest entry; a model that is built otherwise is off by about 1
-TOKENS_AT_ONCE = 8
+# Relative to the largest entry. In a model of another structure the difference is about 1.
+AGREEMENT = 1e-3
+TOKENS_PER_CHUNK = 8
 Sizes = Float[Tensor, "dst src"]
 
 
 @torch.no_grad()
 def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
-    """An upper bound on the spectral norm of ``d last[dst] / d first[src]``, for every pair of tokens.
+    """Return an upper bound of the spectral norm of ``d last[dst] / d first[src]`` for every pair of tokens.
 
-    ``first`` are the states before the first block and ``last`` those after the last, before a final norm.
-    It is a theorem about the Jacobian at these inputs, ``model(*inputs, **options)``, not about changes of
-    finite size. With weights ``w`` and results ``z`` of each head, a block ``y = x + attention(n(x))``, ``y +
+    ``first`` are the states before the first block, and ``last`` those after the last block, before a
+    final norm. The bound is a theorem about the Jacobian at the inputs of ``model(*inputs, **options)``, not
+    about changes of finite size. With weights ``w`` and results ``z`` of each head, a block ``y = x + attention(n(x))``, ``y +
     mlp(m(y))`` has the gains ``|d(y + mlp(m(y)))| * (1 [dst = src] + |dn| * sum over heads of``
 
         ``w (|W_V W_O| + scale |q_dst| |W_K| |(v_src - z_dst) W_O|)``  along an edge, and
         ``scale |W_Q| |sum over src of w k_src (v_src - z) W_O|``      from a receiver to itself ``)``
 
-    with spectral norms (of the last sum Frobenius) and both derivatives exact at their token. The product of
-    the blocks' matrices, in float64, sums the products of gains over all walks: 0 where none leads. Time is
-    that of an MLP's Jacobian for each token and layer.
+    with spectral norms (the Frobenius norm for the last sum) and exact derivatives at each token. The product
+    of the blocks' matrices, in float64, sums the products of gains over all walks, and is 0 if there is none.
+    Most of the time is spent on the MLP's Jacobian at each token and layer.
 
-    ``model`` is one of ``gnn_attention.model``, or a Hugging Face model with blocks of Llama or GPT-2 whose
-    attention is ``"gnn_attention"``, in eval mode; graphs of ``use_graph`` count. NotImplementedError for
-    other blocks, heads with qk_norm, and a score_mod that is no added bias; ValueError for several sequences.
+    ``model`` is a model of ``gnn_attention.model``, or a Hugging Face model with the blocks of Llama or GPT-2
+    and attention ``"gnn_attention"``, in eval mode; graphs of ``use_graph`` apply. NotImplementedError for
+    other blocks, heads with qk_norm, and a score_mod that is no additive bias; ValueError for several texts.
     Sources: the chain rule; arXiv 2406.04267 (walks), 2006.04710.
 
     >>> from gnn_attention import model as lm, patterns
@@ -60,7 +61,7 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     (True, 0.0)
     """
     blocks = [
-        (block, x) for block in model.modules() for x in PARTS if all(hasattr(block, name) for name in x)
+        (block, x) for block in model.modules() for x in MODULES if all(hasattr(block, name) for name in x)
     ]
     states: list[dict[str, Tensor]] = [{} for _ in blocks]
     with ExitStack() as stack:
@@ -71,7 +72,7 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
             stack.enter_context(block.register_forward_hook(partial(_save, state, "after")))
         calls = record(model, *inputs, **options).layers
     if not blocks or len(blocks) != len(calls):
-        raise NotImplementedError(f"{type(model).__name__} has other blocks than Llama and GPT-2")
+        raise NotImplementedError(f"{type(model).__name__} has blocks unlike those of Llama and GPT-2")
     gains = [_gains(*block, state, call) for block, state, call in zip(blocks, states, calls, strict=True)]
     return reduce(lambda walks, layer: layer @ walks, gains)
 
@@ -88,45 +89,47 @@ def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], c
         raise ValueError(f"influence_bound takes one sequence, without padding on its left, got {len(x)}")
     compute: Callable[[Tensor], Tensor] = lambda y: y + mlp(mlp_norm(y))  # noqa: E731
     _check(block, torch.stack([y, state["after"]]), torch.stack([x + call.update, compute(y)]))
-    update = _of_attention(attention, norm(x), call) * _of_tokens(norm, x[0])
-    gains = _of_tokens(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
+    update = _attention_gains(attention, norm(x), call) * _token_gains(norm, x[0])
+    gains = _token_gains(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
     # Products over 30 layers are beyond float32.
     return gains.cpu().double()
 
 
-def _check(part: nn.Module, found: Tensor, wanted: Tensor) -> None:
-    if not bool((found - wanted).abs().max() <= AGREEMENT * found.abs().max()):
-        reason = "is computed otherwise than in Llama and GPT-2, or by what its weights do not say"
-        raise NotImplementedError(f"influence_bound: {type(part).__name__} {reason}")
+def _check(module: nn.Module, result: Tensor, expected: Tensor) -> None:
+    if not bool((result - expected).abs().max() <= AGREEMENT * result.abs().max()):
+        raise NotImplementedError(
+            f"influence_bound: {type(module).__name__} does not compute what it does in Llama and GPT-2"
+        )
 
 
-def _of_tokens(function: Callable[[Tensor], Tensor], states: Float[Tensor, "tokens width"]) -> Tensor:
-    """The spectral norm of the derivative of a function of one state, at each of them."""
+def _token_gains(function: Callable[[Tensor], Tensor], states: Float[Tensor, "tokens width"]) -> Tensor:
+    """Return the spectral norm of the derivative of a function of one state, at each state."""
     jacobian = torch.func.vmap(torch.func.jacrev(function))
-    squares = [(J := jacobian(part)) @ J.mT for part in torch.split(states, TOKENS_AT_ONCE)]
+    squares = [(J := jacobian(chunk)) @ J.mT for chunk in torch.split(states, TOKENS_PER_CHUNK)]
     return torch.cat([torch.linalg.eigvalsh(square)[:, -1].sqrt() for square in squares])
 
 
-def _of_attention(attention: Any, states: Float[Tensor, "batch tokens width"], call: LayerTrace) -> Sizes:
-    """Of the update by the normed states."""
+def _attention_gains(attention: Any, states: Float[Tensor, "batch tokens width"], call: LayerTrace) -> Sizes:
+    """Return the gains of the update with respect to the normed states."""
     heads: Any = attention.heads if hasattr(attention, "heads") else heads_of(attention)
-    mod, plain = call.call.score_mod, isinstance(heads, StandardHeads) and heads.q_norm is None
-    if not plain or not (mod is None or isinstance(mod, RelativeBias)):
-        raise NotImplementedError(f"influence_bound knows no gain of {heads} with score_mod {mod}")
+    mod = call.call.score_mod
+    is_supported = isinstance(heads, StandardHeads) and heads.q_norm is None
+    if not is_supported or not (mod is None or isinstance(mod, RelativeBias)):
+        raise NotImplementedError(f"influence_bound does not support {heads} with score_mod {mod}")
     q, (k, v) = heads.receive(states)[0] * heads.scale, heads.send(states)
     k, v = (per_query_head(x, heads.num_heads)[0] for x in (k, v))
     _check(attention, call.overlap()[0] * call.call.scale, q @ k.mT)
     W_K, W_V = (repeat_for_query_heads(matrix, heads.num_heads) for matrix in (heads.W_K, heads.W_V))
     weights = call.dense(call.weights())[0]
-    return sum(map(_of_head, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O))  # type: ignore[return-value]
+    return sum(map(_head_gains, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O))  # type: ignore[return-value]
 
 
-def _of_head(w: Sizes, q: Tensor, k: Tensor, v: Tensor, *matrices: Tensor) -> Sizes:
+def _head_gains(w: Sizes, q: Tensor, k: Tensor, v: Tensor, *matrices: Tensor) -> Sizes:
     (W_Q, W_K, W_V, W_O), norm = matrices, partial(torch.linalg.matrix_norm, ord=2)
     z: Tensor = w @ v
-    apart = torch.cdist(z @ W_O, v @ W_O, compute_mode="donot_use_mm_for_euclid_dist")
-    along: Tensor = w * (norm(W_V @ W_O) + q.norm(dim=-1, keepdim=True) * norm(W_K) * apart)
+    distance = torch.cdist(z @ W_O, v @ W_O, compute_mode="donot_use_mm_for_euclid_dist")
+    edge_gains: Tensor = w * (norm(W_V @ W_O) + q.norm(dim=-1, keepdim=True) * norm(W_K) * distance)
     spread = (w.unsqueeze(1) * k.mT) @ v - (w @ k).unsqueeze(2) * z.unsqueeze(1)
-    own = (spread @ (W_O @ W_O.mT) * spread).sum((1, 2)).clamp(min=0.0).sqrt()
-    along += (norm(W_Q) * own).diag()
-    return along
+    loop_gain = (spread @ (W_O @ W_O.mT) * spread).sum((1, 2)).clamp(min=0.0).sqrt()
+    edge_gains += (norm(W_Q) * loop_gain).diag()
+    return edge_gains

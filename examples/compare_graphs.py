@@ -1,4 +1,4 @@
-"""The graphs of a comparison: from expressions without a size, from files, or as they are."""
+"""Read the graphs of a comparison: expressions without a size, files, or ``TokenGraph`` objects."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,16 +9,19 @@ from gnn_attention._support.checks import quote
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 
-FILE = "file:"  # before the name of a file in the place of an expression
+# This prefix marks the name of a file in place of an expression.
+FILE = "file:"
 
-LISTED = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
+GRAPHS_HELP = (
+    "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
+)
 
 Graphs = str | Sequence[str | TokenGraph]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A graph and its name; ``key`` is the same for the same edges."""
+    """A graph and its name; graphs with the same edges have the same ``key``."""
 
     text: str
     graph: TokenGraph
@@ -26,22 +29,25 @@ class Contender:
 
 
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
-    """The graphs of a window of ``length`` tokens; ValueError for a faulty or repeated one."""
+    """Return the graphs of a window of ``length`` tokens; ValueError for an invalid or repeated graph."""
     if not isinstance(graphs, (str, list, tuple)):
-        got = f"or a list of expressions and graphs, got {quote(graphs)}"
-        raise TypeError(f"graphs must be expressions with ; between them, {got}")
+        raise TypeError(
+            "graphs must be expressions separated by ;, or a list of expressions and graphs, "
+            f"got {quote(graphs)}"
+        )
     items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
     stripped = (item.strip() if isinstance(item, str) else item for item in items)
-    found: dict[str, Contender] = {}
-    for one in (_contender(item, length, heads) for item in stripped if item != ""):
-        if same := found.get(one.key):
-            both = f"{quote(same.text)} and {quote(one.text)}"
-            raise ValueError(f"graphs: {both} have the same {length} tokens and edges, leave one out")
-        found[one.key] = one
-    if not found:
-        got = f"such as 'causal; window(64)', got {quote(graphs)}"
-        raise ValueError(f"graphs must name at least one graph, {got}")
-    return list(found.values())
+    by_key: dict[str, Contender] = {}
+    for contender in (_contender(item, length, heads) for item in stripped if item != ""):
+        if equal := by_key.get(contender.key):
+            raise ValueError(
+                f"graphs: {quote(equal.text)} and {quote(contender.text)} have the same {length} tokens "
+                "and edges: leave one out"
+            )
+        by_key[contender.key] = contender
+    if not by_key:
+        raise ValueError(f"graphs must name a graph, such as 'causal; window(64)', got {quote(graphs)}")
+    return list(by_key.values())
 
 
 def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
@@ -64,18 +70,21 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
 def _from_file(path: str, length: int) -> TokenGraph:
     graph = files.load(path, weight=None).graph
     if graph.num_dst < length:
-        advice = f"take a length of at most {graph.num_dst}"
-        raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: {advice}")
+        raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: use at most this length")
     return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
 
 
 def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
     name = f"graphs: {quote(name)}"
     if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
-        got = f"got {graph!r}; leave their number out of the expression, or take another length"
-        raise ValueError(f"{name} must have the {length} tokens of a window, {got}")
+        raise ValueError(
+            f"{name} must have the {length} tokens of a window, got {graph!r}: leave the number of tokens "
+            "out of the expression, or use another length"
+        )
     if graph.batch is not None or graph.heads not in (None, heads):
         raise ValueError(f"{name} must be one graph, or one for each of the {heads} heads, got {graph!r}")
     if later := (graph - patterns.causal(length)).num_edges:
-        advice = "write '(...) & causal' for an expression, take lines with src > dst out of a file"
-        raise ValueError(f"{name} has {later:,} edges from a later token (src > dst), the target: {advice}")
+        raise ValueError(
+            f"{name} has {later:,} edges from a later token (src > dst), which is a target of the loss: "
+            "write '(...) & causal' for an expression, remove lines with src > dst from a file"
+        )

@@ -1,10 +1,10 @@
-"""What the attention of published models costs, form by form, and what a graph saves.
+"""Print what the attention of published models costs in each form of heads, and what a graph saves.
 
 ``python -m examples.cost --model llama-3-8b --tokens 8192 --graph "window(4096)"``
 
-The counts are those of ``gnn_attention.analyse.cost``, for all layers together. Most models rotate queries
-and keys, so that their patterns are not ``W_Q W_K^T``: the columns "factored" and "merged" say what these
-forms would cost without that. Biases and norms are left out.
+``gnn_attention.analyse.cost`` counts for all layers together. Most models rotate queries and keys, so their
+patterns are not ``W_Q W_K^T``; the columns "factored" and "merged" are the cost of these forms without
+rotation. Biases and norms are not counted.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "shipped": Model("the model that ships with gnn_attention", 2, 128, 4, 4, 32),
+    "shipped": Model("the model in the wheel of gnn_attention", 2, 128, 4, 4, 32),
     "transformer-base": Model("Vaswani et al. 2017 (arXiv 1706.03762), table 3", 6, 512, 8, 8, 64),
     "gpt-2": Model("Radford et al. 2019, table 2, 117M", 12, 768, 12, 12, 64),
     "llama-3-8b": Model("Llama 3 (arXiv 2407.21783), table 3, 8B", 32, 4096, 32, 8, 128),
@@ -50,7 +50,7 @@ MODELS = {
 
 
 def graphs_of(model: Model, tokens: int) -> list[tuple[TokenGraph, int]]:
-    """The graphs of a model's layers over so many tokens, each with the number of its layers.
+    """Return the graphs of a model's layers for ``tokens`` tokens, each with its number of layers.
 
     >>> [(graph.name, layers) for graph, layers in graphs_of(MODELS["gemma-3-4b"], 8192)]
     [('window(8192, 1024)', 29), ('causal(8192)', 5)]
@@ -63,30 +63,34 @@ def graphs_of(model: Model, tokens: int) -> list[tuple[TokenGraph, int]]:
     return graphs
 
 
-def of_model(model: Model, layers: list[tuple[TokenGraph, int]]) -> dict[str, dict[str, int]]:
-    """For each form the sums over all layers, by what is counted, with numbers in bfloat16.
+def count_model(model: Model, layers: list[tuple[TokenGraph, int]]) -> dict[str, dict[str, int]]:
+    """Return the counts of each form, summed over all layers, with numbers in bfloat16.
 
     >>> model = MODELS["llama-3-8b"]
-    >>> of_model(model, graphs_of(model, 10))["standard"]["cache of a token, key, value (bytes)"]
+    >>> count_model(model, graphs_of(model, 10))["standard"]["cache of a token, key, value (bytes)"]
     131072
     """
     sums: dict[str, dict[str, int]] = {}
     for form in cost.FORMS:
         sums[form] = {}
         for graph, count in layers:
-            sizes = model.width, model.heads, model.head_dim, None, model.kv_heads
-            one = cost.of_form(form, *sizes, graph=graph, dtype=torch.bfloat16)
-            for name, number in _counts(one).items():
+            options: dict[str, Any] = {
+                "num_kv_heads": model.kv_heads,
+                "graph": graph,
+                "dtype": torch.bfloat16,
+            }
+            form_cost = cost.of_form(form, model.width, model.heads, model.head_dim, **options)
+            for name, number in _counts(form_cost).items():
                 sums[form][name] = sums[form].get(name, 0) + count * number
     return sums
 
 
-def _counts(one: cost.FormCost) -> dict[str, int]:
-    counts = {"multiply-accumulates": one.macs.total, "... of these on edges": one.macs.edges}
-    counts |= {"... of the last token alone": one.step.total, "parameters": one.parameters}
-    counts |= {"activations (bytes)": one.activations, "weights of edges (bytes)": one.weights}
-    counts |= {f"cache of a token, {way} (bytes)": size for way, size in one.cache_per_token.items()}
-    return counts | {f"cache, {way} (bytes)": size for way, size in one.cache.items()}
+def _counts(form: cost.FormCost) -> dict[str, int]:
+    counts = {"multiply-accumulates": form.macs.total, "... of these on edges": form.macs.edges}
+    counts |= {"... of the last token alone": form.step.total, "parameters": form.parameters}
+    counts |= {"activations (bytes)": form.activations, "weights of edges (bytes)": form.weights}
+    counts |= {f"cache of a token, {way} (bytes)": size for way, size in form.cache_per_token.items()}
+    return counts | {f"cache, {way} (bytes)": size for way, size in form.cache.items()}
 
 
 def _cost(args: argparse.Namespace) -> None:
@@ -95,7 +99,7 @@ def _cost(args: argparse.Namespace) -> None:
         layers = graphs_of(model, args.tokens)
     else:
         layers = [(expressions.parse(args.graph, n=args.tokens), model.layers)]
-    sums = of_model(model, layers)
+    sums = count_model(model, layers)
     graphs = [cost.of_graph(graph) for graph, _ in layers]
     lines = [f"{args.model}: {model.source}; {args.tokens} tokens, bfloat16", ""]
     lines.append(f"{'':<44}" + "".join(f"{form:>22}" for form in sums))
@@ -103,7 +107,7 @@ def _cost(args: argparse.Namespace) -> None:
         cells = (f"{counts[name]:,}" if name in counts else "-" for counts in sums.values())
         lines.append(f"{name:<44}" + "".join(f"{cell:>22}" for cell in cells))
     for graph, (tokens, count) in zip(graphs, layers, strict=True):
-        share = f"{graph.of_causal:.3%} of the causal ones"
+        share = f"{graph.of_causal:.3%} of the causal edges"
         lines += ["", f"{graph.name}, in {count} layers: {graph.edges:,} edges, {share};"]
         lines.append(f"decoding caches {graph.cached:,} of {tokens.num_src:,} senders")
     record: dict[str, Any] = {"model": args.model, **model._asdict(), "forms": sums}
@@ -112,12 +116,16 @@ def _cost(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, by default with the arguments of ``sys.argv``, and return the exit code."""
+    """Run the command, by default with the arguments of ``sys.argv``, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.cost", description=__doc__)
     add, default = parser.add_argument, "(default %(default)s)"
-    add("--model", choices=list(MODELS), default="llama-3-8b", help=f"whose sizes {default}")
-    add("--tokens", type=int, default=8192, help=f"that came so far {default}")
-    add("--graph", metavar="EXPR", help="of all layers, such as 'window(4096)' (default: the model's)")
+    add("--model", choices=list(MODELS), default="llama-3-8b", help=f"model {default}")
+    add("--tokens", type=int, default=8192, help=f"length of the sequence {default}")
+    add(
+        "--graph",
+        metavar="EXPR",
+        help="graph of all layers, such as 'window(4096)' (default: that of the model)",
+    )
     atomic_files.add_json(parser)
     return commands.run(parser, arguments, _cost)
 

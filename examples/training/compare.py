@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from examples.compare_graphs import LISTED, Contender, Graphs, contenders
+from examples.compare_graphs import GRAPHS_HELP, Contender, Graphs, contenders
 from examples.training.compare_results import Outcome, plot, rows, table
 from examples.training.recipe import Recipe, add_recipe
 from examples.training.text_corpus import Corpus, Encoded, corpus, encoded
@@ -165,7 +165,7 @@ def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) ->
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``python -m examples.training compare``."""
     add, shown = command.add_argument, "(default: %(default)s)"
-    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{LISTED} {shown}")
+    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{GRAPHS_HELP} {shown}")
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
     folder = f"folder for finished trainings, which a further call does not repeat {shown}"
     add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)

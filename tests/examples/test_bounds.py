@@ -97,7 +97,7 @@ def test_what_has_no_such_blocks_is_refused():
     with pytest.raises(NotImplementedError, match="influence_bound"):
         influence_bound(built("qwen3"), ids)
     layer = lm.Block(lm.Config(4, 4, 1, 1, 4, 4)).attention
-    with pytest.raises(NotImplementedError, match="other blocks"):
+    with pytest.raises(NotImplementedError, match="blocks unlike those of Llama"):
         influence_bound(layer, torch.zeros(3, 4), patterns.causal(3))
     with pytest.raises(ValueError, match="one sequence"):
         influence_bound(built("llama"), ids.repeat(2, 1))

@@ -48,14 +48,14 @@ def test_the_shipped_model():
     sizes = (config.num_layers, config.width, config.num_heads, config.num_heads, config.head_dim)
     assert model[1:6] == sizes
     parameters = sum(p.numel() for layer in trained.layers for p in layer.heads.parameters())
-    sums = program.of_model(model, program.graphs_of(model, 9))
+    sums = program.count_model(model, program.graphs_of(model, 9))
     assert sums["standard"]["parameters"] == parameters
 
 
 def test_layers_of_two_kinds():
     """Gemma 3: of 34 layers every sixth is without a window."""
     model = MODELS["gemma-3-4b"]
-    sums = program.of_model(model, program.graphs_of(model, 3000))
+    sums = program.count_model(model, program.graphs_of(model, 3000))
     assert sums["standard"]["cache, key, value (bytes)"] == (29 * 1024 + 5 * 3000) * 2 * 4 * 256 * 2
 
 
