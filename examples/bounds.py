@@ -36,10 +36,11 @@ Sizes = Float[Tensor, "dst src"]
 def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     """Return an upper bound of the spectral norm of ``d last[dst] / d first[src]`` for every pair of tokens.
 
-    ``first`` are the states before the first block, and ``last`` those after the last block, before a
-    final norm. The bound is a theorem about the Jacobian at the inputs of ``model(*inputs, **options)``, not
-    about changes of finite size. With weights ``w`` and results ``z`` of each head, a block ``y = x + attention(n(x))``, ``y +
-    mlp(m(y))`` has the gains ``|d(y + mlp(m(y)))| * (1 [dst = src] + |dn| * sum over heads of``
+    ``first`` are the states before the first block, and ``last`` those after the last block, before a final
+    norm. The bound is a theorem about the Jacobian at the inputs of ``model(*inputs, **options)``, not about
+    changes of finite size. With weights ``w`` and results ``z`` of each head, a block ``y = x +
+    attention(n(x))``, ``y + mlp(m(y))`` has the gains ``|d(y + mlp(m(y)))| * (1 [dst = src] + |dn| * sum over
+    heads of``
 
         ``w (|W_V W_O| + scale |q_dst| |W_K| |(v_src - z_dst) W_O|)``  along an edge, and
         ``scale |W_Q| |sum over src of w k_src (v_src - z) W_O|``      from a receiver to itself ``)``

@@ -31,7 +31,7 @@ def compare_graphs(
 ) -> Iterator[dict[str, Any]]:
     """Yield the share of causal edges, the loss after a quarter of the tokens and the speed of each graph.
 
-    ``ga.use_graph`` must accept ``model``. The speed, in tokens per second, is that of the faster of two passes.
+    ``ga.use_graph`` must accept ``model``. The speed is in tokens per second, in the faster of two passes.
     """
     tokens = ids.shape[1]
     for contender in graphs:
