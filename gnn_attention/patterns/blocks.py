@@ -27,8 +27,8 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
 
     The blocks are the first ``initial`` ones, the last ``local`` ones up to the token's own, and
     those with the largest logits. The edges are ``src <= dst`` with ``blk(src)`` among the blocks
-    of ``dst``. ``logits`` are ``[..., n, blocks]``. Only blocks up to the token's own compete; with
-    fewer than k of them it attends to its whole past. The token's own block is the last of the
+    of ``dst``. ``logits`` are ``[..., n, blocks]``. Only blocks up to the token's own compete; a
+    token with fewer than k attends to its whole past. The token's own block is the last of the
     ``local`` ones; with ``local=0`` it competes. Source: native sparse attention (Yuan et al. 2025,
     arXiv 2502.11089, section 4.1: 16 blocks of 64 tokens, 1 initial and 2 local). Its gates combine
     this graph with ``compressed_blocks`` and ``window``, as in ``selectors.NativeSparseAttention``. Raises

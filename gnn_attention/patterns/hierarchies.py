@@ -71,7 +71,7 @@ def butterfly(n: int, block: int = 1) -> TokenGraph:
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     """Each token attends to its own block and the block whose number differs in digit ``level``.
 
-    It is a layer of a butterfly network. The edges are ``blk(src) = blk(dst)`` or
+    This is a layer of a butterfly network. The edges are ``blk(src) = blk(dst)`` or
     ``blk(src) = blk(dst) xor 2^level``; the in-degree is ``2 * block`` if the partner exists. If n
     is ``block`` times a power of two, the product of all levels, in any order, is full, with one path for
     each pair of blocks. Source: block butterfly matrices (Dao et al. 2022, arXiv 2112.00029).

@@ -168,7 +168,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
 
     The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
     the last whole block belong to the last side node, and fewer than ``block`` tokens have none.
-    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums these tokens anew.
+    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums a node's tokens anew.
 
     >>> print(side_nodes(5, 2))
     side_nodes(5, 2): mask[dst, src] and in-edges
