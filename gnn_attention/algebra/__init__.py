@@ -1,11 +1,12 @@
-"""Graphs from graphs: functions for what the operators ``| & - ^ ~ .T @ **`` of a graph cannot do.
+"""Functions that make graphs from graphs, beyond the operators ``| & - ^ ~ .T @ **`` of a graph.
 
 ``stacks`` joins graphs of the same nodes, one for each head or sample. ``products`` makes graphs on more
-tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``walks`` has closures.
+tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``walks`` computes closures.
 
 The result is a rule made of the operands' rules, so no edges are enumerated, except in ``closure``.
 If all operands store edge lists, so does the result, in the order that each docstring states.
-Graphs may differ by head or by sample everywhere. Results over other tokens begin at position 0.
+Every function takes graphs that differ by head or by sample. The results of ``products`` and of
+``restrict`` begin at position 0.
 
 All functions raise TypeError for an argument that is not a graph (or not an integer, or not a
 sequence of them), IndexError for a token that does not exist, and ValueError for graphs that do not

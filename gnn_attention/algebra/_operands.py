@@ -1,4 +1,4 @@
-"""Checks of the operands of the algebra, their edge lists, and the name of the result."""
+"""Helpers of all functions: they check the operands, collect edge lists and name the result."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 
 
-def common_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """Return heads and batch of a graph made of these; raise an error if they do not fit."""
+def check_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
+    """Return the heads and the batch of a graph made of ``graphs``; raise an error if these do not fit."""
     for graph in graphs:
         if isinstance(graph, Sequence):
-            raise TypeError(f"{function} takes graphs, got a list of them; call {function}(*graphs)")
+            raise TypeError(f"{function} takes graphs, got a list; unpack it: {function}(*graphs)")
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"{function} takes graphs (TokenGraph), got {type(graph).__name__}")
     if not graphs:
@@ -22,15 +22,16 @@ def common_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
         if len(graph_of_size) > 1:
             first, second, *_ = graph_of_size.values()
             raise ValueError(
-                f"{function} needs the same {axis}, got {first!r} and {second!r}; use select(batch, head)"
+                f"{function} needs graphs with the same {axis}, got {first!r} and {second!r}; "
+                "select(batch, head) takes one slice of a graph"
             )
         sizes[axis] = next(iter(graph_of_size), None)
     return sizes
 
 
-def square(function: str, graph: TokenGraph, advice: str) -> dict[str, int | None]:
-    """Return :func:`common_sizes` of a square graph; the error ends with ``advice``."""
-    sizes = common_sizes(function, graph)
+def check_square(function: str, graph: TokenGraph, advice: str) -> dict[str, int | None]:
+    """Return what :func:`check_sizes` returns; raise an error with ``advice`` unless ``graph`` is square."""
+    sizes = check_sizes(function, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         raise ValueError(
             f"{function} needs the same tokens as receivers and senders, got {graph!r}; {advice}"
@@ -38,9 +39,9 @@ def square(function: str, graph: TokenGraph, advice: str) -> dict[str, int | Non
     return sizes
 
 
-def from_zero(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """Return :func:`common_sizes` of graphs that begin at position 0."""
-    sizes = common_sizes(function, *graphs)
+def check_no_offsets(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
+    """Return what :func:`check_sizes` returns; raise an error unless all graphs begin at position 0."""
+    sizes = check_sizes(function, *graphs)
     for graph in graphs:
         if graph.dst_offset or graph.src_offset:
             raise ValueError(
@@ -50,24 +51,24 @@ def from_zero(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     return sizes
 
 
-def positions(
+def check_positions(
     name: str, values: object, count: int, kind: str = "positions", any_order: bool = False
 ) -> list[int]:
-    """Return integers in 0 .. count - 1; IndexError says that ``name`` must be ``kind``."""
+    """Return ``values`` as integers in ``0 .. count - 1``; errors call them ``kind``."""
     numbers = checks.integers(name, values, kind, any_order)
     if outside := [number for number in numbers if not 0 <= number < count]:
         raise IndexError(f"{name} must be {kind} in 0 .. {count - 1}, got {outside[0]}")
     return numbers
 
 
-def edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
-    """Return the edge lists of all graphs, or None if one of them has a rule only."""
+def collect_edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
+    """Return the edge lists of all graphs, or None unless every graph stores its list."""
     lists = [edges for graph in graphs if (edges := graph.edges.unique_edges.listed()) is not None]
     return lists if len(lists) == len(graphs) else None
 
 
-def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
-    """Return the call as Python text without empty arguments."""
+def format_call(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
+    """Return a call as Python text; empty ``arguments`` are left out, and more than 6 graphs are counted."""
     names = [graph.name for graph in graphs]
     names = names if len(names) <= 6 else [text.format_list(names, "graphs")]
     return f"{function}({', '.join([*names, *filter(None, arguments)])})"

@@ -1,7 +1,7 @@
-"""Graphs on more tokens than their operands have: the disjoint sum and a product on pairs.
+"""Graphs on more tokens than their operands have: the disjoint sum and the Cartesian product.
 
 In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture that is read
-row by row. The product of a graph of the rows and a graph of the columns is a graph on the grid.
+row by row. The product of a graph on the rows and a graph on the columns is a graph on the grid.
 """
 
 from collections.abc import Sequence
@@ -21,58 +21,59 @@ __all__ = ["cartesian_product", "disjoint_sum"]
 
 @not_compiled
 def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
-    """The graphs side by side, without edges between them.
+    """Return the graphs side by side, without edges between them.
 
-    The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as in
-    packing. Edge lists follow one another; otherwise one rule evaluates all graphs on every pair.
-    This is networkx's ``disjoint_union`` and torch_geometric's batch.
+    The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as
+    in packing. Edge lists follow one another; otherwise the rules of all graphs are evaluated for
+    every pair. This is networkx's ``disjoint_union`` and torch_geometric's batch.
 
     >>> from gnn_attention import patterns
     >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()
     [[0, 0, 1, 2, 3, 2, 3], [0, 1, 1, 2, 2, 3, 3]]
     """
-    sizes = _operands.from_zero("disjoint_sum", *graphs)
-    name = _operands.name("disjoint_sum", graphs)
+    sizes = _operands.check_no_offsets("disjoint_sum", *graphs)
+    name = _operands.format_call("disjoint_sum", graphs)
     blocks = []
     num_dst = num_src = 0
     for graph in graphs:
         blocks.append((graph, num_dst, num_src))
         num_dst += graph.num_dst
         num_src += graph.num_src
-    if _operands.edge_lists(graphs) is not None:
+    if _operands.collect_edge_lists(graphs) is not None:
         return TokenGraph.from_edges(block_edges(blocks), num_dst, num_src, name=name)
     return TokenGraph.from_rule(block_rule(blocks), num_dst, num_src, **sizes, name=name)
 
 
 @not_compiled
 def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """The graph on pairs of tokens whose edges are steps along one axis.
+    """Return the graph on pairs of tokens in which every edge is a step along one axis.
 
-    For receiver (i, j) and sender (k, l) the edges are ``i = k and l -> j in g2, or j = l and k -> i in g1``.
-    There are ``n2 * E1 + n1 * E2`` if at most one of the graphs has self loops. The product of two paths is
-    the grid. This is networkx's ``cartesian_product``. Edge lists hold the edges along g1, then along g2.
+    For receiver (i, j) and sender (k, l) the edges are
+    ``i = k and l -> j in g2, or j = l and k -> i in g1``. Their number is ``n2 * E1 + n1 * E2``
+    if at most one of the graphs has self loops. The product of two paths is the grid. This is
+    networkx's ``cartesian_product``. Edge lists hold the edges along g1, then along g2.
 
     >>> from gnn_attention import patterns
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
     [2, 2, 3, 3]
     """
-    sizes = _operands.from_zero("cartesian_product", g1, g2)
+    sizes = _operands.check_no_offsets("cartesian_product", g1, g2)
     for graph in (g1, g2):
-        _operands.square("cartesian_product", graph, "a step along one axis stays on the other")
+        _operands.check_square("cartesian_product", graph, "a step along one axis stays on the other")
     n = g1.num_dst * g2.num_dst
-    name = _operands.name("cartesian_product", (g1, g2))
-    if (lists := _operands.edge_lists((g1, g2))) is not None:
+    name = _operands.format_call("cartesian_product", (g1, g2))
+    if (lists := _operands.collect_edge_lists((g1, g2))) is not None:
         # The edges of each graph are repeated at every token of the other.
         tokens1, tokens2 = (torch.arange(g.num_dst, device="cpu").expand(2, -1) for g in (g1, g2))
         pairs = ((lists[0], tokens2), (tokens1, lists[1]))
         steps = [(i[:, :, None] * g2.num_dst + j[:, None, :]).flatten(1) for i, j in pairs]
         edges = torch.cat(steps, dim=1)
         return TokenGraph.from_edges(edges, n, coalesce=True, name=name)
-    rule = partial(_cartesian, g1.edges.contains, g2.edges.contains, g2.num_dst)
+    rule = partial(_is_step, g1.edges.contains, g2.edges.contains, g2.num_dst)
     return TokenGraph.from_rule(rule, n, **sizes, name=name)
 
 
-def _cartesian(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _is_step(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
     return ((i == k) & right(b, h, j, l)) | ((j == l) & left(b, h, i, k))
 

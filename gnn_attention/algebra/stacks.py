@@ -17,9 +17,9 @@ NODES = ("num_dst", "num_src", "dst_offset", "src_offset")
 
 @not_compiled
 def per_head(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for head k: one graph with ``heads = len(graphs)``; ``select(head=k)`` is graph k.
+    """Return one graph with ``heads = len(graphs)``, whose ``select(head=k)`` is graph k.
 
-    The graphs may differ by sample, not by head. Every pair of tokens evaluates all rules.
+    The graphs may differ by sample, not by head. All rules are evaluated for every pair of tokens.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
@@ -30,9 +30,9 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
 
 @not_compiled
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
-    """Graph k for sample k: one graph with ``batch = len(graphs)``; ``select(batch=k)`` is graph k.
+    """Return one graph with ``batch = len(graphs)``, whose ``select(batch=k)`` is graph k.
 
-    The graphs may differ by head, not by sample. Every pair of tokens evaluates all rules.
+    The graphs may differ by head, not by sample. All rules are evaluated for every pair of tokens.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
@@ -53,19 +53,21 @@ def _restrict_to_slices(
 
 
 def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
-    sizes = _operands.common_sizes(function, *graphs)
+    sizes = _operands.check_sizes(function, *graphs)
     first = graphs[0]
     for graph in graphs:
         if any(getattr(graph, attribute) != getattr(first, attribute) for attribute in NODES):
             raise ValueError(
-                f"{function} needs graphs of the same nodes and positions, got {first!r} and {graph!r}"
+                f"{function} needs graphs of the same nodes and positions, got {first!r} and {graph!r}; "
+                "extend or restrict one of them first"
             )
         if getattr(graph, axis) is not None:
             kind = function.removeprefix("per_")
             raise ValueError(
-                f"{function} takes a graph for each {kind}, got {graph!r}; use select(batch, head) first"
+                f"{function} needs graphs that are the same for every {kind}, got {graph!r}; "
+                "select(batch, head) takes one slice of a graph"
             )
-    # Graphs that share their edges evaluate them once.
+    # Graphs with the same edge set share one rule, which is then evaluated once.
     numbers_by_edges: dict[int, list[int]] = {}
     for number, graph in enumerate(graphs):
         numbers_by_edges.setdefault(id(graph.edges), []).append(number)
@@ -74,10 +76,10 @@ def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> T
         for numbers in numbers_by_edges.values()
     ]
     sizes = {**sizes, axis: len(graphs)}
-    rule, name = partial(any_of, tuple(rules)), _operands.name(function, graphs)
+    rule, name = partial(any_of, tuple(rules)), _operands.format_call(function, graphs)
     graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    return at_positions_of(first, graph)
+    return copy_offsets(first, graph)
 
 
-def at_positions_of(template: TokenGraph, graph: TokenGraph) -> TokenGraph:
+def copy_offsets(template: TokenGraph, graph: TokenGraph) -> TokenGraph:
     return replace(graph, dst_offset=template.dst_offset, src_offset=template.src_offset)

@@ -1,6 +1,6 @@
-"""The same graph on other tokens: on a selection, in another order, with further tokens.
+"""The same graph on other tokens: on some of them, in another order, or with new ones.
 
-A sequence names the tokens of the result: ``restrict(g, [5, 2])`` has token 5 at position 0.
+A list names the tokens of the result in their order: ``restrict(g, [5, 2])`` has token 5 at position 0.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.products import block_edges, block_rule
-from gnn_attention.algebra.stacks import at_positions_of
+from gnn_attention.algebra.stacks import copy_offsets
 from gnn_attention.graph import TokenGraph, edge_list, rules, text
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.symbols import dst, src
@@ -23,23 +23,23 @@ __all__ = ["extend", "restrict"]
 
 @not_compiled
 def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = None) -> TokenGraph:
-    """The induced subgraph: the chosen tokens in the given order, and the edges among them.
+    """Return the induced subgraph: ``tokens`` in the order of the list, and the edges among them.
 
-    ``mask[i, j] = g.mask()[tokens[i], src[j]]``; with ``src=None`` the senders are the same tokens.
-    The result begins at position 0, so ``restrict(g, range(num_dst), range(num_src))`` forgets
-    offsets. Edge lists keep their order. Raises ValueError if a token occurs twice.
+    The mask is ``mask[i, j] = g.mask()[tokens[i], src[j]]``; with ``src=None`` the senders are the
+    same tokens. The result begins at position 0, so ``restrict(g, range(num_dst), range(num_src))``
+    removes offsets. Edge lists keep their order. Raises ValueError if a token occurs twice.
 
     >>> from gnn_attention import patterns
     >>> restrict(patterns.window(6, 2), [0, 4, 3]).edge_index.tolist()
     [[0, 1, 2, 2], [0, 1, 1, 2]]
     """
-    sizes = _operands.common_sizes("restrict", g)
+    sizes = _operands.check_sizes("restrict", g)
     if src is None:
-        _operands.square("restrict without src", g, "name receivers and senders: restrict(g, tokens, src)")
+        _operands.check_square("restrict without src", g, "pass senders too: restrict(g, tokens, src)")
     receivers = _check_distinct("tokens", tokens, g.num_dst)
     senders = receivers if src is None else _check_distinct("src", src, g.num_src)
     src_text = "" if src is None else text.format_list(senders, "tokens")
-    name = _operands.name("restrict", (g,), text.format_list(receivers, "tokens"), src_text)
+    name = _operands.format_call("restrict", (g,), text.format_list(receivers, "tokens"), src_text)
     dst_tokens = torch.tensor(receivers, dtype=torch.int64, device="cpu")
     src_tokens = torch.tensor(senders, dtype=torch.int64, device="cpu")
     edges = g.edges.unique_edges.listed()
@@ -52,21 +52,21 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
 
 @not_compiled
 def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "causal") -> TokenGraph:
-    """The graph with ``count`` new tokens at its end.
+    """Return the graph with ``count`` new tokens at its end.
 
-    ``link`` says how the new tokens are connected to the old ones: as "receivers" (they attend to
-    all old tokens), as "senders" (all old tokens attend to them), "both" or "none". ``among`` says
-    how they are connected to each other: "causal" (``src <= dst``), "full", "self" (self loops) or
-    "none". The default continues a text: ``extend(causal(n), c) == causal(n + c)``;
-    ``extend(g, m, "both", "full")`` adds m virtual nodes. Other patterns continue by their builder,
-    such as ``window(n + c, w)``. Positions stay the same. Edge lists hold the edges of g, then from
-    new to old tokens, from old to new, and among the new ones.
+    ``link`` says how the new tokens are connected to the old ones: as "receivers" (they attend
+    to all old tokens), as "senders" (all old tokens attend to them), "both" or "none". ``among``
+    says how they are connected to each other: "causal" (``src <= dst``), "full", "self" (self
+    loops) or "none". The default continues a text: ``extend(causal(n), c) == causal(n + c)``;
+    ``extend(g, m, "both", "full")`` adds m virtual nodes. Other families have builders of longer
+    graphs, such as ``window(n + c, w)``. Old tokens keep their positions. Edge lists hold the edges
+    of g, then from new to old tokens, from old to new, and among the new.
 
     >>> from gnn_attention import patterns
     >>> extend(patterns.window(3, 1), 2, "senders", "self").in_degree().tolist()
     [3, 3, 3, 1, 1]
     """
-    sizes = _operands.square("extend", g, "extend the graph of all tokens and take rows(start, stop) of it")
+    sizes = _operands.check_square("extend", g, "extend the whole graph, then take rows(start, stop)")
     count = checks.size("count", count)
     link = checks.choice("link", link, ("none", "senders", "receivers", "both"))
     among = checks.choice("among", among, AMONG)
@@ -79,10 +79,10 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     if (rule := AMONG[among]) is not None:
         blocks.append((TokenGraph.from_rule(rule, count), n, n))
     options = "" if (link, among) == ("receivers", "causal") else f"{link!r}, {among!r}"
-    name = _operands.name("extend", (g,), str(count), options)
+    name = _operands.format_call("extend", (g,), str(count), options)
     if g.edges.listed() is not None:
-        return at_positions_of(g, TokenGraph.from_edges(block_edges(blocks), n + count, name=name))
-    return at_positions_of(g, TokenGraph.from_rule(block_rule(blocks), n + count, **sizes, name=name))
+        return copy_offsets(g, TokenGraph.from_edges(block_edges(blocks), n + count, name=name))
+    return copy_offsets(g, TokenGraph.from_rule(block_rule(blocks), n + count, **sizes, name=name))
 
 
 AMONG: dict[str, Rule | None]
@@ -90,7 +90,7 @@ AMONG = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules
 
 
 def _check_distinct(name: str, values: object, count: int) -> list[int]:
-    tokens = _operands.positions(name, values, count)
+    tokens = _operands.check_positions(name, values, count)
     if len(set(tokens)) != len(tokens):
         repeated = next(token for token, times in Counter(tokens).items() if times > 1)
         raise ValueError(f"{name} must hold a token at most once, got {repeated} twice")

@@ -1,4 +1,4 @@
-"""Walks of several hops: which tokens reach which in the end."""
+"""Walks of several hops, and the pairs of tokens that they connect."""
 
 from dataclasses import replace
 
@@ -13,12 +13,13 @@ __all__ = ["closure"]
 
 @not_compiled
 def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> TokenGraph:
-    """The transitive closure: dst attends to src if a walk leads from src to dst.
+    """Return the transitive closure: dst attends to src if a walk leads from src to dst.
 
-    The walk has 1 to ``hops`` hops, or any length if ``hops`` is None: ``g | g ** 2 | ... | g ** hops``.
-    ``reflexive=True`` adds ``g ** 0``: every token attends to itself too, as a state that is carried along
-    does. That is the graph through which ``hops`` layers over g pass messages. It takes about log2(hops)
-    products; the edge list is sorted by receiver, then sender. This is networkx's ``transitive_closure``.
+    The walk has 1 to ``hops`` hops, or any number if ``hops`` is None:
+    ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` adds ``g ** 0``, a self loop for every
+    token, as for a state that each layer carries along: through that graph ``hops`` layers over g
+    pass messages. The closure takes about log2(hops) products; its edge list is sorted by receiver,
+    then sender. This is networkx's ``transitive_closure``.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)
@@ -27,11 +28,11 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     >>> closure(step) == patterns.strict_causal(4), closure(step, reflexive=True) == patterns.causal(4)
     (True, True)
     """
-    _operands.square("closure", g, "only square graphs have walks of several hops")
+    _operands.check_square("closure", g, "only square graphs have walks of several hops")
     # No shortest walk has more hops than the graph has tokens.
     max_hops = g.num_dst if hops is None else checks.size("hops", hops)
     hops_text = "" if hops is None else str(max_hops)
-    name = _operands.name("closure", (g,), hops_text, "reflexive=True" if reflexive else "")
+    name = _operands.format_call("closure", (g,), hops_text, "reflexive=True" if reflexive else "")
     samples = []
     for batch in range(g.batch or 1):
         heads = [_close_slice(g.select(batch, head), max_hops, reflexive) for head in range(g.heads or 1)]
@@ -46,7 +47,7 @@ def _close_slice(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
 
 
 def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:
-    """Return walks of 0 to ``hops`` hops, by squaring ``g ** 0 | g`` until no edge is added."""
+    """Return ``(g ** 0 | g) ** hops`` by repeated squaring, which ends early once no edge is added."""
     result, power = g**0, g**0 | g**1
     while hops:
         result = result @ power if hops % 2 else result

@@ -1,11 +1,12 @@
-"""The zoo: builders of token graphs, one short function for each.
+"""The zoo of token graphs: every graph has a builder, which is one short function.
 
-Every builder returns a :class:`TokenGraph`, and its docstring states the exact set of edges. Builders are
-causal (``src <= dst``) unless their docstring says otherwise, and ``causal=False`` lifts the restriction.
-Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they
-only use broadcasting operators, so that ``gnn_attention.graph.tiling`` can evaluate ranges.
+A builder returns a :class:`TokenGraph` (or a pair of them), and its docstring states the exact set of edges.
+Builders with the option ``causal=True`` make causal graphs (``src <= dst``) unless their docstring says
+otherwise, and ``causal=False`` lifts the restriction; all others have exactly the edges of their docstring.
+Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they only
+use broadcasting operators, so that ``gnn_attention.graph.tiling`` can evaluate ranges of tokens.
 
-Each module holds one family. ``gnn-attention graphs`` lists them with an example of each builder.
+Each module holds one family. ``gnn-attention graphs`` lists the builders with an example of each.
 """
 
 import inspect

@@ -18,9 +18,9 @@ Builder = Callable[P, TokenGraph]
 def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
     """Check the integers and flags that a builder takes, and name its graph after the call.
 
-    A parameter annotated ``int`` accepts integers of at least ``minimums[parameter]``, by default 0. The
-    name is the call as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``.
-    It holds the shape of a tensor and the number of more than 8 values: ``documents([50 lengths])``.
+    A parameter annotated ``int`` accepts integers of at least ``minimums[parameter]``, by default 0. The name
+    is the call as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``. A
+    tensor is written as its shape, more than 8 values as their number: ``documents([50 lengths])``.
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:
@@ -51,7 +51,7 @@ def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
 
 
 def _format_arguments(call: inspect.BoundArguments) -> str:
-    """Return the arguments of a call as Python text, without options at their default."""
+    """Return the arguments of a call as Python text; options at their default are left out."""
     arguments = []
     for name, value in call.arguments.items():
         default = call.signature.parameters[name].default

@@ -1,4 +1,4 @@
-"""The largest scores of each receiver, for builders and selectors. A score of -inf is never chosen."""
+"""Functions that choose the largest scores of each receiver; a score of -inf is never chosen."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,33 +6,33 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 
-# 4 MiB of float32.
+# A chunk takes 4 MiB in float32.
 SCORES_PER_CHUNK = 2**20
 
 
 def split_rows(num_dst: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of chunks of receivers with ``width`` scores each, at least one."""
+    """Yield ``(start, stop)`` of one or more chunks of receivers, each of which has ``width`` scores."""
     step = max(1, SCORES_PER_CHUNK // max(1, width))
     for start in range(0, max(1, num_dst), step):
         yield start, min(start + step, num_dst)
 
 
-def largest_of_rows(
+def select_largest_by_rows(
     compute_scores: Callable[[tuple[int, int]], Tensor],
     num_dst: int,
     width: int,
     count: int,
     stable: bool = False,
 ) -> Int[Tensor, "batch heads dst k"]:
-    """Return the :func:`largest_indices` of ``compute_scores(rows)``, for some receivers at a time."""
+    """Return :func:`select_largest` of all receivers; ``compute_scores(rows)`` scores a chunk of them."""
     chunks = split_rows(num_dst, width)
-    return torch.cat([largest_indices(compute_scores(rows), count, stable) for rows in chunks], dim=2).int()
+    return torch.cat([select_largest(compute_scores(rows), count, stable) for rows in chunks], dim=2).int()
 
 
-def largest_indices(scores: Tensor, count: int, stable: bool = True) -> Int[Tensor, "... k"]:
-    """Return the indices of the ``count`` largest scores of each row, -1 for a score of -inf.
+def select_largest(scores: Tensor, count: int, stable: bool = True) -> Int[Tensor, "... k"]:
+    """Return the indices of the ``count`` largest scores of each row, with -1 for a score of -inf.
 
-    Among equal scores the first are chosen; ``stable=False`` chooses any, which is faster.
+    Among equal scores the first are chosen; ``stable=False`` chooses any of them, which is faster.
     """
     count = min(count, scores.shape[-1])
     if stable:
@@ -43,6 +43,6 @@ def largest_indices(scores: Tensor, count: int, stable: bool = True) -> Int[Tens
 
 
 def is_largest(scores: Tensor, count: int) -> Bool[Tensor, "..."]:
-    """Return whether each score is among the :func:`largest_indices` of its row."""
-    indices = largest_indices(scores, count).clamp(min=0)
+    """Return for each score whether :func:`select_largest` chooses it."""
+    indices = select_largest(scores, count).clamp(min=0)
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, indices, True) & (scores > -torch.inf)

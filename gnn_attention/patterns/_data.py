@@ -1,7 +1,7 @@
-"""Data from which builders make graphs: their axes, and tables that a rule looks up.
+"""Data from which builders make graphs: their axes, and the tables in which rules look values up.
 
-Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (heads 1 = the same for all) become
-``[batch, heads, ...]``; ``sizes`` are the leading axes that they had, as options of ``TokenGraph.from_rule``.
+Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (one head stands for all) become
+``[batch, heads, ...]``; ``sizes`` holds the leading axes that they had, for ``TokenGraph.from_rule``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,10 @@ Sizes = Mapping[str, Any]
 
 
 def expand_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """Return a copy as ``[batch, heads, *axes]`` on the CPU and the leading sizes.
+    """Return a copy as ``[batch, heads, *axes]`` on the CPU, and the sizes of its leading axes.
 
-    Lists become int64 or float64. Raises TypeError or ValueError for other data.
+    Lists become int64 or float64. Raises TypeError for data that are not numbers, and ValueError
+    for another number of axes, a leading axis of size 0, or NaN.
     """
     if not isinstance(data, Tensor):
         try:
@@ -47,7 +48,7 @@ def expand_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
 
 
 def expand_integers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """Return :func:`expand_axes` of integers; raise TypeError for other numbers."""
+    """Return what :func:`expand_axes` returns, as int64; raise TypeError unless ``data`` are integers."""
     numbers, sizes = expand_axes(name, data, axes)
     if numbers.is_floating_point() and numbers.numel():
         raise TypeError(f"{name} must be integers, got {numbers.dtype}")
@@ -69,14 +70,14 @@ def mark_positions(positions: Sequence[int], count: int) -> Bool[Tensor, " count
 
 
 def expand_queries_and_keys(q: Any, k: Any, *axes: int) -> tuple[Tensor, Tensor, Sizes]:
-    """Return both as ``[batch, heads, n, dim]``. All axes but n and the given ``axes`` must agree."""
+    """Return ``q`` and ``k`` as ``[batch, heads, n, dim]``; batch, heads, dim and ``axes`` must agree."""
     queries, sizes = expand_axes("q", q, "n dim")
     keys, _ = expand_axes("k", k, "n dim")
     for axis in (0, 1, -1, *axes):
         if queries.shape[axis] != keys.shape[axis]:
             raise ValueError(
                 f"q and k must agree in axis {axis} of [batch, heads, n, dim], got {list(queries.shape)} and "
-                f"{list(keys.shape)}; repeat_interleave keys that several heads share"
+                f"{list(keys.shape)}; repeat the keys that heads share by repeat_interleave"
             )
     return queries, keys, sizes
 
@@ -86,6 +87,6 @@ def drop_axes(table: Tensor, sizes: Sizes) -> Tensor:
     return (table if "batch" in sizes else table[0] if "heads" in sizes else table[0, 0]).contiguous()
 
 
-def same_label(dst_labels: Tensor, src_labels: Tensor | None = None) -> Any:
-    """Return the rule that sender and receiver have the same label."""
+def has_same_label(dst_labels: Tensor, src_labels: Tensor | None = None) -> Any:
+    """Return the rule that sender and receiver have the same label; senders may have their own labels."""
     return look_up(dst_labels, dst) == look_up(dst_labels if src_labels is None else src_labels, src)

@@ -1,4 +1,4 @@
-"""The simplest graphs: all pairs, self loops, past, future, all other tokens, two sequences."""
+"""The simplest graphs: all pairs, self loops, the past, the future, all others, two sequences."""
 
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, rules
@@ -22,7 +22,7 @@ def full(n: int) -> TokenGraph:
 
 @builder()
 def self_loops(n: int) -> TokenGraph:
-    """Each token attends to itself alone: n edges, the identity ``g ** 0`` of the product ``@``.
+    """Each token attends only to itself: the n edges are the identity ``g ** 0`` of the product ``@``.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -70,12 +70,11 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     """Each receiver attends to the senders up to its own time, in sequences of different lengths.
 
     ``align`` says which ends coincide. With ``"upper_left"`` the first tokens do, and the edges are
-    ``src <= dst``, as in scaled_dot_product_attention's ``is_causal`` and torch's
-    ``causal_upper_left``. With ``"lower_right"`` the last tokens do, and the edges are
-    ``src <= dst + num_src - num_dst``, as in flash-attention's ``causal`` and torch's
-    ``causal_lower_right``: the receivers are the last ``num_dst`` of ``num_src`` tokens. If there
-    are more receivers than senders, the first ``num_dst - num_src`` are isolated and receive exactly
-    0. There is no default, because libraries disagree. Raises ValueError for any other word.
+    ``src <= dst``, as in scaled_dot_product_attention's ``is_causal`` and torch's ``causal_upper_left``. With
+    ``"lower_right"`` the last tokens do, and the edges are ``src <= dst + num_src - num_dst``, as in
+    flash-attention's ``causal`` and torch's ``causal_lower_right``: the receivers are the last ``num_dst`` of
+    ``num_src`` tokens. If there are more receivers than senders, the first ``num_dst - num_src`` are isolated
+    and receive 0. There is no default, because libraries disagree. Raises ValueError for another word.
 
     >>> print(causal_aligned(2, 4, "lower_right"))
     causal_aligned(2, 4, 'lower_right'): mask[dst, src] and in-edges

@@ -1,9 +1,9 @@
 """Graphs that depend on the data: largest logits, nearest points, hashes, clusters, chosen lines.
 
 Data are tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``, and the graph
-varies by head and sample as they do. Nothing is learned here: a graph holds no gradient, and what a
-model trains (an indexer, centroids) is passed as numbers. Among equal numbers the earlier position
-wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
+varies by head and sample as they do. Nothing is learned here: a graph holds no gradient, and the
+results of training (logits of an indexer, centroids) are passed as numbers. Among equal numbers the
+earlier position wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` senders with its largest logits.
 
-    ``logits [..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``. The
-    in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention (DeepSeek-V3.2)
-    selects by the logits of its indexer, one graph for all heads. Raises an error for other data.
+    ``logits`` are ``[..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``. The causal
+    in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention (DeepSeek-V3.2) selects by
+    the logits of its indexer, with one graph for all heads. Raises TypeError or ValueError for other data.
 
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
@@ -38,7 +38,7 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     if causal:
         future = torch.ones(num_dst, num_src, dtype=torch.bool, device="cpu").triu(1)
         values = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(future, -torch.inf)
-    senders = _choice.largest_indices(values, k).sort(dim=-1).values
+    senders = _choice.select_largest(values, k).sort(dim=-1).values
     return TokenGraph.from_indices(_data.drop_axes(senders, sizes), num_src)
 
 
@@ -47,9 +47,10 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     """Each token attends to the ``k`` tokens nearest to it, itself included.
 
     ``points [..., n, dim]`` are compared by Euclidean distance in float64. The edges satisfy
-    ``src <= dst`` unless ``causal=False``, the usual graph of nearest neighbours; the in-degree is
-    ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` takes k other tokens, as
-    torch_geometric's ``knn_graph(loop=False)`` does. Raises TypeError or ValueError for other data.
+    ``src <= dst`` unless ``causal=False``, which gives the usual graph of nearest neighbours; the
+    in-degree is ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` takes k other tokens, as
+    torch_geometric's ``knn_graph(loop=False)`` does. Distances are computed for some receivers at a
+    time, so memory does not grow with ``n^2``. Raises TypeError or ValueError for other data.
 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -65,7 +66,7 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
         is_excluded = ((src > dst) & causal) | ((src == dst) & (not loops))
         return -distance.masked_fill(is_excluded, torch.inf)
 
-    senders = _choice.largest_of_rows(compute_closeness, n, points[..., 0].numel(), k, stable=True)
+    senders = _choice.select_largest_by_rows(compute_closeness, n, points[..., 0].numel(), k, stable=True)
     return TokenGraph.from_indices(_data.drop_axes(senders.sort(dim=-1).values, sizes), n)
 
 
@@ -73,10 +74,11 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
     """Tokens that share a bucket in some round attend to each other.
 
-    ``buckets [..., rounds, n]``. The edges are ``src != dst`` with ``bucket(r, src) = bucket(r, dst)``
-    for some round r, and ``src <= dst`` unless ``causal=False``. A token attends to itself only if it has
-    no other in-edge. Source: Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2, "Multi-round LSH
-    attention" and "Causal masking for shared-QK attention"), where queries and keys are the same vectors.
+    ``buckets`` are ``[..., rounds, n]``. The edges are ``src != dst`` with
+    ``bucket(r, src) = bucket(r, dst)`` for some round r, and ``src <= dst`` unless
+    ``causal=False``. Only a token without other in-edges has a self loop. Source: Reformer (Kitaev
+    et al. 2020, arXiv 2001.04451, section 2, "Multi-round LSH attention" and "Causal masking for
+    shared-QK attention"), whose queries and keys are the same vectors.
 
     >>> shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])).edge_index.tolist()
     [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 3, 3]]
@@ -85,7 +87,7 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     is_first = _is_first_occurrence(labels)
     is_last = _is_first_occurrence(labels.flip(-1)).flip(-1)
     is_alone = _data.drop_axes((is_first if causal else is_first & is_last).all(dim=-2), sizes)
-    is_shared = any_of(_data.same_label(_data.drop_axes(x, sizes)) for x in labels.unbind(2))
+    is_shared = any_of(_data.has_same_label(_data.drop_axes(x, sizes)) for x in labels.unbind(2))
     rule = (is_shared & (dst != src)) | (look_up(is_alone, dst) & (dst == src))
     return TokenGraph.from_rule(rules.drop_future(rule, causal), labels.shape[-1], **sizes)
 
@@ -94,10 +96,11 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
     """Tokens whose vectors point in similar directions attend to each other.
 
-    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The bucket of a vector x is the
-    index of the largest entry of ``[x R, -x R]``, where ``R [heads, dim, rounds, num_buckets / 2]`` is normal
-    and drawn from ``seed``. ``num_buckets`` must be even. Source: the angular hashing of Reformer (Kitaev et
-    al. 2020, arXiv 2001.04451, section 2). Hugging Face's Reformer draws the same numbers for ``hash_seed``.
+    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The
+    bucket of a vector x is the index of the largest entry of ``[x R, -x R]``, where
+    ``R [heads, dim, rounds, num_buckets / 2]`` is normal, drawn by ``seed``. Source: the angular
+    hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2). Hugging Face's Reformer
+    draws the same numbers for ``hash_seed``. ``num_buckets`` must be even.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
@@ -120,31 +123,32 @@ def clusters(
     """Each token attends to the tokens of its cluster.
 
     The edges are ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels
-    are ``[..., n]``. ``src_labels`` are the labels of the senders where keys are clustered apart
-    from queries; by default they are ``dst_labels``. Each token is in exactly one cluster, as in
-    k-means, and clusters may have any size. :func:`routing` makes clusters of equal size.
+    are ``[..., n]``. ``src_labels`` are the labels of the senders if keys are clustered apart from
+    queries; by default they are ``dst_labels``. Each token is in exactly one cluster, as with the
+    nearest centroid of k-means, and clusters may have any size. :func:`routing` balances them.
 
     >>> clusters(torch.tensor([3, 8, 3, 8])).edge_index.tolist()
     [[0, 1, 0, 2, 1, 3], [0, 1, 2, 2, 3, 3]]
     """
-    of_dst, sizes = _data.expand_integers("dst_labels", dst_labels, "n")
-    of_src = of_dst if src_labels is None else _data.expand_integers("src_labels", src_labels, "n")[0]
-    if of_dst.shape[:2] != of_src.shape[:2]:
+    labels, sizes = _data.expand_integers("dst_labels", dst_labels, "n")
+    senders = labels if src_labels is None else _data.expand_integers("src_labels", src_labels, "n")[0]
+    if labels.shape[:2] != senders.shape[:2]:
         raise ValueError(
-            f"labels must agree in batch and heads, got {list(of_dst.shape)} and {list(of_src.shape)}"
+            f"dst_labels and src_labels must agree in batch and heads, got {list(labels.shape)} and "
+            f"{list(senders.shape)} as [batch, heads, n]"
         )
-    rule = _data.same_label(_data.drop_axes(of_dst, sizes), _data.drop_axes(of_src, sizes))
-    return TokenGraph.from_rule(rules.drop_future(rule, causal), of_dst.shape[-1], of_src.shape[-1], **sizes)
+    rule = _data.has_same_label(_data.drop_axes(labels, sizes), _data.drop_axes(senders, sizes))
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), labels.shape[-1], senders.shape[-1], **sizes)
 
 
 @builder()
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
     """The ``w`` queries closest to a centroid attend to the ``w`` keys closest to it.
 
-    ``q, k [..., n, dim]``, ``centroids [clusters, dim]`` or ``[heads, clusters, dim]``. Closeness is
-    the dot product, so a token may be in several clusters or in none, and is then isolated. The edges
-    satisfy ``src <= dst`` unless ``causal=False``. Source: Routing Transformer (Roy et al. 2020,
-    arXiv 2003.05997), with ``w`` about ``n / clusters``, normalised vectors, and ``q = k`` if causal.
+    ``q, k`` are ``[..., n, dim]``, ``centroids`` are ``[clusters, dim]`` or ``[heads, clusters, dim]``.
+    Closeness is the dot product. A token may be in several clusters, or in none: then it is isolated. The
+    edges satisfy ``src <= dst`` unless ``causal=False``. Source: Routing Transformer (Roy et al. 2020, arXiv
+    2003.05997), with ``w`` about ``n / clusters``, layer-normalised vectors, and ``q = k`` if causal.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
@@ -159,8 +163,8 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
         )
     dst_members, src_members = (_choice.is_largest(centres @ x.mT, w).unbind(2) for x in (queries, keys))
     rule = any_of(
-        look_up(_data.drop_axes(of_dst, sizes), dst) & look_up(_data.drop_axes(of_src, sizes), src)
-        for of_dst, of_src in zip(dst_members, src_members, strict=True)
+        look_up(_data.drop_axes(receivers, sizes), dst) & look_up(_data.drop_axes(senders, sizes), src)
+        for receivers, senders in zip(dst_members, src_members, strict=True)
     )
     return TokenGraph.from_rule(rules.drop_future(rule, causal), queries.shape[-2], keys.shape[-2], **sizes)
 
@@ -172,7 +176,7 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
     self loop. Each argument is a list of positions ``0 .. n - 1`` for all heads, or a list of such
     lists, one for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which finds
-    them by head from the last 64 queries. Raises IndexError for unknown positions.
+    them for each head from the attention of the last 64 queries. Raises IndexError for other positions.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
@@ -202,7 +206,7 @@ def _mark_positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):
-        raise TypeError(f"{name} must be a list of positions, or one for each head, got {quote(positions)}")
+        raise TypeError(f"{name} must be a list of positions, or a list of lists, got {quote(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_mark_positions(name, row, n) for row in positions])
-    return _data.mark_positions(_operands.positions(name, positions, n), n)
+    return _data.mark_positions(_operands.check_positions(name, positions, n), n)

@@ -17,11 +17,11 @@ __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders"
 
 @builder()
 def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenGraph:
-    """Each token attends to r random tokens up to itself (of all tokens with ``causal=False``).
+    """Each token attends to r random tokens up to itself, or anywhere with ``causal=False``.
 
-    The senders of each receiver are drawn uniformly without replacement and independently of other
-    receivers; a receiver may draw itself. The in-degree is ``min(dst + 1, r)``, or ``min(n, r)``.
-    BigBird (Zaheer et al. 2020, arXiv 2007.14062) has such edges, drawn by blocks.
+    The senders of each receiver are drawn uniformly without replacement and independently of other receivers;
+    a receiver may draw itself. The in-degree is ``min(dst + 1, r)``, or ``min(n, r)``. BigBird (Zaheer et al.
+    2020, arXiv 2007.14062) has such edges; its code draws them by blocks, as :func:`bigbird` does.
 
     >>> random_senders(1000, 3).in_degree().unique().tolist()
     [1, 2, 3]
@@ -47,12 +47,12 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
 def expander(n: int, d: int, seed: int = 0, causal: bool = True) -> TokenGraph:
     """A random graph of in-degree at most ``2 d`` with nearly the largest possible spectral gap.
 
-    The graph is the union of d random cycles through all tokens, each edge in both directions, without
-    self loops (add ``window(n, 1)`` for these). For every ``e > 0`` the second eigenvalue is at most
-    ``2 sqrt(2 d - 1) + e`` with a probability that tends to 1 as n grows (Friedman 2004, arXiv
-    cs/0405020, which counts an edge that is drawn twice as two). Exphormer (Shirzad et al. 2023, arXiv
-    2303.06147) uses ``causal=False``. The causal graph, which keeps the edges ``src < dst``, is this
-    library's own: no theorem about expanders holds for it, and token 0 is isolated.
+    The graph is the union of d random cycles through all tokens, each edge in both directions,
+    without self loops (add ``window(n, 1)`` for these). For every ``e > 0`` the second eigenvalue
+    is at most ``2 sqrt(2 d - 1) + e`` with a probability that tends to 1 as n grows (Friedman 2004,
+    arXiv cs/0405020, which counts an edge that is drawn twice as two). Exphormer (Shirzad et al. 2023, arXiv
+    2303.06147) uses ``causal=False``. The causal graph, which keeps the edges ``src < dst``, is an
+    addition of this library: no theorem about expanders holds for it, and token 0 is isolated.
 
     >>> expander(200, 3, causal=False).in_degree().unique().tolist()
     [4, 5, 6]
@@ -85,10 +85,10 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
     """A word attends to the words that become it by dropping their first letter and adding one.
 
     The words of ``length`` letters out of k are the numbers below ``n = k^length`` in base k, and the edges
-    are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words of one repeated
-    letter attend to themselves. Between any two words there is exactly one walk of ``length`` edges, so
-    every token has received from every token after ``length = log_k n`` layers. No graph of in-degree
-    ``k > 1`` needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
+    are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words of one repeated letter
+    attend to themselves. Between any two words there is exactly one walk of ``length`` edges, so every token
+    has received from every token after ``length = log_k n`` layers. No graph of in-degree ``k > 1``
+    needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
 
     >>> de_bruijn(2, 2).edge_index.tolist()
     [[0, 2, 0, 2, 1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -99,9 +99,9 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
 def torus(*sizes: int) -> TokenGraph:
     """Each token attends to its two neighbours along every axis of a grid without borders.
 
-    Tokens are numbered row by row: the last axis runs fastest. The in-degree is the sum over the
-    axes of 2 for a size of 3 or more, 1 for a size of 2, and 0 for a size of 1. The graph is
-    symmetric without self loops. Every token is reached after ``sum of size // 2`` layers.
+    Tokens are numbered row by row: the last axis runs fastest. The in-degree is the sum over the axes of 2
+    for a size of 3 or more, 1 for a size of 2, and 0 for a size of 1. The graph is symmetric without self
+    loops. Every token is reached after ``sum of size // 2`` layers. ``torus(n)`` is a ring.
 
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
@@ -120,12 +120,12 @@ def torus(*sizes: int) -> TokenGraph:
 
 @builder()
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
-    """A small world: a ring with ``k // 2`` neighbours a side, some of whose links are rewired.
+    """A small world: tokens attend to ``k // 2`` neighbours a side on a ring, some of them exchanged.
 
-    A link is rewired with probability p and keeps one of its ends, so there are always ``2 n (k // 2)``
-    edges (all pairs if ``k = n``). The graph is symmetric without self loops and may be disconnected. It
-    is drawn by networkx's ``watts_strogatz_graph``. Source: Watts and Strogatz 1998, "Collective dynamics
-    of 'small-world' networks", Nature 393. Raises ValueError if ``k > n`` or p is outside [0, 1].
+    With probability p a link keeps one end and gets a random other end, so there are always
+    ``2 n (k // 2)`` edges (for ``k = n`` all pairs but self loops). The graph is symmetric without
+    self loops and may be disconnected. It is drawn by networkx's ``watts_strogatz_graph``. Source:
+    Watts and Strogatz 1998, Nature 393. Raises ValueError if ``k > n`` or p is outside [0, 1].
 
     >>> watts_strogatz(20, 4, 0.1).num_edges
     80

@@ -2,7 +2,8 @@
 
 A grid has any number of axes, and its tokens stand in row-major order: the last axis runs fastest,
 as in ``tensor.flatten()``. In most of these graphs a receiver attends to a box, the product of an
-interval of coordinates along each axis, and a small table holds the intervals of an axis.
+interval of coordinates along each axis, and a small table holds the intervals of an axis. Only
+``natten`` has an option ``causal``; in all other graphs a sender may stand after its receiver.
 """
 
 import math
@@ -31,17 +32,17 @@ Flags = bool | Sequence[bool]
 def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal: Flags = False) -> TokenGraph:
     """Neighbourhood attention: ``kernel`` coordinates along each axis, moved inwards at the border.
 
-    The window is centred on the receiver's coordinate x (an even window has its longer half before x)
-    and moved until it lies inside the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``. So
-    every token attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
+    The window is centred on the receiver's coordinate x (an even window has its longer half before
+    x) and moved until it lies inside the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``. So every
+    token attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
 
-    - ``dilation`` d: the same window among the coordinates with x's remainder modulo d, counted as
-      ``x // d``;
-    - ``causal``: the window ends at x and starts ``kernel - 1`` before it.
+    - ``dilation`` d takes the same window among the coordinates with x's remainder modulo d, which
+      count as ``x // d``;
+    - ``causal`` ends the window at x and begins it ``kernel - 1`` before x, or at the border.
 
-    Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
-    (2209.15001), causal (2403.04690). attention-gym's ``generate_natten`` agrees for odd kernels
-    (even ones have ``kernel + 1``). Raises ValueError if ``kernel * dilation`` exceeds the grid.
+    Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated (2209.15001),
+    causal (2403.04690). attention-gym's ``generate_natten`` agrees for odd kernels (its even ones
+    have ``kernel + 1`` tokens). Raises ValueError if ``kernel * dilation`` exceeds the grid.
 
     >>> natten((5,), 3).in_degree().tolist()
     [3, 3, 3, 3, 3]
@@ -51,19 +52,19 @@ def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal:
     dilations = _expand_per_axis("dilation", dilation, sizes)
     flags = _expand_per_axis("causal", causal, sizes, None)
     axes = zip(range(len(sizes)), sizes, kernels, dilations, flags, strict=True)
-    intervals = [_windows("kernel * dilation", *axis) for axis in axes]
-    return TokenGraph.from_rule(_in_box(sizes, intervals, dilations), math.prod(sizes))
+    intervals = [_place_windows("kernel * dilation", *axis) for axis in axes]
+    return TokenGraph.from_rule(_is_in_box(sizes, intervals, dilations), math.prod(sizes))
 
 
 @builder()
 def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGraph:
     """Windowed attention: each token attends to the tokens of its window.
 
-    The edges are those where ``(x - shift) // window`` is the same for sender and receiver along every
-    axis. With a ``shift`` the windows at the border are smaller. This is what Swin's cyclic shift
-    computes *with* its mask, which separates tokens that only the roll brings together. The last
-    windows may be smaller. Layers alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Source:
-    Liu et al. 2021, Swin Transformer (arXiv 2103.14030). Raises ValueError if ``shift >= window``.
+    Along every axis ``(x - shift) // window`` is the same for sender and receiver. With a ``shift``
+    the border windows are smaller. Swin's cyclic shift computes this *with* its mask, which separates tokens
+    that only the roll brings together. If ``window`` does not divide the grid, the last windows are
+    smaller. Layers alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Source: Liu et al.
+    2021, Swin Transformer (arXiv 2103.14030). Raises ValueError unless ``0 <= shift < window``.
 
     >>> swin((6,), 3, 1).in_degree().tolist()
     [1, 3, 3, 3, 2, 2]
@@ -73,8 +74,8 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
     for i, (w, s) in enumerate(zip(windows, shifts, strict=True)):
         if s >= w:
             raise ValueError(f"shift must be less than window, got {s} for a window of {w} along axis {i}")
-    intervals = [_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
-    return TokenGraph.from_rule(_in_box(sizes, intervals), math.prod(sizes))
+    intervals = [_place_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
+    return TokenGraph.from_rule(_is_in_box(sizes, intervals), math.prod(sizes))
 
 
 @builder()
@@ -83,26 +84,26 @@ def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenG
 
     For sender y and receiver x the edges are
     ``block * (x // block) - halo <= y < block * (x // block + 1) + halo`` along every axis, so
-    inner tokens attend to ``prod(block + 2 halo)`` tokens. The graph is not symmetric. Source:
-    Vaswani et al. 2021, HaloNet (arXiv 2103.12731).
+    inner tokens attend to ``prod(block + 2 halo)`` tokens. The graph is not symmetric. With
+    ``block=1`` it is a window around every token. Source: Vaswani et al. 2021, HaloNet (arXiv 2103.12731).
 
     >>> haloed_blocks((6,), 2, 1).in_degree().tolist()
     [3, 3, 4, 4, 3, 3]
     """
     sizes = _check_shape(shape)
     blocks, halos = _expand_per_axis("block", block, sizes), _expand_per_axis("halo", halo, sizes, 0)
-    intervals = [_blocks(size, b, 0, h) for size, b, h in zip(sizes, blocks, halos, strict=True)]
-    return TokenGraph.from_rule(_in_box(sizes, intervals), math.prod(sizes))
+    intervals = [_place_blocks(size, b, 0, h) for size, b, h in zip(sizes, blocks, halos, strict=True)]
+    return TokenGraph.from_rule(_is_in_box(sizes, intervals), math.prod(sizes))
 
 
 @builder()
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
-    """Each token attends to the tokens that differ from it along one axis only: its row and column.
+    """Each token attends to itself and to tokens that differ from it along one axis only.
 
-    ``axis=None`` allows any axis: the in-degree is ``sum(shape) - len(shape) + 1``, as in xformers'
-    ``axial_2d_pattern``. A number allows this axis alone, one layer of Axial Transformers (Ho et
-    al. 2019, arXiv 1912.12180), which use the axes in turn: after one layer for each axis every
-    token has received from every token. Raises IndexError for an axis that the grid does not have.
+    In a picture these are its row and column. With ``axis=None`` this can be any axis, and the in-degree is
+    ``sum(shape) - len(shape) + 1``, as in xformers' ``axial_2d_pattern``. A number allows this axis alone, as
+    in a layer of Axial Transformers (Ho et al. 2019, arXiv 1912.12180), which use the axes in turn: after a
+    layer for each axis every token is reached. Raises IndexError for an axis outside ``0 .. len(shape) - 1``.
 
     >>> axial((2, 3)).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -122,12 +123,13 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
 def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
     """Each pixel attends to its own block so far and to the memory above and beside that block.
 
-    The picture is generated block by block, blocks and the tokens of a block in raster order. Around its
-    block a token attends to the tokens that were generated before: ``memory[0]`` rows above, wider by
-    ``memory[1]`` columns on both sides, and ``memory[1]`` columns to the left. The tokens stand in row-major
-    order of the picture, not in the order of generation: an edge may come from a later position (in the block
-    to the left), but the graph is acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et
-    al. 2018, Image Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
+    The picture is generated block by block; the blocks, and the tokens within a block, follow in raster
+    order. Around its block a token attends to tokens that were generated before: to ``memory[0]``
+    rows above, wider by ``memory[1]`` columns on both sides, and to ``memory[1]`` columns on the
+    left. The tokens stand in row-major order of the picture, not in the order of generation: an
+    edge may come from a later position (in the block to the left), but apart from self loops the
+    graph is acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et al. 2018,
+    Image Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
 
     >>> image_local_2d((2, 4), (2, 2), (1, 1)).in_degree().tolist()
     [1, 2, 3, 4, 3, 4, 5, 6]
@@ -152,10 +154,11 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
     """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
     This is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
-    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens stand tile by
-    tile, as the kernels need them, so that every block of the mask is empty or full. ``window`` counts
-    tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens. Source: Zhang et al. 2025,
-    Sliding Tile Attention (arXiv 2502.04507). Raises ValueError if tiles or windows do not fit.
+    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens stand
+    tile by tile, as kernels need them, so that every block of the mask is empty or full. ``window``
+    counts tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens. Source: Zhang
+    et al. 2025, Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507). Raises
+    ValueError if a tile does not divide the grid or a window has more tiles than an axis.
 
     >>> sliding_tile((6,), 2, 2).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -166,14 +169,14 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
         if size % t:
             raise ValueError(f"tile must divide the grid, got {t} along axis {axis}, which has {size}")
     counts = tuple(size // t for size, t in zip(sizes, tiles, strict=True))
-    intervals = [_windows("window", axis, counts[axis], windows[axis]) for axis in range(len(sizes))]
+    intervals = [_place_windows("window", axis, counts[axis], windows[axis]) for axis in range(len(sizes))]
     if tiled:
-        # Here the tokens of a tile are successive, and all of them have the tile's coordinates.
-        return TokenGraph.from_rule(_in_box(counts, intervals, unit=math.prod(tiles)), math.prod(sizes))
+        # The tokens of a tile are successive here, so all of them can have the coordinates of the tile.
+        return TokenGraph.from_rule(_is_in_box(counts, intervals, unit=math.prod(tiles)), math.prod(sizes))
     for axis, t in enumerate(tiles):
         first, last = (bound.repeat_interleave(t) * t for bound in intervals[axis])
         intervals[axis] = (first, last + t - 1)
-    return TokenGraph.from_rule(_in_box(sizes, intervals), math.prod(sizes))
+    return TokenGraph.from_rule(_is_in_box(sizes, intervals), math.prod(sizes))
 
 
 @builder(frame_size=1)
@@ -181,8 +184,8 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
     """Each token of a video attends to tokens less than ``w`` away in the sequence.
 
     There are ``frames * frame_size`` tokens, and the edges are ``|dst - src| < w``.
-    ``memory_tokens(graph, prompt, causal=False)`` adds a prompt. attention-gym's ``width`` counts frames:
-    w is ``width * token_per_frame``. Source: the spatial head of Sparse VideoGen (2025, arXiv 2502.01776).
+    ``memory_tokens(graph, prompt, causal=False)`` adds a prompt. attention-gym's ``width`` counts frames: w
+    is ``width * token_per_frame``. Source: the spatial head of Sparse VideoGen (2025, arXiv 2502.01776).
 
     >>> svg_spatial(2, 2, 2).in_degree().tolist()
     [2, 3, 3, 2]
@@ -192,12 +195,12 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
 
 @builder(frame_size=1)
 def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
-    """Each token of a video attends to tokens less than ``w`` away in the frame, in every frame.
+    """Each token of a video attends, in every frame, to the tokens less than ``w`` from its own place.
 
-    The edges are ``|p(dst) - p(src)| < w``, with ``p(i) = i % frame_size``. The in-degree is
-    ``frames`` times that of ``window(frame_size, w, causal=False)``. attention-gym's ``width``
-    means ``w = width * token_per_frame // num_frames``. Source: the temporal head of Sparse
-    VideoGen (2025, arXiv 2502.01776).
+    The edges are ``|p(dst) - p(src)| < w``, where ``p(i) = i % frame_size`` is the place in the frame. The
+    in-degree is ``frames`` times that of ``window(frame_size, w, causal=False)``. A prompt is added
+    as in :func:`svg_spatial`. attention-gym's ``width`` means ``w = width * token_per_frame // num_frames``.
+    Source: the temporal head of Sparse VideoGen (2025, arXiv 2502.01776).
 
     >>> svg_temporal(2, 2, 1).in_degree().tolist()
     [2, 2, 2, 2]
@@ -206,7 +209,7 @@ def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
 
 
 def row_major_strides(sizes: Sequence[int]) -> list[int]:
-    """Return the distance between neighbouring tokens along each axis, in row-major order."""
+    """Return how far apart the numbers of two neighbours along each axis are, in row-major order."""
     return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
@@ -219,7 +222,7 @@ def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 1) -> tuple[int, ...]:
-    """Return one value for each axis, repeating a single value; ``minimum=None`` stands for flags."""
+    """Return a value for each axis; a single value counts for all. ``minimum=None`` expects flags."""
     checks.check_order(name, value)
     is_list = isinstance(value, Iterable)
     entries = list(value) if is_list else [value] * len(sizes)
@@ -235,8 +238,8 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
     return values
 
 
-def _in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
-    """Return the rule that the sender is in the receiver's interval along every axis."""
+def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
+    """Return the rule that along every axis the sender is in the receiver's interval, in whole steps."""
     rule = (dst >= 0) & (src >= 0)
     strides, steps = row_major_strides(sizes), steps or (1,) * len(sizes)
     for stride, size, (first, last), step in zip(strides, sizes, intervals, steps, strict=True):
@@ -246,21 +249,21 @@ def _in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), uni
     return rule
 
 
-def _windows(name: str, axis: int, size: int, kernel: int, dilation: int = 1, causal: int = 0) -> Intervals:
-    """Return the window of each coordinate among the coordinates with its remainder."""
-    if kernel * dilation > size:
+def _place_windows(name: str, axis: int, size: int, kernel: int, step: int = 1, causal: int = 0) -> Intervals:
+    """Return the window of each coordinate, which has ``kernel`` coordinates at distances of ``step``."""
+    if kernel * step > size:
         raise ValueError(
-            f"{name} must fit into the grid, got {kernel * dilation} along axis {axis}, which has {size}"
+            f"{name} must fit into the grid, got {kernel * step} along axis {axis}, which has {size}"
         )
     x = torch.arange(size, device="cpu")
-    remainder, index = x % dilation, x // dilation
-    last_index = (size - 1 - remainder) // dilation
+    remainder, index = x % step, x // step
+    last_index = (size - 1 - remainder) // step
     if causal:
-        return remainder + dilation * (index - kernel + 1).clamp(min=0), x
+        return remainder + step * (index - kernel + 1).clamp(min=0), x
     first = torch.minimum((index - kernel // 2).clamp(min=0), last_index - kernel + 1)
-    return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
+    return remainder + step * first, remainder + step * (first + kernel - 1)
 
 
-def _blocks(size: int, block: int, shift: int, halo: int = 0) -> Intervals:
+def _place_blocks(size: int, block: int, shift: int, halo: int = 0) -> Intervals:
     first = (torch.arange(size, device="cpu") - shift) // block * block + shift
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)

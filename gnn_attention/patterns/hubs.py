@@ -1,4 +1,4 @@
-"""Hubs to which all tokens attend: sinks, global tokens, memory, side nodes, relays, latents."""
+"""Hubs, to which all tokens attend: sinks, global tokens, memory, side nodes, relays, latents."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -26,7 +26,7 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``.
 
     ``causal=False`` drops the second condition. ``window(n, w) | sinks(n, 4)`` is StreamingLLM
-    (Xiao et al. 2023, arXiv 2309.17453), also available as ``sink_window``.
+    (Xiao et al. 2023, arXiv 2309.17453), for which ``sink_window`` is one builder.
 
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
@@ -36,17 +36,17 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
 
 @builder()
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """Chosen tokens G attend to all tokens, and all tokens attend to them.
+    """Global tokens G attend to all tokens, and all tokens attend to them.
 
     The edges are ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens``
-    lists the positions of G; a number m stands for the first m. Source: Longformer (Beltagy et al.
-    2020, arXiv 2004.05150, section 3.1), not causal. Raises IndexError for unknown positions.
+    lists G; a number m stands for the first m tokens. Source: Longformer (Beltagy et al. 2020, arXiv
+    2004.05150, section 3.1), not causal. Raises IndexError for a position outside ``0 .. n - 1``.
 
     >>> global_tokens(4, [1]).edge_index.tolist()
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
     values = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    is_global = _data.mark_positions(_operands.positions("tokens", values, n, any_order=True), n)
+    is_global = _data.mark_positions(_operands.check_positions("tokens", values, n, any_order=True), n)
     return TokenGraph.from_rule(
         rules.drop_future(look_up(is_global, dst) | look_up(is_global, src), causal), n
     )
@@ -56,11 +56,11 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
     """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
 
-    The edges also satisfy ``src <= dst`` unless ``causal=False``, which is the paper's encoder. The
-    graph is ``window(n, w) | global_tokens(n, tokens)``. Others count otherwise: with
-    ``attention_window`` W of the paper and Hugging Face each token attends to W / 2 tokens on each
-    side, here ``w = W // 2 + 1``; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``.
-    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150). Raises IndexError for unknown positions.
+    The edges also satisfy ``src <= dst`` unless ``causal=False``, which is the paper's encoder. The graph is
+    ``window(n, w) | global_tokens(n, tokens)``. Others count w differently: with the ``attention_window``
+    W of the paper and of Hugging Face each token attends to W / 2 tokens on each side, which is
+    ``w = W // 2 + 1``; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Source: Beltagy et al.
+    2020, Longformer (arXiv 2004.05150, section 3.1). Raises IndexError for a position outside ``0 .. n - 1``.
 
     >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
     [5, 3, 4, 4, 3]
@@ -70,11 +70,11 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
 
 @builder()
 def etc(n: int, w: int, num_global: int) -> TokenGraph:
-    """Global tokens in front of ``n`` long ones are connected to all; long ones attend to a window.
+    """``n`` tokens attend to a window; ``num_global`` more, in front, are connected with all tokens.
 
-    Nodes ``0 .. g - 1`` are global (g = num_global), nodes ``g .. g + n - 1`` are long. The edges
-    are ``src < g or dst < g or |dst - src| < w``; they are not causal. ``local_radius`` r in the
-    code is ``w = r + 1``. Source: Ainslie et al. 2020, ETC (arXiv 2004.08483) and its code.
+    Nodes ``0 .. g - 1`` are global (g = num_global), and nodes ``g .. g + n - 1`` are the long input.
+    The edges are ``src < g or dst < g or |dst - src| < w``; they are not causal. ``local_radius`` r
+    in the code is ``w = r + 1``. Source: Ainslie et al. 2020, ETC (arXiv 2004.08483), and its code, etcmodel.
 
     >>> etc(4, 1, 2).in_degree().tolist()
     [6, 6, 3, 3, 3, 3]
@@ -87,11 +87,11 @@ def etc(n: int, w: int, num_global: int) -> TokenGraph:
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
     """Blocks attend to themselves, their neighbours, the first and last block, and random blocks.
 
-    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block``
-    and L the last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``.
-    R(i) holds ``num_random`` blocks, drawn without replacement from those that i does not attend to
-    otherwise (all of them if there are fewer). ``heads`` draws R for each head; head 0 is the same
-    as with ``heads=None``, and a larger ``num_random`` only adds edges. The graph is not causal.
+    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L the
+    last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
+    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if there
+    are fewer). With ``heads`` every head has its own R, head 0 that of ``heads=None``, and a larger
+    ``num_random`` only adds edges. The last block may be short. The graph is not causal.
 
     In evaluation Hugging Face replaces R(i) by copies of block 0, which is ``num_random=0`` with
     ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Source: Zaheer et
@@ -111,11 +111,11 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
 def bigbird_etc(
     n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
 ) -> TokenGraph:
-    """Global tokens in front are connected to all; blocks attend to near and random blocks.
+    """Blocks attend to near and random blocks; global tokens in front are connected with all tokens.
 
     Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and
-    ``j = (src - g) // block`` the edges are ``dst < g or src < g or |i - j| <= 1 or j in R(i)``,
-    where R(i) as in :func:`bigbird` is drawn from the blocks outside the window. The graph is not
+    ``j = (src - g) // block`` the edges are ``dst < g or src < g or |i - j| <= 1 or j in R(i)``.
+    R(i) is drawn as in :func:`bigbird`, but from all blocks other than i and its neighbours. The graph is not
     causal. Source: Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the extended construction, ETC.
 
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
@@ -129,19 +129,20 @@ def bigbird_etc(
 
 @builder()
 def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
-    """``m`` memory tokens in front of ``graph`` attend to all tokens and are attended to by all.
+    """All tokens attend to ``m`` memory tokens in front of ``graph``; memory attends to all if not causal.
 
     Nodes ``0 .. m - 1`` are memory, and token i of ``graph`` is node ``m + i``. The edges are
     ``dst < m or src < m or (src - m -> dst - m) in graph``, and ``src <= dst`` unless ``causal=False``.
-    Causal memory attends to no token of ``graph``. ``causal=False`` is the two-way memory of GMAT (Gupta and
-    Berant 2020, arXiv 2006.03274), of the Memory Transformer (Burtsev et al. 2020, arXiv 2006.11527) and of
-    registers in vision transformers (``graph`` is full). Raises ValueError unless the graph is square.
+    Causal memory attends to no token of ``graph``: it is a sink that can be learned. ``causal=False`` is
+    the two-way memory of GMAT (Gupta and Berant 2020, arXiv 2006.03274), of the Memory Transformer
+    (Burtsev et al. 2020, arXiv 2006.11527) and of registers in vision transformers (``graph`` is
+    full). Raises TypeError for an argument that is not a graph, and ValueError unless it is square.
 
     >>> from gnn_attention.patterns import window
     >>> memory_tokens(window(3, 1), 1, causal=False).edge_index.tolist()
     [[0, 1, 2, 3, 0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    _operands.square("memory_tokens", graph, "memory stands before the tokens of one sequence")
+    _operands.check_square("memory_tokens", graph, "memory stands before the tokens of one sequence")
     # The rule of a graph without tokens may look up an empty table.
     inner = graph.edges.contains if graph.num_dst else rules.all_pairs
     rule = rules.drop_future(partial(_attend_to_memory, m, inner), causal)
@@ -154,8 +155,8 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
 
     The receivers are n tokens; the senders are the n tokens, then ``n // block`` side nodes (see
     :func:`side_nodes`). The edges are ``|dst - src| < w or src >= n``, not causal. Hugging Face's
-    ``local_radius`` r is ``w = r + 1``; its defaults are ``tglobal(n, 128, 16)``. Source: transient
-    global attention of LongT5 (Guo et al. 2022, arXiv 2112.07916).
+    ``local_radius`` r is ``w = r + 1``; its default graph is ``tglobal(n, 128, 16)``. Source:
+    transient global attention of LongT5 (Guo et al. 2022, arXiv 2112.07916).
 
     >>> tglobal(5, 1, 2).in_degree().tolist()
     [3, 3, 3, 3, 3]
@@ -169,7 +170,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
 
     The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
     the last whole block belong to the last side node, and fewer than ``block`` tokens have none.
-    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where a side node is the sum of its tokens.
+    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums a node's tokens anew.
 
     >>> print(side_nodes(5, 2))
     side_nodes(5, 2): mask[dst, src] and in-edges
@@ -187,10 +188,10 @@ def star(n: int) -> TokenGraph:
 
     This is the Star-Transformer as one graph of ``2 n + 1`` nodes: node 0 is the relay, nodes ``i = 1 .. n``
     are the satellites, and node ``n + i`` is the embedding of satellite i. A satellite attends to itself,
-    its two neighbours on the ring (n and 1 are neighbours), its embedding and the relay. The relay attends
-    to itself and all satellites. Embeddings have no in-edges, so they do not change. There are ``6 n + 1``
-    edges for n >= 3. The paper updates the satellites first, ``star(n).rows(1, n + 1)``, then the relay,
-    ``star(n).rows(0, 1)``. Source: Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
+    its two neighbours on the ring (n and 1 are neighbours), its embedding and the relay. The relay
+    attends to itself and all satellites. Embeddings have no in-edges, so they do not change. There
+    are ``6 n + 1`` edges for n >= 3. The paper updates the satellites first, ``star(n).rows(1, n + 1)``, then
+    the relay, ``star(n).rows(0, 1)``. Source: Guo et al. 2019, Star-Transformer (arXiv 1902.09113).
 
     >>> star(3).in_degree().tolist()
     [4, 5, 5, 5, 0, 0, 0]
@@ -203,12 +204,12 @@ def star(n: int) -> TokenGraph:
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``n`` elements exchange messages through ``m`` inducing points, in two steps.
+    """Return two graphs through which ``n`` elements exchange messages by way of ``m`` inducing points.
 
-    First all points attend to all elements, then all elements to all points. The two complete
-    bipartite graphs ``m <- n`` and ``n <- m`` have ``2 n m`` edges instead of ``n^2``, and their
-    product is full if m >= 1. Source: ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee et
-    al. 2019, arXiv 1810.00825); its pooling with k seeds is the first graph of ``isab(n, k)``.
+    In the first all points attend to all elements, in the second all elements to all points. The
+    complete bipartite graphs ``m <- n`` and ``n <- m`` have ``2 n m`` edges instead of ``n^2``, and
+    their product is full if m >= 1. Source: ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee
+    et al. 2019, arXiv 1810.00825); its pooling with k seeds is the first graph of ``isab(n, k)``.
 
     >>> there, back = isab(3, 2)
     >>> there.num_edges, back.num_edges, (back @ there).num_edges
@@ -219,10 +220,11 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 
 
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """``m`` latents attend to all ``n`` inputs, then to each other.
+    """Return two graphs: ``m`` latents attend to all ``n`` inputs, then to each other.
 
-    The graphs ``m <- n`` and ``m <- m`` are applied in turn. They have ``n m`` and ``m^2`` edges, so the
-    cost of further layers does not depend on n. Source: Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
+    The graphs ``m <- n`` and ``m <- m`` are applied in turn. They have ``n m`` and ``m^2`` edges, so the cost
+    of further layers over the latents does not depend on n. The inputs are only senders: they have
+    no in-edges, so they do not change. Source: Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
 
     >>> [graph.num_edges for graph in perceiver(100, 4)]
     [400, 16]

@@ -29,7 +29,7 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     2 · ■ ■ ·   2 <- 1 2
     3 · · ■ ■   3 <- 2 3
     """
-    return TokenGraph.from_rule(_band(w - 1, 0 if causal else w - 1), n)
+    return TokenGraph.from_rule(_is_in_band(w - 1, 0 if causal else w - 1), n)
 
 
 @builder(dilation=1)
@@ -44,15 +44,16 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     [1, 1, 2, 2, 2]
     """
     reach = w * dilation - 1
-    return TokenGraph.from_rule(_band(reach, 0 if causal else reach, dilation), n)
+    return TokenGraph.from_rule(_is_in_band(reach, 0 if causal else reach, dilation), n)
 
 
 @builder(dilation=1)
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
-    """A window by distance: ``-right <= dst - src <= left``.
+    """Each token attends to the ``left`` tokens before it, itself, and the ``right`` tokens after it.
 
-    A ``dilation`` keeps its multiples, ``(dst - src) % dilation = 0``. Without it the in-degree is
-    ``min(dst, left) + 1 + min(n - 1 - dst, right)``. Windows of other libraries:
+    The edges are ``-right <= dst - src <= left``. A ``dilation`` keeps the distances
+    that it divides, ``(dst - src) % dilation = 0``. Without it the in-degree is
+    ``min(dst, left) + 1 + min(n - 1 - dst, right)``. Other libraries write their windows as:
 
     =================================================  ==========================================
     flash-attention ``window_size=(left, right)``      ``band(n, left, right)``
@@ -67,7 +68,7 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     >>> band(5, 2, 1).in_degree().tolist()
     [2, 3, 4, 4, 3]
     """
-    return TokenGraph.from_rule(_band(left, right, dilation), n)
+    return TokenGraph.from_rule(_is_in_band(left, right, dilation), n)
 
 
 @builder(chunk=1)
@@ -75,7 +76,7 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
     """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks.
 
     The edges are ``-after <= c(dst) - c(src) <= before`` with ``c(i) = i // chunk``, and
-    ``src <= dst`` unless ``causal=False`` (in a causal graph ``after`` has no effect). The causal
+    ``src <= dst`` unless ``causal=False``; in a causal graph ``after`` has no effect. The causal
     in-degree is ``dst % chunk + 1 + min(dst // chunk, before) * chunk``. ``chunked(n, chunk)`` is
     the chunked attention of Llama 4 (``chunked_overlay`` in Hugging Face); ``chunked(n, chunk, 1)``
     is Reformer's local attention in a decoder (Kitaev et al. 2020, arXiv 2001.04451).
@@ -91,10 +92,10 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     """Each token attends to its segment so far and the ``memory`` tokens before the segment.
 
-    The edges are ``start(dst) - memory <= src <= dst``, where ``start(i)`` is the first token of
-    i's segment of ``segment`` tokens. The in-degree is ``min(dst, dst % segment + memory) + 1``.
-    Source: Transformer-XL (Dai et al. 2019, arXiv 1901.02860). Image Transformer's one-dimensional
-    local attention (Parmar et al. 2018, arXiv 1802.05751) is the same graph.
+    The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens begins at
+    ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source: Transformer-XL (Dai et
+    al. 2019, arXiv 1901.02860). The one-dimensional local attention of Image Transformer (Parmar et al. 2018,
+    arXiv 1802.05751) is the same; its query blocks have ``segment`` tokens and ``memory`` more positions.
 
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
     [1, 2, 2, 3, 2, 3]
@@ -107,9 +108,10 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     """Each token attends to the first ``s`` tokens and the last ``w``, itself included.
 
     The edges are ``src <= dst and (src < s or dst - src < w)`` and the in-degree is ``min(dst + 1, s + w)``.
-    The senders are the keys in a cache of fixed size; the graph is ``window(n, w) | sinks(n, s)``. Sources:
-    StreamingLLM (Xiao et al. 2023, arXiv 2309.17453, section 3.2; ``start_size = s`` and ``recent_size = w``
-    in its code) and the Λ-shaped mask of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
+    The senders are the keys that a cache of fixed size still holds; the graph is
+    ``window(n, w) | sinks(n, s)``. Sources: StreamingLLM (Xiao et al. 2023, arXiv 2309.17453, section 3.2),
+    whose code has ``start_size = s`` and ``recent_size = w``, and the Λ-shaped mask of LM-Infinite (Han et
+    al. 2023, arXiv 2308.16137), whose code has ``global_branch = s`` and ``local_branch = w``.
 
     >>> sink_window(6, 2, 1).in_degree().tolist()
     [1, 2, 3, 3, 3, 3]
@@ -119,16 +121,16 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
 
 @builder(heads=1)
 def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int = 4) -> TokenGraph:
-    """The ``retrieval`` heads are causal, the other heads are ``sink_window(n, w, s)``.
+    """The ``retrieval`` heads have the graph ``causal(n)``, all other heads ``sink_window(n, w, s)``.
 
     ``retrieval`` lists the numbers of the retrieval heads, which DuoAttention (Xiao et al. 2024,
-    arXiv 2410.10819) finds by optimisation. With grouped queries it decides by group, so list all
-    heads of a group. Raises IndexError for a head outside ``0 .. heads - 1``.
+    arXiv 2410.10819) finds by optimisation. With grouped queries DuoAttention decides by group, so
+    list all heads of a group. Raises IndexError for a head outside ``0 .. heads - 1``.
 
     >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
-    numbers = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
+    numbers = _operands.check_positions("retrieval", retrieval, heads, "head numbers", any_order=True)
     is_retrieval = look_up(_data.mark_positions(numbers, heads), head)
     rule = (src <= dst) & ((src < s) | (dst - src < w) | is_retrieval)
     return TokenGraph.from_rule(rule, n, heads=heads)
@@ -139,8 +141,8 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     """Each token attends to every ``stride``-th token before it, itself first.
 
     The edges are ``(dst - src) % stride = 0`` and ``src <= dst``, and the in-degree is ``dst // stride + 1``;
-    ``causal=False`` drops the second condition. Source: the second set of strided attention in Sparse
-    Transformer (Child et al. 2019, arXiv 1904.10509); the first is ``band(n, stride, 0)``.
+    ``causal=False`` drops the second condition. Source: the second set of strided attention in
+    Sparse Transformer (Child et al. 2019, arXiv 1904.10509); the first is ``band(n, stride, 0)``.
 
     >>> strides(5, 2).in_degree().tolist()
     [1, 1, 2, 2, 3]
@@ -168,12 +170,12 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
 
 @builder(stride=1)
 def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
-    """Strided attention: the last ``stride`` tokens, and every ``stride``-th token before them.
+    """Each token attends to itself, the ``stride`` tokens before it, and every ``stride``-th before these.
 
     The edges are ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless
     ``causal=False``. The causal in-degree is ``min(dst + 1, stride) + dst // stride``, and two
     layers reach every token. ``algebra.per_head(band(n, stride, 0), strides(n, stride))`` separates
-    the two sets. Source: Child et al. 2019, Sparse Transformer (arXiv 1904.10509).
+    the two sets. Source: strided attention of the Sparse Transformer (Child et al. 2019, arXiv 1904.10509).
 
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
@@ -186,10 +188,10 @@ def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
 def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
     """Each token attends to its chunk of ``stride`` and the last ``c`` tokens of every chunk.
 
-    The edges are ``src // stride = dst // stride or src % stride >= stride - c``, and
-    ``src <= dst`` unless ``causal=False``. The causal in-degree is
-    ``dst % stride + 1 + (dst // stride) * c``, and two layers reach every token. Source: Child et
-    al. 2019, Sparse Transformer (arXiv 1904.10509). Raises ValueError unless ``1 <= c <= stride``.
+    The edges are ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst``
+    unless ``causal=False``. The causal in-degree is ``dst % stride + 1 + (dst // stride) * c``, and
+    two layers reach every token. Source: fixed attention of the Sparse Transformer (Child et al.
+    2019, arXiv 1904.10509). Raises ValueError unless ``1 <= c <= stride``.
 
     >>> sparse_fixed(6, 3, 1).in_degree().tolist()
     [1, 2, 3, 2, 3, 4]
@@ -197,6 +199,6 @@ def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph
     return chunked(n, stride, causal=causal) | summary_tokens(n, stride, c, causal)
 
 
-def _band(left: int, right: int, step: int = 1) -> Any:
+def _is_in_band(left: int, right: int, step: int = 1) -> Any:
     rule = (dst - src <= left) & (src - dst <= right)
     return rule if step == 1 else rule & ((dst - src) % step == 0)

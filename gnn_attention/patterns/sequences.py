@@ -1,4 +1,4 @@
-"""Sequences in one row of tokens: prefixes, packing, orders of generation, training, media."""
+"""Sequences in one row of tokens: prefixes, packing, orders of generation, layouts of training, media."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,45 +30,47 @@ def prefix(n: int, p: int) -> TokenGraph:
 
 @builder()
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
-    """Packed documents: ``doc(src) = doc(dst)`` and ``src <= dst``.
+    """Each token attends to its past in its own document, of several that are packed in one sequence.
 
-    ``lengths`` are the sizes of the documents in order (0 is allowed); ``causal=False`` drops the
-    second condition. The graph is the disjoint sum of graphs, as in torch_geometric's batches.
+    The edges are ``doc(src) = doc(dst)`` and ``src <= dst``; ``causal=False`` drops the second
+    condition. ``lengths`` are the sizes of the documents in order (0 is allowed). The graph is the
+    disjoint sum of the graphs of the documents, as in torch_geometric's batches.
 
     >>> documents([2, 1]).edge_index.tolist()
     [[0, 0, 1, 2], [0, 1, 1, 2]]
     """
     sizes = checks.sizes("lengths", lengths)
-    rule = _data.same_label(_data.segment_ids(sizes))
+    rule = _data.has_same_label(_data.segment_ids(sizes))
     return TokenGraph.from_rule(rules.drop_future(rule, causal), sum(sizes))
 
 
 @builder()
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
-    """One prompt with several answers, none of which attends to another.
+    """Several answers to one prompt attend to the prompt and to their own past, not to each other.
 
     The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is computed as
-    if it alone followed the prompt, and the prompt is computed once. The t-th token of an answer, counted
-    from 0, has in-degree ``prompt + t + 1``. Positions must restart after the prompt in every answer.
-    ``answers`` holds their sizes; :func:`prefix_tree` has several prompts, or prompts of prompts. Sources:
-    Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) for a group in GRPO; attention-gym's ``shared_prefix``.
+    if it alone followed the prompt, and the prompt is computed once. The t-th token of an answer,
+    counted from 0, has in-degree ``prompt + t + 1``. Rotary and other positions must restart after
+    the prompt in every answer. ``answers`` holds the sizes of the answers; :func:`prefix_tree` has
+    several prompts, and prompts that continue prompts. Sources: Prefix Grouper (Liu et al. 2025,
+    arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
 
     >>> shared_prefix(2, [2, 1]).in_degree().tolist()
     [1, 2, 3, 4, 3]
     """
     sizes = checks.sizes("answers", answers)
-    rule = (src <= dst) & ((src < prompt) | _data.same_label(_data.segment_ids([prompt, *sizes])))
+    rule = (src <= dst) & ((src < prompt) | _data.has_same_label(_data.segment_ids([prompt, *sizes])))
     return TokenGraph.from_rule(rule, prompt + sum(sizes))
 
 
 @builder(block=1)
 def block_causal(n: int, block: int) -> TokenGraph:
-    """Each block of ``block`` tokens attends to all of itself and to all earlier blocks.
+    """Each token attends to its whole block of ``block`` tokens and to all earlier blocks.
 
     The edges are ``src // block <= dst // block``, so the graph is not causal within a block. The
     in-degree is ``min((dst // block + 1) * block, n)``. ``block=1`` is causal, ``block=n`` is full.
-    For blocks of different sizes use ``bidirectional_groups``. Source: a model that generates block
-    after block (BD3-LM, Arriola et al. 2025, arXiv 2503.09573), trained with ``block_diffusion``.
+    For blocks of different sizes use ``bidirectional_groups``. Source: BD3-LM (Arriola et al. 2025,
+    arXiv 2503.09573), a model that generates block after block and is trained with ``block_diffusion``.
 
     >>> block_causal(5, 2).in_degree().tolist()
     [2, 2, 4, 4, 5]
@@ -78,37 +80,37 @@ def block_causal(n: int, block: int) -> TokenGraph:
 
 @builder()
 def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
-    """Causal text with groups (images) whose tokens attend to each other in both directions.
+    """Each token attends to its past and to its whole group, such as the tokens of an image in a text.
 
     The edges are ``src <= dst or group(src) = group(dst) >= 0``. ``groups`` holds a number for each
-    token, negative for a token without a group; the tokens of a group may be apart. Source: text
-    and images in one sequence, Transfusion (Zhou et al. 2024, arXiv 2408.11039). Hugging Face
-    writes it as ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
+    token, negative for a token without a group; the tokens of a group may be apart. Source:
+    Transfusion (Zhou et al. 2024, arXiv 2408.11039), which has text and images in one sequence. Hugging
+    Face writes it as ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
 
     >>> bidirectional_groups([-1, 0, 0, -1, 1, 1]).in_degree().tolist()
     [1, 3, 3, 4, 6, 6]
     """
     numbers = checks.integers("groups", groups, "group numbers, one for each token")
-    # Renumbered in order of appearance, groups of adjacent tokens form a sorted table, with tight bounds on
-    # every tile. A token without a group gets one of its own.
+    # Groups are renumbered in order of appearance. If their tokens are adjacent, the table is sorted, so its
+    # bounds on every tile are tight. A token without a group becomes a group of one token.
     ids: dict[tuple[bool, int], int] = {}
     keys = ((number >= 0, number if number >= 0 else token) for token, number in enumerate(numbers))
     group = _data.int64_tensor([ids.setdefault(key, len(ids)) for key in keys])
-    return TokenGraph.from_rule((src <= dst) | _data.same_label(group), len(numbers))
+    return TokenGraph.from_rule((src <= dst) | _data.has_same_label(group), len(numbers))
 
 
 @builder()
 def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
-    """Generation in any order: each token attends to itself and those before it in ``order``.
+    """Each token attends to itself and to the tokens that are generated before it, in any ``order``.
 
-    This is a relabelled causal graph: ``order[k]`` is the position that is generated k-th. With ``rank``
-    the inverse of ``order`` the edges are ``rank(src) < context or rank(src) <= rank(dst)``: all tokens
-    attend to the first ``context`` tokens of the order. A token of rank r beyond them has in-degree r + 1.
+    This is a relabelled causal graph: ``order[k]`` is the position that is generated k-th. With ``rank`` the
+    inverse of ``order`` the edges are ``rank(src) < context or rank(src) <= rank(dst)``: all tokens attend to
+    the first ``context`` tokens of the order. A token of rank r beyond them has in-degree r + 1.
 
-    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context are the
-    tokens that need not be predicted. Its query stream, where a token must not attend to itself, is
-    this graph ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv
-    2103.10360), has the corrupted text as context. Raises ValueError unless ``order`` is a permutation.
+    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context is the
+    tokens that need not be predicted. Its query stream, in which a token must not attend to itself,
+    is this graph ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv 2103.10360),
+    has the corrupted text as context. Raises ValueError unless ``order`` is a permutation.
 
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
@@ -148,12 +150,12 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
 def block_diffusion(n: int, block: int) -> TokenGraph:
     """Noised tokens attend to their noised block and the clean blocks before it.
 
-    The 2 n nodes are ``n`` noised tokens, then the same ``n`` tokens without noise, both in blocks of
-    ``block``. A noised token attends to the noised tokens of its own block and to the clean tokens of earlier
-    blocks, ``blk(src) < blk(dst)``. A clean token attends to the clean tokens with ``blk(src) <= blk(dst)``
-    and to no noised one. Both have in-degree ``min((blk + 1) * block, n)``. ``block=1`` is a causal model,
-    and ``block=n`` denoises all tokens at once. The last block may be short. This is the graph in training;
-    in decoding it is ``block_causal(n, block)``. Source: BD3-LM (Arriola et al. 2025, arXiv 2503.09573).
+    The 2 n nodes are ``n`` noised tokens, then the same tokens without noise, both in blocks of ``block``. A
+    noised token attends to the noised tokens of its own block and to the clean tokens of earlier blocks,
+    ``blk(src) < blk(dst)``. A clean token attends to the clean tokens with ``blk(src) <= blk(dst)`` and to
+    no noised one. Both have in-degree ``min((blk + 1) * block, n)``. ``block=1`` is a causal model,
+    and ``block=n`` denoises all tokens at once. The last block may be short. This graph is for training; for
+    decoding it is ``block_causal(n, block)``. Source: BD3-LM (Arriola et al. 2025, arXiv 2503.09573).
 
     >>> block_diffusion(3, 2).in_degree().tolist()
     [2, 2, 3, 2, 2, 3]
@@ -170,10 +172,10 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
     After one prefix there are ``blocks`` drafts of ``block`` tokens. The edges are
     ``src <= dst and (src < prefix or draft(src) = draft(dst))`` with ``draft(i) = (i - prefix) // block``.
-    The t-th token of a draft, counted from 0, has in-degree ``prefix + t + 1``. The receivers of a draft
-    head are ``.rows(prefix, prefix + blocks * block)``, since the prefix comes from the model whose tokens
-    are drafted. Source: JetSpec's training mask (Hu et al. 2026, arXiv 2606.18394), where a draft is an
-    anchor and the tokens after it; its decoding is ``tree_decoding``.
+    The t-th token of a draft, counted from 0, has in-degree ``prefix + t + 1``. The receivers of a
+    draft head are ``.rows(prefix, prefix + blocks * block)``, since the prefix comes from the model
+    whose tokens are drafted. Source: JetSpec's training mask (Hu et al. 2026, arXiv 2606.18394),
+    where a draft is an anchor and the tokens after it; JetSpec decodes with ``tree_decoding``.
 
     >>> draft_training(2, 2, 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -183,18 +185,18 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
 @builder(tokens=1)
 def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
-    """Each text token attends to the last image before it.
+    """Each text token attends to the last image that stands before it or at its position.
 
-    The graph is bipartite: ``n`` text tokens receive from ``len(media) * tokens`` visual ones.
+    The graph is bipartite: ``n`` text tokens receive from ``len(media) * tokens`` visual tokens.
     ``media`` lists in increasing order the text positions at which images (or videos) stand. Image
     k has the senders ``k * tokens .. (k + 1) * tokens - 1``, and text token dst attends to it if
     ``media[k] <= dst < media[k + 1]``. Tokens before the first image are isolated. Source: Flamingo
-    (Alayrac et al. 2022, arXiv 2204.14198). Raises IndexError for unknown positions.
+    (Alayrac et al. 2022, arXiv 2204.14198). Raises IndexError for a position outside ``0 .. n - 1``.
 
     >>> media_cross(4, [1, 3], 2).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]
     """
-    positions = _operands.positions("media", media, n, "text positions")
+    positions = _operands.check_positions("media", media, n, "text positions")
     if any(after <= before for before, after in pairwise(positions)):
         numbers = text.format_list(positions, "media")
         raise ValueError(f"media must be strictly increasing positions, got {numbers}")

@@ -1,10 +1,10 @@
-"""Graphs over real structure: hops, virtual nodes and time, edge types and shortest paths.
+"""Graphs over real structure: hops, virtual nodes, time, edge types and shortest paths.
 
-These builders take an existing graph: a molecule, a road map, a parse, a program. Two models need
-no builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) adds message passing over
-the graph and attention over ``full(n)``. Each has its own parameters, so they are two layers, not
-one layer over the union, which is ``full(n)``. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has
-different parameters for ``g`` and ``no_self(n) - g``: two graphs, or :func:`edge_types`.
+These functions take an existing graph: a molecule, a road map, a parse, a program. Two models need no
+builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) adds up message passing over the graph
+and attention over ``full(n)``. Each has its own parameters, so they are two layers whose results are added,
+not one layer over the union, which is ``full(n)``. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has different
+parameters for ``g`` and ``no_self(n) - g``, which are two graphs, or ``no_self(n)`` with :func:`edge_types`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.algebra.stacks import at_positions_of
+from gnn_attention.algebra.stacks import copy_offsets
 from gnn_attention.algebra.tokens import extend
 from gnn_attention.algebra.walks import closure
 from gnn_attention.graph import TokenGraph
@@ -24,32 +24,32 @@ from gnn_attention.patterns._builder import builder
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
-# The search for shortest paths holds this many numbers at a time, 16 MiB of float32.
+# The search for shortest paths holds this many numbers at a time, which are 16 MiB in float32.
 NUMBERS_PER_CHUNK = 2**22
 
 
 @builder()
 def with_self_loops(graph: TokenGraph) -> TokenGraph:
-    """The graph in which every token also attends to itself: ``g(src, dst) or src = dst``.
+    """Every token attends to its senders in ``graph`` and to itself: ``g(src, dst) or src = dst``.
 
-    Missing loops come last in the edge list; ``graph - window(n, 1)`` removes all loops. This is
-    the neighbourhood of a graph attention network (Velickovic et al. 2018, arXiv 1710.10903), and
-    the default of torch_geometric's ``GATConv``. Raises ValueError unless the graph is square.
+    Missing self loops come last in the edge list; ``graph - window(n, 1)`` removes all self loops.
+    This is the neighbourhood of a graph attention network (Velickovic et al. 2018, arXiv 1710.10903),
+    and the default of torch_geometric's ``GATConv``. Raises ValueError unless the graph is square.
 
     >>> with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3)).edge_index.tolist()
     [[0, 2, 0, 1], [1, 2, 0, 1]]
     """
-    _operands.square("with_self_loops", graph, "only square graphs have self loops")
+    _operands.check_square("with_self_loops", graph, "only square graphs have self loops")
     return graph | graph**0
 
 
 @builder(k=1)
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """Each token attends to all tokens within ``k`` hops.
+    """Each token attends to all tokens from which a walk of at most ``k`` hops leads to it.
 
-    The edges are the paths of 1 to ``k`` edges, ``A^1 or A^2 or ... or A^k``. The graph is
-    ``algebra.closure(graph, k)``, with the same errors. ``with_self_loops(g) ** k`` adds self
-    loops; it is the mask of GenCast over its mesh (Price et al. 2023, arXiv 2312.15796).
+    The mask is ``A^1 or A^2 or ... or A^k``; the graph is ``algebra.closure(graph, k)``, with its
+    errors. ``with_self_loops(g) ** k`` adds self loops; it is GenCast's mask over its mesh (Price
+    et al. 2023, arXiv 2312.15796).
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     >>> k_hop(chain, 2).edge_index.tolist()
@@ -60,10 +60,10 @@ def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
 
 @builder()
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
-    """``m`` further nodes attend to all ``n`` tokens, and all ``n`` tokens attend to them.
+    """All ``n`` tokens attend to ``m`` new nodes, and these attend to all ``n`` tokens.
 
-    The virtual nodes are ``n .. n + m - 1``. The ``2 m n`` new edges come last in the list; there
-    are none among the virtual nodes. The graph is ``algebra.extend(graph, m, "both", "none")``,
+    The virtual nodes are ``n .. n + m - 1``. The ``2 m n`` new edges come last in the list; virtual nodes
+    attend neither to each other nor to themselves. The graph is ``algebra.extend(graph, m, "both", "none")``,
     with the same errors. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv
     1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) adds an expander.
 
@@ -76,17 +76,18 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
 
 @builder()
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
-    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``.
+    """Each token attends to those of its senders in ``graph`` that are not later in time.
 
-    ``strict=True`` requires ``<``. ``times [n]`` are compared as integers or as float64, whatever
-    the order of the tokens, so ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps
-    its order. Raises TypeError or ValueError unless ``times`` are ``n`` numbers.
+    The edges are ``g(src, dst) and time(src) <= time(dst)``; ``strict=True`` requires ``<``.
+    ``times [n]`` are compared as integers or as float64; they need not follow the order of the
+    tokens. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. Raises
+    TypeError or ValueError unless ``times`` are ``n`` numbers.
 
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
     >>> temporal(path, [5, 3.5, 5]).edge_index.tolist()
     [[1, 1], [0, 2]]
     """
-    _operands.square("temporal", graph, "only a square graph has one time for each token")
+    _operands.check_square("temporal", graph, "only a square graph has one time for each token")
     values, sizes = _data.expand_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
         raise ValueError(
@@ -94,17 +95,17 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
         )
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
-    return graph & at_positions_of(graph, order)
+    return graph & copy_offsets(graph, order)
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
-    """Return which of several relations each edge belongs to, as bool ``[types, E]``.
+    """Return to which of several relations each edge belongs, as bool ``[types, E]``.
 
-    The edges are in the order of ``graph.edge_index``. Typed edges over text or code (syntax,
-    coreference, data flow) can bias attention over the union of the relations, or over all pairs:
-    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds the
-    values of all types of an edge. Source: Hellendoorn et al. 2020 (ICLR, "Global Relational Models
-    of Source Code", GREAT). Raises ValueError for other tokens and relations that differ by head.
+    The edges are in the order of ``graph.edge_index``. Typed edges of text or code (syntax,
+    coreference, data flow) can bias attention over the union of relations or over all pairs:
+    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds up the types of an
+    edge. Source: Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code", GREAT), who bias
+    full attention. Raises ValueError for other tokens, and for relations that differ by head.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
@@ -120,19 +121,21 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     for part in parts:
         if not isinstance(part, TokenGraph) or part.frame[:4] != (graph.num_dst, graph.num_src, None, None):
             raise ValueError(
-                f"each of parts must be a graph over the tokens of {graph!r} for all heads, got {part!r}"
+                f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads and "
+                f"samples, got {part!r}"
             )
         rows.append(part.edges.contains(zero, zero, dst, src).expand(len(src)))
     return torch.stack(rows) if rows else torch.zeros(0, len(src), dtype=torch.bool, device=src.device)
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
-    """Return the distance between the ends of each edge in another graph, as int64 ``[E]``.
+    """Return the distance between the two tokens of each edge in another graph, as int64 ``[E]``.
 
     The distance is the number of hops from src to dst in ``structure``: 0 for a self loop, -1 without a path.
     The edges are in the order of ``graph.edge_index``. ``table[:, shortest_paths(full(n), g).clamp(max=d)]``
-    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias whose last column stands for -1
-    (Ying et al. 2021, arXiv 2106.05234). Raises ValueError for a ``structure`` of other tokens.
+    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias on the full graph whose
+    last column stands for -1 (Ying et al. 2021, arXiv 2106.05234, section 3.1.2). Raises ValueError
+    unless ``structure`` is square and has the tokens of ``graph``.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring
@@ -140,7 +143,7 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     [[0, 3, 2, 1], [1, 0, 3, 2], [2, 1, 0, 3], [3, 2, 1, 0]]
     """
     checks.instance("graph", graph, TokenGraph)
-    _operands.square("shortest_paths", structure, "only square graphs have paths")
+    _operands.check_square("shortest_paths", structure, "only square graphs have paths")
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
     (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst

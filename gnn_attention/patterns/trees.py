@@ -21,9 +21,9 @@ __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decod
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     """Each token attends to itself and its ancestors, the path from ``dst`` to its root.
 
-    The in-degree is depth + 1. ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False``
-    adds the descendants. Source: the tree attention of speculative decoding (Miao et al. 2024,
-    SpecInfer, arXiv 2305.09781). Raises IndexError for an unknown parent, ValueError for a cycle.
+    The in-degree is depth + 1. ``parents[i]`` is the parent of token i, -1 for a root. ``causal=False`` adds
+    the descendants. Source: the tree attention of speculative decoding (Miao et al. 2024, SpecInfer, arXiv
+    2305.09781). Raises IndexError for a parent outside ``-1 .. n - 1``, and ValueError for a cycle.
 
     >>> print(tree([-1, 0, 0, 1]))
     tree([-1, 0, 0, 1]): mask[dst, src] and in-edges
@@ -43,8 +43,8 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     """The tokens of a tree attend to their ancestors and to the whole prompt before the tree.
 
-    The ``prompt`` tokens are causal. ``parents`` counts the tokens of the tree from 0, with -1 for
-    tokens that follow the prompt directly. Token i of the tree is node ``prompt + i`` and has
+    The prompt is causal and has ``prompt`` tokens. ``parents`` counts the tokens of the tree from 0, with -1
+    for tokens that follow the prompt directly. Token i of the tree is node ``prompt + i`` and has
     in-degree ``prompt + depth + 1``. The whole graph is a ``tree`` with the prompt as its trunk;
     the decoding step of all drafted tokens is ``.rows(prompt, prompt + len(parents))``. Sources:
     SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al. 2024, arXiv 2401.10774),
@@ -64,12 +64,13 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
 def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     """Each token attends to its segment up to itself, and to the whole of each ancestor segment.
 
-    ``lengths`` are the sizes of the segments in order, and ``parents[k]`` is the segment that segment k
-    continues, -1 for none. So every path from a root down is one causal sequence, and shared parts are
-    stored once: several answers to several prompts, few-shot prompts, tree search. The graph is causal
-    if parents stand before their children. ``shared_prefix`` is its smallest case, ``documents`` has
-    roots only, ``tree`` has segments of one token. Source: DeFT (Yao et al. 2025, arXiv 2404.00242),
-    for decoding. Raises the errors of ``tree``, and ValueError for lists of different lengths.
+    ``lengths`` are the sizes of the segments in order, and ``parents[k]`` is the segment that
+    segment k continues, -1 for none. So every path from a root down is one causal sequence,
+    and parts that paths share are stored once, as for several answers to several prompts,
+    few-shot prompts and tree search. The graph is causal if parents stand before their children.
+    ``shared_prefix`` is its smallest case, ``documents`` has roots only, and ``tree`` has segments
+    of one token. Source: DeFT (Yao et al. 2025, arXiv 2404.00242), for decoding. Raises the errors
+    of ``tree``, and ValueError unless there is a parent for each segment.
 
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
@@ -86,16 +87,16 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
 def family(parents: Sequence[int]) -> TokenGraph:
     """Each token attends to itself, its parent, its children and its siblings.
 
-    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``; the
-    roots of a forest are siblings. The graph is symmetric, and the in-degree is the number of
-    children and of siblings (itself included), plus 1 for a parent. A tree of depth D >= 1 is crossed
-    in at most 2 D - 1 layers: up to the children of the common ancestor, across, and down (2 D + 1
-    layers from tree to tree). It underlies ``hierarchical_document``. Raises the errors of ``tree``.
+    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``;
+    the roots of a forest are siblings. The graph is symmetric, and the in-degree is the number of children
+    and of siblings (itself included), plus 1 for a parent. Messages cross a tree of depth D >= 1 in
+    at most 2 D - 1 layers: up to the children of the common ancestor, across, and down; from tree to tree
+    they take 2 D + 1. ``hierarchical_document`` is such a graph. Raises the errors of ``tree``.
 
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]
     """
-    # This raises an error unless the parents form a forest.
+    # The times are not needed, but their computation raises an error unless the parents form a forest.
     _visit_times(parents)
     table = _data.int64_tensor(list(parents))
     dst_parent, src_parent = look_up(table, dst), look_up(table, src)
@@ -108,8 +109,8 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     """Tokens of a document with anchors attend to their parent, children and siblings.
 
     ``sections[s][t]`` is the number of words in sentence t of section s. The tokens are the document's
-    anchor, then for each section its anchor, then for each sentence its anchor and its words. A word
-    attends to its sentence (words and anchor). A sentence anchor attends to its words, the sentence anchors
+    anchor, then for each section its anchor, then for each sentence its anchor and its words. A word attends
+    to the words and the anchor of its sentence. A sentence anchor attends to its words, the sentence anchors
     of its section and the section's anchor. A section anchor attends to the anchors of its sentences, all
     section anchors and the document's anchor, which attends to all section anchors. Every token attends to
     itself. Any word reaches any other in 5 layers. Source: HDT (He et al. 2024, arXiv 2407.08330).
@@ -131,7 +132,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
 
 
 def _is_above(enter: Tensor, leave: Tensor) -> Any:
-    """Return the rule that the sender is in an ancestor segment, or earlier in the same one."""
+    """Return the rule that the sender is in an ancestor segment, or not later in the same segment."""
     dst_enter, src_enter = look_up(enter, dst), look_up(enter, src)
     is_ancestor = (src_enter < dst_enter) & (dst_enter < look_up(leave, src))
     return is_ancestor | ((src_enter == dst_enter) & (src <= dst))

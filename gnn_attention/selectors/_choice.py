@@ -1,4 +1,4 @@
-"""The candidates of a selection, and the graph of the chosen senders."""
+"""The edges that a selector may choose, and the graph of the chosen ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +12,11 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.indices import Rows
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, has_few_pairs
-from gnn_attention.patterns._choice import largest_of_rows
+from gnn_attention.patterns._choice import select_largest_by_rows
 
 
 def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
-    """Return the graph to choose from, by default causal; raise an error for other tokens."""
+    """Return the graph to choose from, by default causal; raise an error if it does not fit q and k."""
     for name, x in (("q", q), ("k", k)):
         edge_checks.floats(name, x, "[batch, ..., tokens, dim]")
     num_dst, num_src = q.shape[-2], k.shape[-2]
@@ -32,7 +32,7 @@ def check_candidates(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGra
     return graph
 
 
-def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."]:
+def are_edges(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."]:
     """Return whether the pairs ``dst, src`` are edges, ``[batch, heads, rows, pairs]``."""
     b, h = (torch.arange(n or 1, device=dst.device) for n in (graph.batch, graph.heads))
     b, h = b.view(-1, 1, 1, 1), h.view(-1, 1, 1)
@@ -41,11 +41,12 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
 
 
 def mask_rows(graph: TokenGraph, rows: tuple[int, int], device: torch.device) -> Bool[Tensor, "..."]:
-    """Return ``[batch, heads, rows, src]``. All layers share a small mask, so it is cached."""
+    """Return rows of the mask of ``graph``, ``[batch, heads, rows, src]``."""
+    # All layers share the graph of a step, so a small mask is worth caching.
     if rows == (0, graph.num_dst) and has_few_pairs(graph.shape4):
         return graph.mask(device).view(graph.shape4)
     dst = torch.arange(*rows, device=device).unsqueeze(-1)
-    return edges_among(graph, dst, torch.arange(graph.num_src, device=device))
+    return are_edges(graph, dst, torch.arange(graph.num_src, device=device))
 
 
 def choose(
@@ -59,18 +60,18 @@ def choose(
 ) -> TokenGraph:
     """Return the graph of the ``count`` largest scores of each receiver among ``candidates``.
 
-    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders; fewer than
-    ``num_heads`` heads stand for groups. ``width`` is the number of scores of one receiver.
+    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders. Scores of fewer than
+    ``num_heads`` heads are those of groups. ``width`` is how many numbers the scores of one receiver take.
     """
     num_src = candidates.num_src
-    index = largest_of_rows(compute_scores, candidates.num_dst, width, count)
+    index = select_largest_by_rows(compute_scores, candidates.num_dst, width, count)
     if block is not None:
         index = tokens_of_blocks(index, block, candidates)
     if index.shape[1] > 1:
         index = index.repeat_interleave(num_heads // index.shape[1], 1)
     offsets: dict[str, Any] = {"dst_offset": candidates.dst_offset, "src_offset": candidates.src_offset}
     if torch.compiler.is_compiling():
-        # Axes of size 1 are dropped, so that the graph has no head or sample axis to vary by.
+        # A leading axis of size 1 is dropped, because the graph is the same along it.
         if len(index) == 1:
             index = index[0, 0] if index.shape[1] == 1 else index[0]
         return replace(TokenGraph.from_indices(index, num_src), name=name, **offsets)
@@ -82,13 +83,13 @@ def choose(
 def tokens_of_blocks(
     blocks: Int[Tensor, "batch heads dst k"], size: int, candidates: TokenGraph
 ) -> Int[Tensor, "batch heads dst tokens"]:
-    """Return the tokens of the chosen blocks that are edges of ``candidates``, else -1."""
+    """Return the senders in the chosen blocks, with -1 for those to which ``candidates`` has no edge."""
     offsets = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
     return keep_edges(candidates, (blocks.unsqueeze(-1) * size + offsets).flatten(-2))
 
 
 def keep_edges(candidates: TokenGraph, index: Int[Tensor, "batch heads dst k"]) -> Int[Tensor, "..."]:
-    """Return the index with -1 in place of tokens that are no edges of ``candidates``."""
+    """Return ``index`` with -1 in place of senders to which ``candidates`` has no edge."""
     dst = torch.arange(candidates.num_dst, device=index.device).unsqueeze(-1)
     src = index.clamp(0, candidates.num_src - 1).long()
-    return index.masked_fill(~(edges_among(candidates, dst, src) & (index == src)), -1)
+    return index.masked_fill(~(are_edges(candidates, dst, src) & (index == src)), -1)

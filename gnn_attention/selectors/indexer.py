@@ -1,4 +1,4 @@
-"""The lightning indexer of DeepSeek sparse attention: small heads learn where attention looks."""
+"""The lightning indexer of DeepSeek sparse attention: small heads learn to which tokens to attend."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from gnn_attention.selectors import _choice
 EDGES_PER_CHUNK = 2**16
 # Up to this density the loss is computed edge by edge, above it on rows of the mask.
 SPARSE_DENSITY = 1 / 16
-# The states of receivers and senders, and what the indexer computes from them.
+# The indexer projects the states of receivers to queries and weights, and those of senders to keys.
 DstStates = Float[Tensor, "batch dst width"]
 SrcStates = Float[Tensor, "batch src source_width"]
-Received = tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]
+QueriesAndWeights = tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]
 Keys = Float[Tensor, "batch src dim"]
 
 
 class Indexer(nn.Module):
     """Choose the ``k`` senders of largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
 
-    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a
-    layer. Its heads share the normalised ``key``; ``rotary`` rotates its queries and keys (or None).
-    The weights ``w`` are learned too and divided by ``sqrt(heads head_dim)``. ``dtype`` is that of
-    products in :meth:`select`. It learns by :meth:`loss`, or through :meth:`edge_scores` as a bias.
+    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a layer. Its
+    heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and keys. The
+    learned weights ``w`` are divided by ``sqrt(heads head_dim)``. ``dtype`` is that of the products
+    in :meth:`select`. The indexer learns by :meth:`loss`, or by :meth:`edge_scores` as a bias.
 
     Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
@@ -65,7 +65,7 @@ class Indexer(nn.Module):
         self.key_norm = nn.LayerNorm(head_dim)
         self.weights = nn.Linear(width, num_heads, bias=False)
 
-    def receive(self, x: DstStates, positions: Int[Tensor, " dst"]) -> Received:
+    def receive(self, x: DstStates, positions: Int[Tensor, " dst"]) -> QueriesAndWeights:
         """Return queries and weights of the receivers with states ``x``."""
         queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self._rotate(queries, positions), self.weights(x).mT * self.scale
@@ -84,7 +84,7 @@ class Indexer(nn.Module):
         return self.choose(received, keys, graph)
 
     @torch.no_grad()
-    def choose(self, received: Received, keys: Keys, graph: TokenGraph) -> TokenGraph:
+    def choose(self, received: QueriesAndWeights, keys: Keys, graph: TokenGraph) -> TokenGraph:
         """Return the graph of :meth:`select` from what :meth:`receive` and :meth:`send` return."""
         queries, weights = received
         queries, keys = (x.to(self.dtype or keys.dtype) for x in (queries, keys))
@@ -111,17 +111,16 @@ class Indexer(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the mean over receivers of ``KL(p || softmax of I)`` over their in-edges.
 
-        Isolated receivers do not count. ``p`` is the normalised sum over heads of the weights. ``info`` is
-        what ``attend(..., return_info=True)`` returned: over a causal graph in the dense warm-up, over the
-        chosen graph in the sparse stage. States and attention count as constants, so that the gradient
-        reaches the indexer alone. Weights are computed from lse in chunks, and again in the backward pass.
-        ``rows`` restricts the loss to receivers ``start .. stop - 1``. Raises ValueError for graphs by head.
-
-        Source: arXiv 2512.02556, equations 3 and 4.
+        Isolated receivers do not count. ``p`` is the normalised sum of the weights of all heads.
+        ``info`` comes from ``attend(..., return_info=True)``: over a causal graph in the dense
+        warm-up, over the chosen graph in the sparse stage. States and attention count as constants,
+        so only the indexer gets a gradient. Weights are computed from lse in chunks, those of rows
+        again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
+        Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph differs by head.
         """
         graph = checks.instance("info", info, AttentionInfo).call.graph
         if graph.heads is not None:
-            raise ValueError(f"an indexer has one graph for all heads, but info is of {graph!r}")
+            raise ValueError(f"info must come from one graph for all heads, got {graph!r}")
         (queries, weights), keys, _ = self._project(q.detach(), k.detach(), graph, len(info.call.q))
         start, stop = rows or (0, graph.num_dst)
         count = int((graph.in_degree() > 0)[..., start:stop].sum()) * (1 if graph.batch else len(keys))
@@ -142,7 +141,7 @@ class Indexer(nn.Module):
 
     def _project(
         self, q: Tensor, k: Tensor, graph: TokenGraph | None, batch: int | None = None
-    ) -> tuple[Received, Tensor, TokenGraph]:
+    ) -> tuple[QueriesAndWeights, Tensor, TokenGraph]:
         dtype = self.queries.weight.dtype
         for name, x, width in (("q", q, self.queries.in_features), ("k", k, self.keys.in_features)):
             has_shape = isinstance(x, Tensor) and x.dim() == 3 and x.shape[-1] == width
@@ -191,7 +190,7 @@ def _divergence_of_rows(
 
 
 def _divergence_of_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Return the sum of the divergences of all receivers of a graph without heads and batch."""
+    """Return the sum of the divergences of all receivers of one graph for all heads and samples."""
     graph, device = info.call.graph, keys.device
     dst = edge_rows(graph, device).dst.long()
     with torch.no_grad():

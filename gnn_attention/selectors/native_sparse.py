@@ -18,15 +18,16 @@ from gnn_attention.selectors import _choice
 
 
 class NativeSparseAttention(nn.Module):
-    """Three causal graphs: ``collect(sum over c of g_c(x) attend(q, k_c, v_c, graph_c))``.
+    """Compute ``collect(sum over c of g_c(x) attend(q, k_c, v_c, graph_c))`` with three causal graphs.
 
-    *compressed*: the pooled blocks of ``block`` tokens at a ``stride`` that are wholly past. MLPs
-    compute the key and value of a pooled block from those of its tokens, with learned positions.
-    *selected*: ``top`` blocks of ``selected`` tokens: the first ``initial``, the last ``local``, and
-    those with the largest weights of the compressed branch. The heads of a group choose together.
-    *window*: the last ``window`` tokens. The gates are ``sigmoid(x W)``, one for each head and
-    branch. Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last
-    two. The selection has no gradient: its scores learn as weights of the compressed branch.
+    In the branch *compressed* a token attends to pooled blocks of ``block`` tokens, at a
+    ``stride``, that lie wholly in its past; MLPs compute their keys and values from those of the
+    tokens, with learned positions. In *selected* it attends to ``top`` blocks of ``selected``
+    tokens: the first ``initial``, the last ``local``, and those with the largest weights of the
+    compressed branch, summed over a group of heads. In *window* it attends to the last ``window``
+    tokens. The gates are ``sigmoid(x W)``, one for each head and branch. Each branch has its own
+    keys and values; ``rotary`` rotates queries and keys of the last two. Selection has no gradient:
+    its scores learn as weights of the compressed branch.
 
     Source: Yuan et al. 2025 (arXiv 2502.11089), sections 3.2 and 3.3.
 
@@ -64,7 +65,7 @@ class NativeSparseAttention(nn.Module):
         # The projections to keys and values of the compressed, then of the selected branch.
         self.senders = nn.Parameter(torch.randn(2, 2, groups, width, dim) * width**-0.5)
         self.places = nn.Parameter(torch.zeros(2, block, dim))
-        # One MLP pools keys, the other values.
+        # The first MLP pools keys, the second values.
         self.pools = nn.ModuleList(
             nn.Sequential(nn.Linear(block * dim, dim), nn.GELU(), nn.Linear(dim, dim)) for _ in range(2)
         )
@@ -91,7 +92,7 @@ class NativeSparseAttention(nn.Module):
         """Return the graph of the selected branch, by the weights of the compressed branch."""
         q, k, n = info.call.q, info.call.k, info.call.graph.num_dst
         blocks, groups = torch.arange(-(-n // self.selected), device=q.device), k.shape[1]
-        # Equation 9 of the paper: the strides that each pooled block shares with each block to select.
+        # Equation 9 of the paper counts the strides that a pooled block shares with a block to select.
         starts = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
         ends = torch.minimum(starts + self.block, (blocks + 1) * self.selected)
         overlap = (ends - torch.maximum(starts, blocks * self.selected)).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Whole blocks of senders, chosen by pooled keys: the means of MoBA and the extremes of Quest."""
+"""Selection of whole blocks by pooled keys, which are means as in MoBA or extremes as in Quest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnn_attention.selectors import _choice
 
 
 class PooledBlocks(nn.Module):
-    """Choose ``top`` blocks of ``block`` senders, the receiver's own included, by pooled keys.
+    """Choose ``top`` blocks of ``block`` senders by pooled keys; the receiver's own block is one of them.
 
     ``pool="mean"`` scores a block by ``q . mean(k)``, as MoBA does (Lu et al. 2025, arXiv
     2502.13189). ``"extremes"`` scores it by the bound ``sum_d max(q_d min_d, q_d max_d)`` of all
@@ -38,7 +38,7 @@ class PooledBlocks(nn.Module):
         k: Float[Tensor, "batch kv_heads src dim"],
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
-        """Return the edges of ``graph`` (None: causal) in the chosen blocks.
+        """Return the edges of ``graph``, by default causal, in the chosen blocks.
 
         A block without edges does not compete. Raises the errors of ``attend`` for q and k.
         """

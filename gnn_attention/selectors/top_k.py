@@ -20,8 +20,8 @@ class TopK(nn.Module):
     """Choose the ``k`` senders of largest exact logits ``score_mod(scale * q . k)``.
 
     ``per="head"`` chooses for each head. ``"group"`` chooses once for the heads that share a key
-    head, ``"all"`` once for all heads, both by the sum of weights: no shared selection of as many
-    senders holds a larger sum. Among equal logits any may be chosen.
+    head, and ``"all"`` once for all heads, both by the sum of the heads' weights: no other shared
+    selection of ``k`` senders holds a larger sum. Among equal logits any may be chosen.
 
     >>> x = torch.tensor([[1.0], [0.0], [2.0], [3.0]]).view(1, 1, 4, 1)
     >>> TopK(2).select(x, x).mask().int().tolist()

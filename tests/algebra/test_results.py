@@ -122,11 +122,11 @@ OPERANDS = {
 }
 ERRORS = r"""
 per_head() -> ValueError: per_head needs at least one graph, got none
-per_head([G, G]) -> TypeError: per_head takes graphs, got a list of them; call per_head\(\*graphs\)
+per_head([G, G]) -> TypeError: per_head takes graphs, got a list; unpack it: per_head\(\*graphs\)
 per_head(G, 3) -> TypeError: per_head takes graphs \(TokenGraph\), got int$
 per_head(G, causal(5).rows(0, 3)) -> ValueError: per_head needs graphs of the same nodes
 per_sample(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)
-per_head(G, HEADS) -> ValueError: a graph for each head, got .*heads 2.*select\(batch, head\)
+per_head(G, HEADS) -> ValueError: the same for every head, got .*heads 2.*select\(batch, head\)
 disjoint_sum(G, ROWS) -> ValueError: at position 0, got .*dst from 2.*restrict\(graph, range\(3\)
 cartesian_product(G, cross(2, 3)) -> ValueError: same tokens .*stays on the other
 closure(causal(5).rows(2, 5).T.rows(0, 3)) -> ValueError: closure needs the same tokens

@@ -243,7 +243,7 @@ def test_wrong_arguments_are_named():
     short, per = patterns.causal(5), "per must be one of 'head', 'group', 'all', got 'heads'"
     assert_refusals(
         [
-            (lambda: module.loss(x, x, info), ValueError, "an indexer has one graph for all heads"),
+            (lambda: module.loss(x, x, info), ValueError, "info must come from one graph for all heads, got"),
             (lambda: module.loss(x, x, dense.lse), TypeError, "info must be a AttentionInfo, got a Tensor"),
             (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
             (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
