@@ -43,8 +43,8 @@ ALLOWED_INSIDE = {
     # it needs transformers
     "gnn_attention.huggingface",
     "gnn_attention.lm",
-    # they need Triton
-    *(f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".blocks")),
+    # it needs Triton
+    "gnn_attention.backends.gpu.kernels.rows",
 }
 
 

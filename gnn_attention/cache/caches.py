@@ -1,8 +1,8 @@
 """Decoding: a new token is a new node, with the edges that the graph gives it.
 
 A cache stores keys and values of the tokens so far, so that only those of new tokens are computed.
-Tokens come in chunks of any size, at the positions of a graph that is known from the start: a chunk
-is *appended* (its tokens send), and then *attends*. The results are those of the full pass.
+Tokens come in chunks of any size, in the order of a graph that is known from the start: a chunk is
+*appended* (its tokens send), and then *attends*. The results are those of a pass over all tokens.
 
 A :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers for each token and layer; a
 :class:`PatternMessageCache` stores ``2 * heads * width``, or, with ``keep="states"``, ``width + 1``, since
@@ -24,7 +24,7 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.cache._slots import ResidentSenders, append_rows
+from gnn_attention.cache._resident_senders import ResidentSenders, append_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
@@ -38,14 +38,14 @@ Cache = TypeVar("Cache", bound="TokenCache")
 class TokenCache:
     """The base of both caches, with buffers ``[B, H, capacity, D]`` for each layer.
 
-    Rows are those of ``_senders``; ``_pending_layers`` have not got the last chunk.
+    Their rows are ``_senders``; the ``_pending_layers`` have not received the last chunk yet.
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1) -> None:
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
         if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-            raise ValueError(f"a cache needs a graph from tokens to the same tokens, got {graph!r}")
+            raise ValueError(f"the receivers and senders must be the same tokens, got {graph!r}")
         self.graph = graph
         self.layers = checks.size("layers", layers, 1)
         self._senders = ResidentSenders(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
@@ -54,12 +54,12 @@ class TokenCache:
 
     @property
     def length(self) -> int:
-        """The number of tokens so far: the position of the next token, counted from the first."""
+        """The number of tokens so far, which is the index of the next token."""
         return self._senders.stop
 
     @property
     def positions(self) -> Int[Tensor, " senders"]:
-        """The absolute positions of the senders of the last chunk and of later receivers."""
+        """The absolute positions of the senders that the last chunk and later receivers need."""
         return self._senders.positions[self._senders.indices_in_use] + self.graph.src_offset
 
     @property
@@ -80,7 +80,7 @@ class TokenCache:
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
-            raise ValueError(f"reorder: {self.graph!r} differs by sample, so samples cannot change places")
+            raise ValueError(f"reorder: {self.graph!r} differs by sample, so no sample can move")
         samples = torch.tensor(checks.integers("index", index, "samples"), dtype=torch.int64, device="cpu")
         for batch in {x.shape[0] for buffers in self._buffers for x in buffers}:
             if not all(0 <= sample < batch for sample in samples.tolist()):
@@ -90,10 +90,10 @@ class TokenCache:
         ]
 
     def rewind(self, length: int) -> None:
-        """Drop the tokens after the first ``length`` ones, such as a rejected draft.
+        """Drop all tokens after the first ``length``, such as a rejected draft.
 
-        The last chunk can always be taken back, and more unless a dropped sender is needed again:
-        then ValueError names it.
+        The last chunk can always be dropped. Raises ValueError if a sender that was dropped from the
+        buffers would be needed again.
         """
         self._check_complete("rewind")
         length = checks.size("length", length)
@@ -128,8 +128,8 @@ class TokenCache:
         return tuple(x[:, :, self._senders.indices_in_use.to(x.device)] for x in self._buffers[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
-        """Append the next chunk of a layer, each ``[B, H, chunk, D]``, after all checks."""
-        senders, count, old = self._senders, rows[0].shape[2], self._buffers[layer]
+        """Append the next chunk of a layer, ``rows`` of ``[B, H, chunk, D]``, after all checks."""
+        senders, count, old_buffers = self._senders, rows[0].shape[2], self._buffers[layer]
         if not count:
             raise ValueError("a chunk must have at least one token, got none")
         if layer not in self._pending_layers:
@@ -137,24 +137,23 @@ class TokenCache:
             senders = senders.append(count)
         elif count != senders.count:
             raise ValueError(
-                f"layer {layer} must get the tokens {senders.start} .. {senders.stop - 1}, as the layers "
-                f"before it, got a chunk of {count}"
+                f"layer {layer} must get the tokens {senders.start} .. {senders.stop - 1}, as other "
+                f"layers did, got a chunk of {count}"
             )
-        form = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
-        for new, previous in zip(rows, old, strict=False):
-            if form.format(new) != form.format(previous):
-                raise ValueError(
-                    f"a chunk must be like those before it, {form.format(previous)}, got {form.format(new)}"
-                )
-        pairs = zip(old or (None,) * len(rows), rows, strict=True)
-        buffers = tuple(append_rows(buffer, new, senders) for buffer, new in pairs)
+        layout = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
+        for new_rows, buffer in zip(rows, old_buffers, strict=False):
+            expected, got = layout.format(buffer), layout.format(new_rows)
+            if got != expected:
+                raise ValueError(f"a chunk must be like those before it, {expected}, got {got}")
+        pairs = zip(old_buffers or (None,) * len(rows), rows, strict=True)
+        buffers = tuple(append_rows(buffer, new_rows, senders) for buffer, new_rows in pairs)
         pending_layers = self._pending_layers if senders is self._senders else set(range(self.layers))
         self._pending_layers = pending_layers - {layer}
         self._buffers = [*self._buffers[:layer], buffers, *self._buffers[layer + 1 :]]
         self._senders = senders
 
     def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
-        """Return attention of the last chunk; keys or values of one head serve all heads."""
+        """Return attention of the last chunk; keys or values of a single head serve all heads."""
         senders, buffers = self._senders, self._buffers[layer]
         if layer in self._pending_layers or not senders.count:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
@@ -162,7 +161,7 @@ class TokenCache:
         heads = max(k.shape[1], v.shape[1])
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.has_gap:
-            mod = partial(_at_positions, mod, senders.positions + self.graph.src_offset)
+            mod = partial(_apply_at_positions, mod, senders.positions + self.graph.src_offset)
         if options["backend"] == "auto" and senders.has_few_pairs:
             options["backend"] = "dense"
         return cast("Tensor", attend(q, k, v, senders.chunk_graph, scale, mod, **options))
@@ -170,8 +169,8 @@ class TokenCache:
     def _check_complete(self, action: str) -> None:
         if self._pending_layers:
             raise ValueError(
-                f"{action} must wait until layer {min(self._pending_layers)} has got the tokens "
-                f"{self._senders.start} .. {self._senders.stop - 1} too"
+                f"{action} must wait until layer {min(self._pending_layers)}, too, has the tokens "
+                f"{self._senders.start} .. {self._senders.stop - 1}"
             )
 
 
@@ -196,8 +195,8 @@ class KeyValueCache(TokenCache):
     def append(self, k: Rows, v: Rows, layer: int = 0) -> None:
         """Append the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
 
-        Raises ValueError for tokens beyond the graph, a receiver that attends to a later token, a
-        new shape or dtype, or layers with different chunks; the cache is unchanged then.
+        Raises ValueError for tokens beyond the graph, a receiver that attends to a token after the
+        chunk, a new shape or dtype, or layers with different chunks; the cache is unchanged then.
         """
         edge_checks.axes(k=(k, "B Hkv T D"), v=(v, "B Hkv T Dv"))
         self._append((k, v), checks.index("layer", layer, self.layers))
@@ -228,10 +227,10 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> States:
-        """Return the updates of new tokens with states ``x``, as an attention layer with these heads.
+        """Return the updates of new tokens with states ``x`` that a layer with these heads computes.
 
-        This is :meth:`append` and :meth:`attend`, with rotations of absolute positions; an error leaves
-        the cache unchanged. ``score_mod`` gets the head numbers of the layer, for sharded heads too.
+        This is :meth:`append` and :meth:`attend`, with rotations by absolute positions; an error leaves
+        the cache unchanged. ``score_mod`` gets the head numbers of the layer, even of sharded heads.
         """
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
@@ -244,7 +243,7 @@ class KeyValueCache(TokenCache):
             self.append(k, v, layer)
             first_head = getattr(heads, "first_head", 0)
             if score_mod is not None and first_head:
-                score_mod = partial(_from_head, score_mod, first_head)
+                score_mod = partial(_apply_from_head, score_mod, first_head)
             z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
             return cast("Tensor", heads.collect(z))
 
@@ -261,7 +260,7 @@ class PatternMessageCache(TokenCache):
     ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These patterns
     are the senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"``
     the receiver makes the pattern, and the cache stores a sender's state, once for all heads, and
-    messages; ``keep="states"`` stores the state alone, in which a message is linear (S1.4). Raises
+    messages; ``keep="states"`` stores only the state, of which a message is a linear map (S1.4). Raises
     TypeError for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.
 
     >>> from gnn_attention import patterns
@@ -282,7 +281,7 @@ class PatternMessageCache(TokenCache):
             )
         self.heads, self.keep = heads, checks.choice("keep", keep, ("messages", "states"))
         if keep == "states" and heads.side != "receiver":
-            raise ValueError("keep='states' needs heads with side='receiver': others send no states")
+            raise ValueError("keep='states' needs heads with side='receiver': others send patterns")
 
     def append(self, x: States) -> None:
         """Step 1: append what the next tokens send; raises as :meth:`KeyValueCache.append`."""
@@ -297,7 +296,7 @@ class PatternMessageCache(TokenCache):
     def attend(
         self, x: States, score_mod: ScoreMod | None = None, sink_logits: Sinks = None, backend: Any = "auto"
     ) -> States:
-        """Steps 2 and 3: return the updates of the last chunk with states ``x``, as in KeyValueCache."""
+        """Steps 2 and 3: return the updates of the last chunk, whose states are ``x``."""
         q = self.heads.receive(x)
         if self.keep == "states":
             # The last channel, 1 in every state, counts only if the heads have biases.
@@ -305,7 +304,7 @@ class PatternMessageCache(TokenCache):
         z = self._attend(q, 0, self.heads.scale, score_mod, sink_logits=sink_logits, backend=backend)
         if self.keep == "messages":
             return self.heads.collect(z)
-        # z holds mixtures of states ``[x, 1]``, whose message is the mixture of their messages.
+        # z holds weighted sums of states ``[x, 1]``, whose messages are the weighted sums of messages.
         if isinstance(self.heads, MergedHeads):
             message = self.heads.message
             return self.heads.collect(z[..., : message.shape[1]].to(message.dtype) @ message)
@@ -313,13 +312,13 @@ class PatternMessageCache(TokenCache):
         z = z.to(standard.W_V.dtype)
         values = z[..., :-1] @ arrays.repeat_for_query_heads(standard.W_V, standard.num_heads)
         if standard.b_V is not None:
-            # The last channel is the sum of the weights, 0 for an isolated receiver.
+            # The last channel is the sum of the weights: 0 for an isolated receiver.
             biases = arrays.repeat_for_query_heads(standard.b_V, standard.num_heads)
             values = values + z[..., -1:] * biases.unsqueeze(1)
         return standard.collect(values)
 
     def update(self, x: States, *arguments: Any, **options: Any) -> States:
-        """Append and attend, with further arguments of :meth:`attend`; an error changes nothing."""
+        """Append and attend, with the other arguments of :meth:`attend`; an error changes nothing."""
         with self.all_or_nothing():
             self.append(x)
             return self.attend(x, *arguments, **options)
@@ -327,18 +326,18 @@ class PatternMessageCache(TokenCache):
     def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
         """Return copies of patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.
 
-        Without senders' patterns these are states ``[B, 1, senders, width]`` and messages, or
-        states only. Raises ValueError before the first chunk.
+        If receivers make the patterns, these are states ``[B, 1, senders, width]`` and messages, or
+        only states. Raises ValueError before the first chunk.
         """
         first, *messages = self._gather_senders(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
         return first[..., :width], *messages
 
 
-def _from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:
-    return mod(score, b, h + first, *ends)
+def _apply_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *pair: Tensor) -> Tensor:
+    return mod(score, b, h + first, *pair)
 
 
-def _at_positions(mod: Any, positions: Tensor, *arguments: Any) -> Tensor:
+def _apply_at_positions(mod: Any, positions: Tensor, *arguments: Any) -> Tensor:
     *other_arguments, src = arguments
     return cast("Tensor", mod(*other_arguments, positions.to(src.device)[src]))

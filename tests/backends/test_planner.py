@@ -39,13 +39,13 @@ def check_plan(plan, kind, graph, mask):
         earlier_rows |= set(rows)
         first_rows |= set(rows) if piece.is_first else set()
         if isinstance(piece, Rectangles):
-            table = None if piece.masks is None else piece.masks.table[piece.masks.which]
+            table = None if piece.masks is None else piece.masks.table[piece.masks.index]
             assert piece.has_empty_rows == (table is not None and bool((~table.any(-1)).any()))
             assert piece.masks is None or not piece.causal
             # No view goes backwards, and no mask is unused.
             ends = [groups for groups in (piece.dst, piece.src) if isinstance(groups, Strided)]
             assert all(groups.stride >= 0 for groups in ends)
-            assert piece.masks is None or len(piece.masks.which.unique()) == len(piece.masks.table)
+            assert piece.masks is None or len(piece.masks.index.unique()) == len(piece.masks.table)
     assert plan.is_complete == (first_rows == set(range(graph.num_dst)) and bool(plan.pieces))
     return plan
 

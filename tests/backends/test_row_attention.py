@@ -40,12 +40,12 @@ def double_score(score, b, h, dst, src):
 
 
 UNSUPPORTED = {
-    "a function": ({"score_mod": double_score}, "do not support the score_mod <function.*per-edge bias"),
+    "a function": ({"score_mod": double_score}, "does not support the score_mod <function.*per-edge bias"),
     "two softcaps": (
         {"score_mod": chain(softcap(1.0), softcap(2.0))},
         "support.*softcap.* only as the first",
     ),
-    "a subclass": ({"score_mod": type("Subclass", (alibi,), {})((1.0,) * 4)}, "do not support the score_mod"),
+    "a subclass": ({"score_mod": type("Subclass", (alibi,), {})((1.0,) * 4)}, "not support the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
     "a dtype": ({"dtype": torch.float8_e4m3fn}, "the kernel does not support torch.float8_e4m3fn"),
     "a width": ({"width": 513}, "heads of at most 512 channels, got 513"),
@@ -91,7 +91,7 @@ def test_torch_operators_compute_what_the_kernel_does_not_support(heads, monkeyp
 def pairs_of(side):
     """Return the pair ``(row, other)`` of every entry, row by row."""
     rows = torch.arange(len(side.ptr) - 1).repeat_interleave(side.ptr.diff())
-    return list(zip(rows.tolist(), side.others.tolist(), strict=True))
+    return list(zip(rows.tolist(), side.neighbours.tolist(), strict=True))
 
 
 def sides(graph):

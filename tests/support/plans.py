@@ -31,7 +31,7 @@ def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
             if piece.causal:
                 edge = edge.tril()
             if piece.masks is not None:
-                edge *= piece.masks.table[piece.masks.which[g]]
+                edge *= piece.masks.table[piece.masks.index[g]]
             count[tokens(piece.dst, g)[:, None], tokens(piece.src, g)] += edge
     return count
 

@@ -1,8 +1,8 @@
 """Attention over all pieces of a plan as one operator, merged by log-sum-exp.
 
 The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
-pass recomputes the weights from q, k and the lse of all pieces: nothing of the size of the edges is
-saved. lse is differentiable; second derivatives raise an error. Sinks are added before rounding.
+pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved for each
+edge. lse is differentiable; second derivatives raise an error. Sinks are added before rounding.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
-    """Run a plain call on a graph without batch or heads, along its plan of this ``kind``."""
+    """Run a plain call on a graph without batch or heads, by its plan of this ``kind``."""
     graph, device = call.graph, call.q.device
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
     if are_eager((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
@@ -49,7 +49,7 @@ def _plan_on_device(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
 def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
     """Run a plain call on a graph that differs by sample or head, with a plan over its folded tokens.
 
-    ``has_in_edges`` replaces that of the call if the edges of the graph are not known yet.
+    ``has_in_edges`` replaces ``call.has_in_edges`` if the edges of the graph are not known yet.
     """
     graph, sinks = call.graph, call.sink_logits
     # Sinks are added before the output is rounded.
@@ -87,19 +87,19 @@ def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v, token-major in memory, and of the sinks.
 
-    That of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
+    The gradient of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
     """
     q, k, v, sinks, out, lse, tensors, numbers, scale = saved
-    # An isolated receiver has weights 0, but 0 times a NaN in its unused gradient would be NaN.
-    is_excluded = lse == -torch.inf
-    if q.device.type in devices.ASYNCHRONOUS or bool(is_excluded.any()):
-        grad_out = grad_out.masked_fill(is_excluded.unsqueeze(-1), 0.0)
-        grad_lse = grad_lse.masked_fill(is_excluded, 0.0)
-        lse = lse.masked_fill(is_excluded, torch.inf)
+    # Without finite logits, weights are 0, but 0 times a NaN in an unused gradient would be NaN.
+    is_empty = lse == -torch.inf
+    if q.device.type in devices.ASYNCHRONOUS or bool(is_empty.any()):
+        grad_out = grad_out.masked_fill(is_empty.unsqueeze(-1), 0.0)
+        grad_lse = grad_lse.masked_fill(is_empty, 0.0)
+        lse = lse.masked_fill(is_empty, torch.inf)
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
         delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
-        # The weight of an isolated receiver's sink is 0, because lse was set to inf above.
+        # The weight of such a receiver's sink is 0, because its lse was set to inf above.
         weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
     plan = unpack_plan(tensors, numbers)
@@ -117,7 +117,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: 
         lse.fill_(-torch.inf)
     inputs = [q, k, v]
     if plan.rectangles:
-        # A CPU has no float16 arithmetic.
+        # Most CPUs emulate float16.
         if is_unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
             inputs = [x.to(sum_dtype) for x in inputs]
         inputs = _pad_channels(max(q.shape[3], v.shape[3]), inputs)
@@ -145,7 +145,7 @@ def _backward(
         grad.zero_()
     tensors: list[Tensor] = []
     if plan.rectangles:
-        # A CPU has no float16 arithmetic: its kernel rounds more and is several times slower.
+        # Most CPUs emulate float16: the kernel would round more, and be several times slower.
         tensors = [x.float() if x.dtype == torch.float16 else x for x in (grad_out, q, k, v, out)]
         # The kernel's delta is sum(out * grad_out). A channel with out = -grad_lse, grad_out = 1
         # and v = 0 adds the missing ``- grad_lse``.
@@ -165,7 +165,7 @@ def _backward(
 
 
 def _pad_channels(width: int, tensors: list[Tensor]) -> list[Tensor]:
-    """Give tensors the layout of dense kernels: adjacent channels, padded by zeros to ``width``."""
+    """Give tensors the layout of dense kernels: adjacent channels, zero-padded to ``width``."""
     tensors = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
     return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in tensors]
 

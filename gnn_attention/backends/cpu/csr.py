@@ -3,7 +3,7 @@
 The backward pass recomputes the weights from lse. Only edges are read, so that a non-edge has no
 influence. Memory is needed for one head at a time (for all if each has its own edges): two numbers
 for each edge and a few rows for each token. So the softmax is computed in place, and, unlike in
-``edge_softmax.py``, never normalised edge by edge: the factors of a receiver are applied to its row.
+``edge_softmax.py``, a row is normalised after the sum over its edges, not edge by edge.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ def forward(
 ) -> None:
     """Write ``out`` and ``lse`` of the softmax over ``edges``, in the dtype of lse.
 
-    Unless ``edges.is_first``, the result is merged with what ``out`` and ``lse`` hold. A receiver
-    without in-edges gets 0 and -inf.
+    Unless ``edges.is_first``, the result is merged with the contents of ``out`` and ``lse``. A
+    receiver without in-edges gets 0 and -inf.
     """
-    may_read = q.device.type not in devices.ASYNCHRONOUS
+    is_synchronous = q.device.type not in devices.ASYNCHRONOUS
     buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.is_first and not groups:
         out.zero_()
@@ -42,10 +42,10 @@ def forward(
             sampled_products(buffers.matrix, buffers.stage("q", q[head]), key, scale)
             logits = buffers.matrix.values()
             shift: Tensor | float = 0.0
-            # A receiver's largest logit is subtracted unless exp can reach it. Its own logits decide, so
-            # that no result depends on other receivers, not even by rounding; if all logits are small,
-            # nothing is subtracted.
-            if not may_read or not needs_no_shift(logits):
+            # A receiver's largest logit is subtracted unless it is small. Its own logits decide, so that
+            # no result depends on other receivers, not even by rounding. If all logits are small,
+            # nothing is subtracted, but an asynchronous device does not wait to find out.
+            if not is_synchronous or not needs_no_shift(logits):
                 ptr, initial = buffers.edges.ptr, -torch.inf
                 shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
                 shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
@@ -101,23 +101,23 @@ def backward(
 def _backward_head(
     buffers: Buffers, receivers: tuple[Tensor, Tensor, Tensor, Tensor], k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q and k, but for the scale, and of v, of one head or of folded heads.
+    """Compute the gradients of q and k, without the factor ``scale``, and of v, for one index.
 
     ``receivers`` are grad_out, delta, q and lse.
     """
     grad, delta, q, lse = receivers
     lse = lse.reshape(-1)
-    # The second buffer holds the weights by sender, then the gradients of logits, for which the first is
-    # reused at the end, by sender.
+    # The second buffer holds the weights by sender, then the gradients of the logits; in the end,
+    # the first holds these by sender.
     mass, grad_logits = buffers.matrix.values(), buffers.second_matrix.values()
-    may_read = lse.device.type not in devices.ASYNCHRONOUS
+    is_synchronous = lse.device.type not in devices.ASYNCHRONOUS
     is_infinite = lse.isinf() & (buffers.edges.ptr.diff() > 0)
-    # Receivers with in-edges that contribute nothing are rare: work for them is skipped if possible.
-    excluded_mask = None if may_read and not is_infinite.any() else is_infinite
+    # Receivers with in-edges that contribute nothing are rare: their mask is skipped if possible.
+    excluded_mask = None if is_synchronous and not is_infinite.any() else is_infinite
     query = _zero_rows(buffers.stage("q", q), excluded_mask)
     sampled_products(buffers.matrix, query, k, scale)
-    # The weights of a receiver are mass * factor.
-    if may_read and needs_no_shift(mass):
+    # The weight of an edge is its mass times the factor of its receiver.
+    if is_synchronous and needs_no_shift(mass):
         mass.exp_()
         factor = (-lse).exp_()
     else:

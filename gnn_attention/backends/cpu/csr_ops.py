@@ -1,7 +1,7 @@
-"""Differentiable products and sums over a list of edges, for calls that do something between them.
+"""Differentiable products and sums over a list of edges, for calls with further steps between them.
 
-Three bilinear maps between numbers of edges ``[B, Hq, E]`` (receiver by receiver) and rows of
-tokens, whose derivatives are each other:
+Three bilinear maps between values of edges ``[B, Hq, E]`` (receiver by receiver) and rows of
+tokens, whose derivatives are maps of the same three kinds:
 
 * ``products(q, k, edges) -> [B, Hq, E]``: ``w_e = q_dst . k_src``
 * ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``
@@ -10,7 +10,7 @@ tokens, whose derivatives are each other:
 
 ``edges`` are the tensors of :class:`plan.plan.EdgeRows`. The maps are registered with torch for
 compilers, ``torch.export`` and ``torch.vmap``, and can be differentiated any number of times. The
-softmax between them is in ``edge_softmax.py``. They compute in the dtype of their inputs.
+softmax between them is in ``edge_softmax.py``. The maps compute in the dtype of their inputs.
 """
 
 from collections.abc import Callable, Sequence

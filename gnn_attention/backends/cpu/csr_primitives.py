@@ -1,8 +1,8 @@
 """Products and weighted sums over a list of edges, for one head, in plain torch functions.
 
-Products of the two ends of each edge are ``torch.sparse.sampled_addmm``; weighted sums of rows for
-each token are ``embedding_bag``. Both read only the rows of edges. A bag adds its rows one after the
-other, so that its error grows with their number: a long row is summed in chunks, whose sums are added.
+The products at the two ends of each edge are ``torch.sparse.sampled_addmm``; the weighted sums for
+each token are ``embedding_bag``. Both read only the tokens of edges. A bag adds its terms one by
+one, so that its error grows with their number: sums over long rows are split into chunks.
 
 Many heads with few edges are faster together, as one head of a larger graph that repeats the graph
 along the diagonal, except that the query heads of a group attend to the same senders.
@@ -25,9 +25,9 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.csr import sort_edges
 from gnn_attention.backends.plan.plan import EdgeRows
 
-CHUNK = 64  # rows that are added one after the other
-MOST_EDGES = 10**5  # edges of all heads up to which taking the heads together is faster
-MOST_CACHED = 4  # results that are cached for each list of edges
+CHUNK = 64  # the most terms that are added one by one
+MOST_EDGES = 10**5  # edges of all heads, up to which the heads are faster together
+MOST_CACHED = 4  # results for each list of edges
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
@@ -38,9 +38,9 @@ Chunks = tuple[Int[Tensor, " chunks_and_one"], Int[Tensor, " rows_and_one"]]
 def sampled_products(
     matrix: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0, beta: float = 0.0
 ) -> None:
-    """Set the finite value of each edge to ``alpha * left_dst . right_src + beta * value``."""
+    """Set the value of each edge to ``alpha * left_dst . right_src + beta * value``."""
     if not beta:
-        # A NaN that an earlier head left would survive a product with 0.
+        # A NaN that an earlier head left there would survive a product with 0.
         matrix.values().zero_()
     torch.sparse.sampled_addmm(matrix, left, right.t(), beta=beta, alpha=alpha, out=matrix)
 
@@ -62,7 +62,7 @@ def _weighted_sums(
 
 
 def _split_long_rows(ptr: Int[Tensor, " rows_and_one"]) -> Chunks | None:
-    """Return the bounds of chunks of rows and of rows among chunks, or None if no row is long."""
+    """Return where chunks begin, and with which chunk each row begins; None if no row is long."""
     length = ptr.diff()
     if not len(length) or int(length.max()) <= CHUNK:
         return None
@@ -73,27 +73,27 @@ def _split_long_rows(ptr: Int[Tensor, " rows_and_one"]) -> Chunks | None:
     return torch.cat([ptr[row] + CHUNK * number, ptr[-1:]]).to(ptr.dtype), row_bounds
 
 
-# Results for each list of edges, by one of its tensors.
+# The results for each list of edges, under its ``ptr`` or ``out_ptr``.
 _cache: MutableMapping[Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
 
 
-def _compute_once(name: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
-    """Return ``compute(ptr)`` from the cache, because on a GPU the host would wait for it."""
+def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
+    """Return ``compute(ptr)``, cached under ``ptr`` and ``key``: on a GPU, the host waits for it."""
     results = _cache.setdefault(ptr, {})
-    result: T = results.get(name, results)
+    result: T = results.get(key, results)
     if result is results:
         result = compute(ptr)
-        # Other threads may change the results meanwhile.
+        # Other threads may change ``results`` at the same time.
         if len(results) >= MOST_CACHED:
             results.pop(next(iter(list(results)), None), None)
-        results[name] = result
+        results[key] = result
     return result
 
 
 class Buffers:
     """Buffers in one dtype for one head at a time: values of edges and rows of tokens."""
 
-    # A head writes where the last one wrote, because a new page of memory costs more than arithmetic.
+    # A head overwrites the one before it: a new page of memory costs more than arithmetic.
 
     def __init__(self, edges: EdgeRows, dtype: torch.dtype) -> None:
         self.edges, self.dtype = edges, dtype
@@ -127,7 +127,7 @@ class Buffers:
         return self._rows[name]
 
     def stage(self, name: str, x: Rows) -> Float[Tensor, "rows dim"]:
-        """Return the rows of ``x``, head after head, in the dtype of buffers; a view if possible."""
+        """Return the rows of ``x``, head by head, in the dtype of buffers; a view if possible."""
         if x.dtype == self.dtype and x.is_contiguous():
             return x.flatten(0, -2)
         return self.allocate(name, x).copy_(x).flatten(0, -2)
@@ -150,21 +150,21 @@ class Buffers:
         return _weighted_sums(self.edges.src, self.edges.ptr, weights, rows, self._in_chunks)
 
     def sum_outgoing(self, weights: Tensor, rows: Tensor, spare: Tensor) -> Float[Tensor, "src dim"]:
-        """Sum the weighted rows of receivers over the out-edges of each sender; write to ``spare``."""
+        """Sum the weighted rows of receivers over the out-edges of each sender, by way of ``spare``."""
         weights = torch.index_select(weights, 0, self.edges.out_position, out=spare)
         return _weighted_sums(self.edges.out_dst, self.edges.out_ptr, weights, rows, self._out_chunks)
 
 
-Groups = list[tuple[Index, list[Index]]]
+HeadGroups = list[tuple[Index, list[Index]]]
 
 
 def group_heads(
     edges: EdgeRows, shape: Sequence[int], kv_heads: int, dtype: torch.dtype
-) -> tuple[Buffers, Groups]:
-    """Return buffers, and the index of each key/value head with those of its query heads.
+) -> tuple[Buffers, HeadGroups]:
+    """Return buffers, and the index of each key/value head with the indices of its query heads.
 
-    ``shape`` is ``(samples, heads)``. The only index is ``...`` where all heads are faster
-    together. Without edges there is none.
+    ``shape`` is ``(samples, heads)``. If all heads are faster together, ``...`` is the only index;
+    without edges there are no heads.
     """
     samples, heads = shape
     if not edges.src.numel():
@@ -180,7 +180,7 @@ def group_heads(
 
 
 def _repeat_edges(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
-    """Repeat the edges for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
+    """Repeat edges for ``slices`` sets of receivers and ``kv_slices`` sets of senders; cached."""
 
     def repeat(ptr: Tensor) -> EdgeRows:
         num_dst, num_src = ptr.numel() - 1, edges.out_ptr.numel() - 1

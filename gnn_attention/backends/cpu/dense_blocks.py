@@ -1,7 +1,7 @@
 """Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
-The kernel is ATen's flash attention for CPUs, whose names are private (tests pin what is used of
-it). The backward pass recomputes ``w = exp(logit - lse)`` from the lse of all pieces, so that the
+The kernel is ATen's flash attention for CPUs, which is private (tests pin all that is used here).
+The backward pass recomputes ``w = exp(logit - lse)`` from the lse of all pieces, so that the
 gradients of the pieces add up exactly. All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) with
 adjacent channels and any other strides; token-major memory is fastest.
 """
@@ -16,7 +16,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-# Bytes of the temporary tensors of a call, which fit into the cache, and which the allocator reuses.
+# Bytes of the temporary tensors of a call: they fit into the cache, and the allocator reuses them.
 BYTES_AT_ONCE = 2**22
 FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -27,9 +27,9 @@ GroupedTokens = Float[Tensor, "groups _ _ _"]
 def forward(
     q: Tensor, k: Tensor, v: Tensor, piece: Rectangles, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write ``out`` and ``lse``, merged with what they hold unless ``piece.is_first``."""
+    """Write ``out`` and ``lse``, merged with their earlier contents unless ``piece.is_first``."""
     lse = lse.unsqueeze(-1)
-    # Each call makes out, and copies of q, k and v if gathered.
+    # Each call makes out, and copies of q, k and v if their tokens are gathered.
     dst_copies = 1 + isinstance(piece.dst, Gathered)
     src_copies = 2 * isinstance(piece.src, Gathered)
     for sample, part in _split_calls(piece, q, k, dst_copies, src_copies):
@@ -40,7 +40,7 @@ def forward(
         # If no logit is finite, the kernel gives out 0, but lse 0 instead of -inf.
         if part.has_empty_rows:
             assert part.masks is not None
-            is_empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
+            is_empty = ~part.masks.table.any(-1).index_select(0, part.masks.index).unsqueeze(1)
             new_lse = new_lse.masked_fill(is_empty, -torch.inf)
         if bool((new_lse == 0).any()) and _may_overflow(query, key, scale):
             # For values of 1 the output is the sum of the weights, 0 if no logit is finite.
@@ -57,13 +57,13 @@ def forward(
 def backward(
     tensors: Sequence[Tensor], lse: Tensor, piece: Rectangles, scale: float, grads: Sequence[Tensor]
 ) -> None:
-    """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
+    """Add to ``grads`` the gradients of q, k and v that pass through the rectangles.
 
     ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose
     lse is +inf contributes nothing.
     """
     lse = lse.unsqueeze(-1)
-    # Each call makes gradients of q, k and v, and copies of grad_out, q, out, k and v if gathered.
+    # Each call makes the gradients of q, k and v, and copies of all tensors if gathered.
     dst_copies = 1 + 3 * isinstance(piece.dst, Gathered)
     src_copies = 2 + 2 * isinstance(piece.src, Gathered)
     for sample, part in _split_calls(piece, tensors[1], tensors[2], dst_copies, src_copies):
@@ -84,7 +84,7 @@ def _additive_masks(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
         return None
     if len(masks.table) == 1:
         return additive_mask(masks.table[0], dtype)
-    return additive_mask(masks.table.index_select(0, masks.which), dtype).unsqueeze(1)
+    return additive_mask(masks.table.index_select(0, masks.index), dtype).unsqueeze(1)
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -101,16 +101,16 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 def _split_calls(
     piece: Rectangles, q: Tensor, k: Tensor, dst_copies: int, src_copies: int
 ) -> Iterator[tuple[int | slice, Rectangles]]:
-    """Split a piece into calls, as few as possible: some groups of a sample, or one of some samples.
+    """Split a piece into few calls: for some groups of one sample, or one group of some samples.
 
-    A call makes ``dst_copies`` rows as wide as q for each head of a receiver, and so on for senders.
+    For each head, a call makes ``dst_copies`` rows as wide as q of a receiver, ``src_copies`` of a sender.
     """
     samples: Iterable[int | slice]
     batch = q.shape[0]
     rows = dst_copies * piece.dst.size * q.shape[1] + src_copies * piece.src.size * k.shape[1]
     masks_differ = piece.masks is not None and len(piece.masks.table) > 1
     mask_cells = piece.dst.size * piece.src.size if masks_differ else 0
-    # Copies of keys and of values are two tensors, each of which stays within the limit.
+    # Copies of keys and of values are two tensors, and each of them may reach the limit.
     limit = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
     max_count = max(1, limit // (q.element_size() * (q.shape[3] * rows + mask_cells)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
@@ -122,7 +122,7 @@ def _split_calls(
 
 
 def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:
-    """Return the tokens of each group of a sample; if ``sample`` is a slice, of the only group."""
+    """Return the tokens of each group in a sample, or of the only group in a slice of samples."""
     if isinstance(groups, Gathered):
         if isinstance(sample, slice):
             return x[sample].index_select(2, groups.index[0])
@@ -160,7 +160,7 @@ def add(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) ->
     elif groups.stride == 0:
         take(x, sample, groups.select_groups(0, 1)).add_(value.sum(0, keepdim=True))
     else:
-        # Strips of ``stride`` tokens of each group do not overlap.
+        # Groups overlap, but strips of ``stride`` tokens, one from each group, do not.
         for offset in range(0, groups.size, groups.stride):
             size = min(groups.stride, groups.size - offset)
             strip = Strided(groups.start + offset, groups.stride, groups.count, size)

@@ -1,6 +1,6 @@
 """Attention over rectangles in differentiable torch, for a score_mod, a bias and dropout.
 
-It takes some rectangles of all samples and heads at a time, and recomputes them for gradients, so
+Some rectangles, of all samples and heads, are computed at a time, and recomputed for gradients, so
 that only a small part of the logits is ever in memory.
 """
 
@@ -15,7 +15,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
 LOGITS_AT_ONCE = 2**22  # bytes
-MOST_PARTS = 32  # Each part has a gradient as large as the input, so that there may not be many.
+MOST_PARTS = 32  # Each part makes gradients as large as q, k and v, so there may not be many.
 
 
 def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
     parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
     results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
-    # Each receiver selects its row of the results; one in no part selects the row after them.
+    # Each receiver takes its row of the results; one in no part takes the isolated row at the end.
     empty = torch.zeros(0, dtype=torch.int64, device=call.q.device)
     dst = torch.cat([*(_list_tokens(part.dst, call.q.device).flatten() for part in parts), empty])
     order = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
@@ -50,12 +50,12 @@ def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     dst, src = _list_tokens(part.dst, call.q.device), _list_tokens(part.src, call.q.device)
     bias = None
     if part.masks is not None:
-        mask = part.masks.table.to(dst.device).index_select(0, part.masks.which.to(dst.device))
+        mask = part.masks.table.to(dst.device).index_select(0, part.masks.index.to(dst.device))
     else:
         mask = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=dst.device)
         mask = (mask.tril() if part.causal else mask).expand(part.dst.count, -1, -1)
     if call.bias is not None:
-        # A rectangle has all in-edges of a receiver: the n-th edge in its row is the n-th in-edge.
+        # A rectangle has all in-edges of its receivers: the n-th edge in a row is the n-th in-edge.
         first, order = memoized(_in_edge_order, call.graph, dst.device)
         index = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
         index = index if order is None else torch.take(order, index)
@@ -86,7 +86,7 @@ def masked_attention(
         sinks = call.sink_logits.to(dtype).view(-1, *[1] * (q.dim() - 2))
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
     weights, lse = edge_softmax.row_softmax(logits, sinks)
-    # Weights of non-edges are set to 0 because a row of NaN would give them gradients.
+    # The weights of non-edges are set to 0 because a row of NaN would give them gradients.
     weights = call.apply_dropout(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse
 
@@ -104,21 +104,21 @@ def _list_tokens(groups: Groups, device: torch.device) -> Int[Tensor, "groups si
 
 
 def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of every pair for a score_mod, where an edge replaces each non-edge.
+    """Return receiver and sender of every pair for a score_mod; an edge replaces each non-edge.
 
     The score of a non-edge is discarded, but its derivative is multiplied by 0: a score_mod that divides
-    by 0 there would turn all other gradients into NaN. The edge is of the same rectangle if it has one.
+    by 0 there would turn all other gradients into NaN. The edge is from the same rectangle if possible.
     """
     if call.score_mod is None or not mask.numel() or call.graph.is_full():
         return dst.unsqueeze(-1), src.unsqueeze(-2)
     pairs = mask.flatten(-2)
     has_edge, cell = pairs.any(-1, keepdim=True), pairs.to(torch.uint8).argmax(-1, keepdim=True)
-    lender = has_edge.flatten().to(torch.uint8).argmax(0, keepdim=True)
+    rectangle_with_edge = has_edge.flatten().to(torch.uint8).argmax(0, keepdim=True)
     substitutes = []
     for tokens, index in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
         token = tokens.expand(*mask.shape[:-2], -1).gather(-1, index)
-        # torch.take with an index without axes would return a number that compilers do not know.
-        other_token = token.flatten().index_select(0, lender)
+        # torch.take with an index without axes would return a scalar that compilers do not know.
+        other_token = token.flatten().index_select(0, rectangle_with_edge)
         substitutes.append(torch.where(has_edge, token, other_token).unsqueeze(-1))
     dst_of_pair = torch.where(mask, dst.unsqueeze(-1), substitutes[0])
     return dst_of_pair, torch.where(mask, src.unsqueeze(-2), substitutes[1])

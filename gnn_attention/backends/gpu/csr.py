@@ -1,10 +1,10 @@
 """A graph as rows for a GPU (CSR and its transpose), in 12 bytes for each edge.
 
-A graph that differs by sample or head becomes one graph: the tokens of all its slices stand one after
-the other, so that one launch computes all of them. Everything happens on the device of the call.
+A graph that differs by sample or head becomes one graph: the tokens of its slices are numbered one
+slice after another, so that one launch computes all. Rows are built on the device of the call.
 
 Long rows are split into chunks, so that no program runs long after all others. The partial results
-of chunks, which are added in order, are so few that their workspace is small (:data:`MOST_CHUNKS`).
+of chunks, combined in order, are so few that their workspace is small (:data:`MOST_CHUNKS`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from gnn_attention.backends.plan.csr import list_edges
 from gnn_attention.backends.plan.plan import EdgeRows, Packed
 from gnn_attention.graph import TokenGraph
 
-MOST_CHUNKS = 2**14  # of one side; the workspace of 512 channels in float32 has 32 MiB then
-CHUNK = 1024  # the fewest edges for which a program of their own pays
-# Edges are numbered by int32, and the last step of a program may go up to 2^16 edges too far.
+MOST_CHUNKS = 2**14  # of one side; their results take 32 MiB for 512 channels in float32
+WORKSPACE = 2**26  # bytes of the results of chunks at a time
+CHUNK = 1024  # the fewest edges that are worth a program of their own
+# Edges have int32 numbers, and the last step of a program may run up to 2^16 edges past the end.
 MOST_EDGES = 2**31 - 2**16
 
 
 class Side(NamedTuple):
-    """What one pass reads: row i has the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``others``.
+    """What one pass reads: row i has the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``neighbours``.
 
-    Rows of more than ``limit`` entries are ``long``: row ``long[n]`` has the chunks
-    ``first[n] .. first[n + 1] - 1``. Chunk c has at most ``limit`` entries of row ``chunk_row[c]``,
-    from ``chunk_start[c]`` on. For senders, ``position`` is the index of each entry by receiver.
+    A row of more than ``limit`` entries, ``long_row[n]``, has the chunks ``first_chunk[n] ..
+    first_chunk[n + 1] - 1``. Chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
+    ``chunk_start[c]`` on. In rows of senders, ``position`` is the index of each entry by receiver.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
-    others: Int[Tensor, " edges"]
-    long: Int[Tensor, " long"]
-    first: Int[Tensor, " long_and_one"]
+    neighbours: Int[Tensor, " edges"]
+    long_row: Int[Tensor, " long"]
+    first_chunk: Int[Tensor, " long_and_one"]
     chunk_row: Int[Tensor, " chunks"]
     chunk_start: Int[Tensor, " chunks"]
     position: Int[Tensor, " edges_or_none"]
@@ -50,9 +51,9 @@ def pack_sides(graph: TokenGraph, device: torch.device, group: int = 1) -> Packe
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
     >>> receivers, senders = unpack_sides(*pack_sides(graph, torch.device("cpu")))
-    >>> receivers.ptr.tolist(), receivers.others.tolist()
+    >>> receivers.ptr.tolist(), receivers.neighbours.tolist()
     ([0, 1, 3, 3], [0, 1, 2])
-    >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
+    >>> senders.ptr.tolist(), senders.neighbours.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
     edges = EdgeRows(*list_edges(graph, device, group))
@@ -66,18 +67,18 @@ def unpack_sides(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side
     return Side._make([*tensors[:half], limits[0]]), Side._make([*tensors[half:], limits[1]])
 
 
-def _split_long_rows(ptr: Tensor, others: Tensor, position: Tensor) -> Side:
+def _split_long_rows(ptr: Tensor, neighbours: Tensor, position: Tensor) -> Side:
     degree, limit = ptr.diff().long(), CHUNK
-    # The limit doubles until the chunks of all longer rows are few.
+    # The limit doubles until longer rows have few chunks in all.
     while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
         limit *= 2
-    long = (degree > limit).nonzero().squeeze(1)
-    counts = _ceil_div(degree[long], limit)
-    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    row = long.repeat_interleave(counts)
-    number = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
+    long_row = (degree > limit).nonzero().squeeze(1)
+    counts = _ceil_div(degree[long_row], limit)
+    first_chunk = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = long_row.repeat_interleave(counts)
+    number = torch.arange(len(row), device=ptr.device) - first_chunk[:-1].repeat_interleave(counts)
     start = ptr[row] + (number * limit).to(ptr.dtype)
-    return Side(ptr, others, long.int(), first.int(), row.int(), start, position, limit)
+    return Side(ptr, neighbours, long_row.int(), first_chunk.int(), row.int(), start, position, limit)
 
 
 def _ceil_div(x: Tensor, divisor: int) -> Tensor:

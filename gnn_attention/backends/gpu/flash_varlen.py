@@ -2,8 +2,8 @@
 
 This is the kernel behind ``torch.nn.attention.varlen``, where lse has no gradient. Here it is an
 operator with a derivative, for grouped heads, windows and heads of up to 256 channels, in float16
-and bfloat16. FA3 or FA4 runs instead if ``torch.nn.attention.activate_flash_attention_impl``
-activates it. Tests replace the two calls of the kernel by the formula.
+and bfloat16. ``torch.nn.attention.activate_flash_attention_impl`` can activate FA3 or FA4 instead.
+Tests replace the two calls of the kernel by the formula.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """Compute ``(out, lse)`` of a plain call, in the dtype of q and in float32.
 
-    ``bounds`` are the positions at which sequences of receivers and of senders begin, the same in all
-    samples; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before and
-    ``window[1]`` after itself, or to all of them for -1: causal is ``(-1, 0)``. Sequences with
+    ``bounds`` say where sequences of receivers and of senders begin and the last ends, in every
+    sample; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before
+    and ``window[1]`` after itself, or to all of them for -1: causal is ``(-1, 0)``. Sequences with
     different numbers of receivers and senders must be full.
     """
     out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), [*longest, *window], call.scale)
@@ -106,9 +106,9 @@ def _backward_kernel(tensors: Any, lse: Tensor, bounds: Any, numbers: Any, scale
 
 
 def _sizes_and_window(numbers: Any) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """Return the greatest lengths, a dropout of 0 and whether it is causal; and a window by name."""
+    """Return the greatest lengths, a dropout of 0, whether it is causal; and keywords of a window."""
     *longest, left, right = numbers[:4]
-    # FA4 has a backward pass only for calls without the names of a window.
+    # FA4 has a backward pass only for calls without these keywords.
     window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}
     return (*longest, 0.0, (left, right) == (-1, 0)), window
 
@@ -133,8 +133,8 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     q, k, v, out, lse, *bounds = ctx.saved_tensors
     if grad_lse is not None and max(q.shape[3], v.shape[3] + 1) > WIDEST:
         raise NotImplementedError(
-            f"the gradient of lse needs a channel more than v, and torch's flash attention supports "
-            f"{WIDEST}, got v with {v.shape[3]}; use backend='flex' or 'rows'"
+            f"the gradient of lse needs one channel beyond those of v, and torch's flash attention "
+            f"supports {WIDEST} in all, got v with {v.shape[3]}; use backend='flex' or 'rows'"
         )
     numbers = [*ctx.numbers, int(grad_lse is not None)]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out

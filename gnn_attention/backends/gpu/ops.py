@@ -1,8 +1,8 @@
 """The operators of the GPU kernel: forward and backward.
 
 They are registered with torch for compilers, ``torch.export`` and ``torch.vmap``. An eager call
-skips the dispatch of an operator, which takes as much host time as all else. The backward pass
-recomputes the weights from lse: nothing of the size of the edges is saved. lse is differentiable;
+skips their dispatch, which takes as much host time as the rest of the call. The backward pass
+recomputes the weights from lse, so that nothing is saved for each edge. lse is differentiable;
 second derivatives raise an error. The first call loads Triton.
 """
 
@@ -23,7 +23,7 @@ from gnn_attention.edge_softmax import accumulation_dtype
 
 def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
     """Compute out in the dtype of q, and lse in float32 or better; 0 and -inf for isolated receivers."""
-    # A tensor without edges stands for a missing bias.
+    # A bias with no edges stands for no bias.
     bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
     inputs = problem.q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
@@ -95,7 +95,7 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 class _Eager(torch.autograd.Function):
-    """Run both passes on plain tensors; the tensors of the graph need not be saved."""
+    """Run both passes on plain tensors; those of the graph are kept without being saved."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
         arguments = *grads, q, k, v, bias, out, lse, seed
-        # The operator raises the error for second derivatives.
+        # The operator raises an error for second derivatives.
         needs_operator = torch.is_grad_enabled() or not are_eager(arguments)
         input_grads = (_GRADIENTS if needs_operator else _run_backward)(*arguments, *ctx.options)
         return *input_grads, None, None

@@ -8,10 +8,10 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 class Problem(NamedTuple):
     """One call on one graph: ``logit = softcap(scale q . k) + bias``.
 
-    The channels of q, k and v are adjacent; other strides are free. The edges of ``bias`` are
-    sorted by receiver, then sender; it may have stride 0. ``scale`` is positive; a ``softcap`` of 0
-    means none. ``seed`` is an int64 tensor of one element unless ``dropout`` is 0. The offsets and
-    first indices make tokens, samples and heads absolute.
+    The channels of q, k and v are adjacent; their other strides are arbitrary. ``bias`` has edges
+    sorted by receiver, then sender, and may have strides of 0. ``scale`` is positive; a ``softcap``
+    of 0 means none. ``seed`` is an int64 tensor of one element unless ``dropout`` is 0. Offsets and
+    first indices make tokens, samples and heads absolute for dropout.
     """
 
     q: Float[Tensor, "batch heads dst dim"]

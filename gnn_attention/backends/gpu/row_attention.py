@@ -1,4 +1,4 @@
-"""Attention in the Triton kernel over rows of edges, which supports all options of this library.
+"""Attention in the Triton kernel over rows of edges, with all options but a foreign score_mod.
 
 The kernel takes CUDA tensors. If Python was started with ``TRITON_INTERPRET=1``, it also takes CPU
 tensors, slowly, for tests and rehearsals.
@@ -13,7 +13,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
-from gnn_attention.backends.gpu.csr import MOST_EDGES, pack_sides
+from gnn_attention.backends.gpu.csr import MOST_EDGES, WORKSPACE, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
@@ -21,7 +21,6 @@ from gnn_attention.graph import memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512  # channels of a head
-WORKSPACE = 2**26  # bytes of partial results of long rows
 DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -29,8 +28,8 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Compute ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
 
-    If the graph differs by sample or head, the call must be plain: these axes are folded into that
-    of the tokens, so that one launch computes all slices.
+    If the graph differs by sample or head, the call must be plain: these axes are folded into the
+    axis of the tokens, so that one launch computes all slices.
     """
     graph = call.graph
     softcap, bias = score_terms.cap_and_bias(call)
@@ -54,7 +53,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Return why torch operators have to compute a call instead of the kernel, or None."""
+    """Return why torch operators must compute a call instead of the kernel, or None."""
     if call.q.device.type not in DEVICES:
         return f"the kernel runs on {DEVICES[0]}, q is on {call.q.device}"
     if not INSTALLED:
@@ -70,10 +69,10 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Return at most how much memory is needed: rows of the graph, a workspace, and values of edges.
+    """Bound the memory needed in bytes: rows of the graph, a workspace, and values of edges.
 
     A bias and the terms of a score_mod have a value for each edge and head, and a gradient. A score_mod
-    makes positions, too, and two values for each edge and head for the gradient of its table.
+    also makes positions, and two values for each edge and head for the gradient of its table.
     """
     graph, (batch, heads) = call.graph, call.q.shape[:2]
     slices, itemsize = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize

@@ -1,4 +1,4 @@
-"""What a GPU kernel adds to a score: a score_mod and a bias as a softcap and one value for each edge.
+"""A score_mod and a bias as the GPU kernel takes them: a softcap and one value for each edge.
 
 ``logit = softcap(scale q . k) + bias`` covers the score_mods of this library: ``alibi``,
 ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` become values of edges, with gradients
@@ -24,7 +24,7 @@ EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods
 
 
 def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
-    """Return the softcap (0.0 for none) and the terms after it; NotImplementedError for others.
+    """Return the softcap (0.0 for none) and the terms after it; NotImplementedError for other kinds.
 
     >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])
@@ -35,14 +35,14 @@ def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
     for term in terms:
         if type(term) not in EDGEWISE:
             raise NotImplementedError(
-                f"its kernels do not support the score_mod {term!r} (a softcap only as the first); "
-                "write it as a per-edge bias, or use backend='rows' or 'flex'"
+                f"the kernel does not support the score_mod {term!r} (a softcap only as the first); "
+                "write it as a per-edge bias, or use backend='flex'"
             )
     return cap, terms
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Return why the kernels do not support the score_mod of a call, or None."""
+    """Return why the kernel does not support the score_mod of a call, or None."""
     heads = call.first_head + call.q.shape[1]
     try:
         _, terms = cap_and_terms(call.score_mod)
@@ -71,7 +71,7 @@ def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
             (slopes,) = memoized(_copy_to_device, graph, mod.slopes, dtype, device)
             term = -slopes[head] * (dst - src).abs()
         else:
-            # A score_mod turns the score 0 into the term that it adds.
+            # Such a score_mod only adds a term, which is its result for a score of 0.
             zero = torch.zeros(1, 1, 1, dtype=dtype, device=device)
             term = mod(zero, torch.zeros_like(head[:, :1]), head, dst, src)
         bias = term if bias is None else bias + term

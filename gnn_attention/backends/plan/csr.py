@@ -1,7 +1,7 @@
 """Lists of edges in CSR form, with the transpose, in int32 (for fewer than 2^31 edges).
 
-A graph that differs by sample or head becomes a single list: the tokens of all its slices stand one
-after the other, and :func:`fold` brings the tokens of a call into this order.
+A graph that differs by sample or head becomes a single list: the tokens of its slices are numbered
+one slice after another, and :func:`fold` brings the tokens of a call into this order.
 """
 
 import torch
@@ -24,28 +24,28 @@ def edge_rows(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRo
 
 def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
     """Compute the tensors of :func:`edge_rows`, without the cache."""
-    selection = graph.edges.pointers()
-    if selection is None and graph.heads is None and graph.batch is None:
+    chosen_rows = graph.edges.pointers()
+    if chosen_rows is None and graph.heads is None and graph.batch is None:
         src, dst = graph.edges_on(device)
         order = memoized(receiver_order, graph)[0]
         order = None if order is None else order.to(device)
-        return tuple(_gather_rows(src, dst, order, graph.num_src, graph.num_dst).tensors)
+        return tuple(_build_rows(src, dst, order, graph.num_src, graph.num_dst).tensors)
     slices = (graph.batch or 1) * (graph.heads or 1)
-    query_slices = 1 if graph.heads is None else group
-    num_src = slices // query_slices * graph.num_src
+    group = 1 if graph.heads is None else group
+    num_src = slices // group * graph.num_src
     num_dst = slices * graph.num_dst
-    if selection is not None:
-        # Selected senders never leave the device on which they were selected.
-        ptr, src = (x.to(device) for x in selection)
+    if chosen_rows is not None:
+        # Rows are nearly always chosen on the device of the call, so that nothing is copied.
+        ptr, src = (x.to(device) for x in chosen_rows)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
         graphs = [select_slice(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
         edges = [slice_graph.edge_index.to(device) for slice_graph in graphs]
         src = torch.cat([slice_src for slice_src, _ in edges])
         row = torch.cat([slice_dst + i * graph.num_dst for i, (_, slice_dst) in enumerate(edges)])
-    src = src + row.div(query_slices * graph.num_dst, rounding_mode="floor") * graph.num_src
-    order = None if selection is not None else _sorting_order(src, row, num_src)
-    return tuple(_gather_rows(src, row, order, num_src, num_dst).tensors)
+    src = src + row.div(group * graph.num_dst, rounding_mode="floor") * graph.num_src
+    order = None if chosen_rows is not None else _sorting_order(src, row, num_src)
+    return tuple(_build_rows(src, row, order, num_src, num_dst).tensors)
 
 
 def edge_order(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
@@ -60,7 +60,7 @@ def _edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
 
 def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
     """Sort the edges ``src -> dst`` by receiver, then sender."""
-    return _gather_rows(src, dst, _sorting_order(src, dst, num_src), num_src, num_dst)
+    return _build_rows(src, dst, _sorting_order(src, dst, num_src), num_src, num_dst)
 
 
 def _sorting_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
@@ -69,7 +69,7 @@ def _sorting_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edge
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
 
-def _gather_rows(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> EdgeRows:
+def _build_rows(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> EdgeRows:
     src, dst = src.int(), dst.int()
     if order is not None:
         src, dst = src.index_select(0, order), dst.index_select(0, order)
@@ -85,7 +85,7 @@ def _row_bounds(row: Tensor, num_rows: int) -> Int[Tensor, " rows_and_one"]:
 
 
 def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
-    """Move the axes (sample, head) by which the graph differs into the axis of the tokens."""
+    """Merge the axes by which the graph differs (sample, head) into the axis of the tokens."""
     batch, heads, tokens, width = x.shape
     if graph.heads is None and graph.batch is None:
         return x

@@ -1,7 +1,7 @@
-"""From runs of tiles to rectangles: few pieces, each of many equal rectangles.
+"""From runs of tiles to rectangles: few pieces, each of many rectangles of one size.
 
 Each row of tiles is a rectangle. Rectangles of one size that advance in equal steps are strided
-views of the tokens; others are gathered. A large rectangle on consecutive senders is a piece of its
+views of the tokens; others are copies. A large rectangle on consecutive senders is a piece of its
 own. Every receiver is in at most one rectangle.
 """
 
@@ -27,10 +27,10 @@ LARGE = 2**15
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Rectangles one below the other: ``height`` receivers from ``top`` on, over a row of tiles.
+    """Rectangles one below another, each a row of tiles with ``height`` receivers from ``top`` on.
 
     ``left`` is the first of ``width`` senders, which are consecutive if ``is_contiguous``. The runs of
-    tiles are ``begin .. end - 1``; one of them is partial if ``has_mask``.
+    tiles are ``begin .. end - 1``, some of them partial if ``has_mask``.
     """
 
     top: Int[Tensor, " rectangles"]
@@ -56,7 +56,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
     left, width = runs.first * runs.block, _count_senders(graph, runs)
     pieces = []
     for stack in split_into_pieces(graph, runs):
-        down, right = stack.top.diff(), stack.left.diff()
+        down, right = stack.top.diff(), stack.left.diff()  # steps to the next rectangle
         dst: Groups = _strided_groups(stack.top, stack.height)
         src: Groups = _strided_groups(stack.left, stack.width)
         # A strided view cannot go backwards over the senders.
@@ -66,7 +66,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
             run = stack.begin[rectangle] + number
             item, offset = enumerate_groups(width[run])
             src = Gathered((left[run][item] + offset).view(len(stack.top), -1))
-            # Receivers are gathered, too, unless the rectangles follow each other.
+            # Receivers are gathered, too, unless each rectangle begins where the last ended.
             if bool((down != dst.size).any()):
                 dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
         piece = Rectangles(dst, src)
@@ -77,7 +77,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
 
 
 def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
-    """Split rectangles into those in equal steps, single large ones, and all others of one kind."""
+    """Split rectangles into progressions in equal steps, single large ones, and others by kind."""
     if not len(runs.row):
         return []
     stack = _stack_tiles(graph, runs)
@@ -93,13 +93,13 @@ def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
     starts = ~continues
     # The second rectangle of a progression sets its step.
     starts[1:] |= continues[:-1] & (step[1:] != step[:-1]).any(1)
-    pieces, singles = [], []
+    pieces, single_starts = [], []
     for start, stop in pairwise(starts.nonzero().flatten().tolist()):
         if stop - start > 1 or is_large[start]:
             pieces.append(stack.select(torch.arange(start, stop, device="cpu")))
         else:
-            singles.append(start)
-    single = torch.tensor(singles, dtype=torch.int64, device="cpu")
+            single_starts.append(start)
+    single = torch.tensor(single_starts, dtype=torch.int64, device="cpu")
     kinds = torch.unique(kind[single]).tolist()
     return pieces + [stack.select(single[kind[single] == k]) for k in kinds]
 
@@ -130,7 +130,7 @@ def _strided_groups(first: Tensor, size: Tensor) -> Strided:
 
 
 def trim_senders(piece: Rectangles) -> Rectangles:
-    """Remove senders without edges from a masked piece, as far as its width stays a multiple of ``STEP``.
+    """Remove senders without edges from a masked piece, down to a multiple of ``STEP`` senders.
 
     A strided piece loses senders only at its ends.
     """
@@ -148,14 +148,14 @@ def trim_senders(piece: Rectangles) -> Rectangles:
         width = min(-(-max(int(has_edge.sum()), 1) // STEP) * STEP, len(has_edge))
         index = has_edge.to(torch.uint8).argsort(stable=True, descending=True)[:width].sort().values
         src, table = Gathered(piece.src.index[:, index].contiguous()), table[:, :, index].contiguous()
-    masks = Masks(table, piece.masks.which)
+    masks = Masks(table, piece.masks.index)
     return replace(piece, src=src, masks=masks, has_empty_rows=bool((~table.any(-1)).any()))
 
 
 def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor) -> Masks:
-    """Build the masks of rectangles, of which those with equal tile masks at equal columns share one.
+    """Build one mask for all rectangles that have equal tile masks at equal columns.
 
-    ``width`` and ``mask`` have one entry for each run of tiles, and ``tile_masks[mask]`` is its mask.
+    ``width`` and ``mask`` have one entry for each run of tiles, whose mask is ``tile_masks[mask]``.
     """
     count = stack.end - stack.begin
     rectangle, number = enumerate_groups(count)
@@ -167,11 +167,11 @@ def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor)
     _, number = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
     keys = torch.full((len(stack.top), 2 * int(number.max()) + 2), -1, dtype=torch.int64, device="cpu")
     keys[rectangle, 2 * number], keys[rectangle, 2 * number + 1] = column, tile_mask
-    which, example = group_equal_rows(keys)
+    mask_class, example = group_equal_rows(keys)
     shape = len(example), int(stack.height[0]), int(stack.width[0])
     table = torch.ones(shape, dtype=torch.bool, device="cpu")
-    entries = torch.stack([which[rectangle], column, tile_mask])[:, torch.isin(rectangle, example)]
+    entries = torch.stack([mask_class[rectangle], column, tile_mask])[:, torch.isin(rectangle, example)]
     for row, left, index in entries.T.tolist():
         target = table[row, :, left : left + tile_masks.shape[2]]
         target.copy_(tile_masks[index, : target.shape[0], : target.shape[1]])
-    return Masks(table, which)
+    return Masks(table, mask_class)

@@ -1,11 +1,11 @@
 """A plan: a graph cut into pieces that a kernel takes whole, as values.
 
-*Rectangles* are receivers that may all attend to the same senders, with a mask unless all pairs are
-edges; equal rectangles are one piece. *EdgeRows* list edges by receiver (CSR), with the transpose.
-No edge is in two pieces of a plan; results over the same receivers are merged by log-sum-exp.
+*Rectangles* are receivers that may all attend to the same senders, with a mask unless all pairs, or
+all causal ones, are edges; equal rectangles are one piece. *EdgeRows* list edges by receiver, and by
+sender. No edge is in two pieces; results over the same receivers are merged by log-sum-exp.
 
 A plan crosses into a custom operator as tensors and integers (:func:`pack_plan`, :func:`unpack_plan`),
-so that compiled and exported programs never hold an object that could become outdated.
+so that compiled and exported programs hold no object that could become stale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Strided:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Groups of any tokens: group g has the tokens ``index[g]``."""
+    """Groups of arbitrary tokens: group g has the tokens ``index[g]``."""
 
     index: Int[Tensor, "count size"]
 
@@ -62,10 +62,10 @@ Groups = Strided | Gathered
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """Masks of rectangles: rectangle g has the mask ``table[which[g]]``, True for edges."""
+    """Masks of rectangles: rectangle g has the mask ``table[index[g]]``, True for edges."""
 
     table: Bool[Tensor, "masks receivers senders"]
-    which: Int[Tensor, " count"]
+    index: Int[Tensor, " count"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Rectangles:
         return self.dst.count * self.dst.size * self.src.size
 
     def split_receivers(self, size: int) -> Iterator[Rectangles]:
-        """Split into rectangles of at most ``size`` receivers, without the senders that no row needs."""
+        """Split into rectangles of at most ``size`` receivers, without senders that no row needs."""
         if self.dst.size <= size:
             yield self
             return
@@ -97,7 +97,7 @@ class Rectangles:
             stop = min(first + size, self.dst.size)
             dst = self.dst.select_tokens(first, stop)
             src = self.src.select_tokens(0, stop) if self.causal else self.src
-            masks = self.masks and Masks(self.masks.table[:, first:stop], self.masks.which)
+            masks = self.masks and Masks(self.masks.table[:, first:stop], self.masks.index)
             if self.causal:
                 table = torch.ones(1, stop - first, stop, dtype=torch.bool).tril(first)
                 masks = Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
@@ -105,14 +105,14 @@ class Rectangles:
 
     def split_groups(self, count: int) -> Iterator[Rectangles]:
         """Split into pieces of at most ``count`` rectangles."""
-        # A compiled program has to know of a symbolic count only that it is large enough.
+        # This early exit lets a compiled program guard a symbolic count by one comparison.
         if self.dst.count <= count:
             yield self
             return
         for first in range(0, self.dst.count, count):
             stop = min(first + count, self.dst.count)
             dst, src = self.dst.select_groups(first, stop), self.src.select_groups(first, stop)
-            masks = self.masks and Masks(self.masks.table, self.masks.which[first:stop])
+            masks = self.masks and Masks(self.masks.table, self.masks.index[first:stop])
             yield replace(self, dst=dst, src=src, masks=masks)
 
 
@@ -122,7 +122,7 @@ class EdgeRows:
 
     The in-edges of receiver i are the indices ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
     The out-edges of sender j are the indices ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
-    and ``out_position`` is the index in ``src`` of each. ``is_first`` is as in :class:`Rectangles`.
+    and ``out_position`` has their indices in ``src``. ``is_first`` is as in :class:`Rectangles`.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -143,7 +143,7 @@ Piece = Rectangles | EdgeRows
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The pieces of a graph; if ``is_complete``, every receiver is in one that ``is_first``."""
+    """The pieces of a graph; if ``is_complete``, every receiver is in a piece that ``is_first``."""
 
     pieces: tuple[Piece, ...]
     is_complete: bool
@@ -157,13 +157,13 @@ class Plan:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
 
-# PADDED are edge rows whose tensors are longer than the last entry of ptr says.
+# Kinds in a packed plan. The tensors of PADDED edge rows are longer than the number of edges, ptr[-1].
 STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
 Packed = tuple[list[Tensor], list[int]]
 
 
 def pack_plan(plan: Plan) -> Packed:
-    """Write a plan as tensors and integers, which :func:`unpack_plan` reads."""
+    """Convert a plan into tensors and integers, which :func:`unpack_plan` reads."""
     tensors: list[Tensor] = []
     numbers = [int(plan.is_complete)]
     for piece in plan.pieces:
@@ -181,7 +181,7 @@ def pack_plan(plan: Plan) -> Packed:
         # This is a list because the compiler of torch 2.9 cannot add a map to a list.
         numbers += [int(flag) for flag in flags]
         if piece.masks is not None:
-            tensors += [piece.masks.table, piece.masks.which]
+            tensors += [piece.masks.table, piece.masks.index]
     return tensors, numbers
 
 

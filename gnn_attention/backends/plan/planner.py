@@ -1,8 +1,8 @@
 """From a graph to a plan of pieces, which the backends ``tiles``, ``rows`` and ``mixed`` run.
 
 A full or causal graph is one rectangle, and so is each packed document; documents of equal length
-are one piece. Any other graph is cut along tiles: into rows of tiles, as high as is cheapest, or
-into well-filled tiles and a list of the edges of all other tiles.
+are one piece. Any other graph is cut along tiles: into rows of tiles of the cheapest height, or
+into well-filled tiles and a list of the edges in all other tiles.
 """
 
 from dataclasses import replace
@@ -21,10 +21,10 @@ from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.tiling import Tiles
 
 BLOCK = 64  # tokens on a side of a tile
-# The relative cost of a cell, as measured, by the number of rows of tiles that a rectangle joins.
+# The measured relative cost of a cell, by the number of rows of tiles that a rectangle joins.
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
-LONG = 512  # tokens of full tiles in a row from which they are a rectangle of their own
-LEAST_FILL = 0.25  # of a tile, from which a dense kernel is as fast as a list of the edges
+LONG = 512  # the fewest senders of a run of full tiles that can be a rectangle of its own
+LEAST_FILL = 0.25  # the share of edges in a tile from which a dense kernel is as fast as a list
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
@@ -50,7 +50,7 @@ def tiles_plan(graph: TokenGraph) -> Plan:
 
 
 def whole_rows_plan(graph: TokenGraph) -> Plan:
-    """Plan all edges as rectangles that have all in-edges of their receivers."""
+    """Plan all edges as rectangles, each of which has all in-edges of its receivers."""
     if not graph.num_dst or not graph.num_src or graph.is_full() or graph.is_causal():
         return tiles_plan(graph)
     return _make_plan(list(build_rectangles(graph, _choose_height(graph)[0])), graph)
@@ -85,16 +85,16 @@ def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
 def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
     first_pieces = [piece for piece in pieces if piece.is_first]
     rectangles = [piece for piece in first_pieces if isinstance(piece, Rectangles)]
-    # Edge rows have all receivers.
+    # Edge rows cover all receivers.
     has_edge_rows = len(first_pieces) > len(rectangles)
     count = sum(piece.dst.count * piece.dst.size for piece in rectangles)
     return Plan(tuple(pieces), is_complete=has_edge_rows or count == graph.num_dst)
 
 
 def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
-    """Build rectangles, with long full runs apart from partial tiles of the same row.
+    """Build rectangles, and separate long full runs from the partial tiles of the same row.
 
-    Otherwise masks would be as long as rows: half of all pairs for a nearly causal graph.
+    Otherwise masks would be as long as rows: half of all pairs in a nearly causal graph.
     """
     in_partial_row = torch.isin(runs.row, runs.row[~runs.full])
     is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
@@ -105,7 +105,7 @@ def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """Return the graph as packed documents with one window for all of them, or None if it is not.
+    """Return the packed documents of a graph, with one window for all, or None if it has none.
 
     >>> from gnn_attention import patterns
     >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
@@ -123,24 +123,24 @@ def packing(graph: TokenGraph) -> Varlen | None:
 def _find_documents(graph: TokenGraph) -> Varlen | None:
     """Return packed documents that are causal or full inside, or None for any other graph or a list.
 
-    Two cheap tests exclude most other graphs: a few receivers must each attend to themselves and to
-    consecutive senders; and in-degrees must count 1, 2, 3, ... through each document, or be its length.
+    Two cheap tests exclude most other graphs: some receivers must each attend to themselves and to
+    consecutive senders; and in-degrees must be 1, 2, 3, ... through each document, or its length.
     """
     if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
         return None
-    number = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
-    dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
+    num_rows = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
+    dst = torch.linspace(0, graph.num_dst - 1, num_rows, device="cpu").round().long().unsqueeze(1)
     src = torch.arange(graph.num_src, device="cpu")
     zero = torch.zeros(1, dtype=torch.int64, device="cpu")
     edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src)
-    edge = edge.expand(number, len(src))
+    edge = edge.expand(num_rows, len(src))
     num_intervals = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
     if not bool((num_intervals == 1).all() & edge.gather(1, dst).all()):
         return None
     degree = graph.in_degree()
-    value, count = torch.unique_consecutive(degree, return_counts=True)
+    run_degree, count = torch.unique_consecutive(degree, return_counts=True)
     may_be_causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
-    may_be_full = bool((value > 0).all() & (count % value.clamp(min=1) == 0).all())
+    may_be_full = bool((run_degree > 0).all() & (count % run_degree.clamp(min=1) == 0).all())
     documents = memoized(packing, graph) if may_be_causal or may_be_full else None
     return documents if documents is not None and documents.window in ((-1, 0), (-1, -1)) else None
 
@@ -160,7 +160,7 @@ def runs_work(graph: TokenGraph) -> Work:
 
 def documents_work(documents: Varlen) -> Work:
     length = documents.cu_seqlens.long().diff()
-    # The kernel takes 32 receivers at a time, and about half of the pairs of a long causal document.
+    # The kernel takes 32 receivers at a time, and visits about half of a long causal document.
     height = -(-length // 32) * 32
     cells = (height * length).double()
     if documents.window == (-1, 0):
@@ -171,12 +171,12 @@ def documents_work(documents: Varlen) -> Work:
 
 
 def _choose_height(graph: TokenGraph) -> tuple[Tiles, int, int]:
-    """Return the runs of tiles at the cheapest height, this height in tiles, and their cells."""
+    """Return the runs of tiles at the cheapest height, that height in tiles, and their cells."""
     runs, _ = split_tiles(graph, BLOCK, 0.0)
     cells = {height: count_cells(runs, height) for height in HEIGHTS}
     height = min(HEIGHTS, key=lambda height: cells[height] * HEIGHTS[height])
-    high_runs = runs if height == 1 else split_tiles(graph, BLOCK * height, 0.0)[0]
-    return high_runs, height, cells[height]
+    joined_runs = runs if height == 1 else split_tiles(graph, BLOCK * height, 0.0)[0]
+    return joined_runs, height, cells[height]
 
 
 def _seconds(work: Work) -> float:

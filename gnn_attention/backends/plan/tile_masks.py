@@ -1,8 +1,8 @@
-"""The tiles of a graph, split by how many edges they hold, and the masks of partial tiles.
+"""The tiles of a graph, split by the share of edges in them, and the masks of partial tiles.
 
 A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
-masks. If a tile depends on the receiver, the sender or their difference alone, only a row, a column
-or a profile of its diagonals is evaluated and compared.
+masks. If a tile depends on the receiver, the sender or their difference alone, only one value for
+each receiver, sender or diagonal is evaluated and compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gnn_attention.graph.tiling import Tiles, tiles
 
 
 def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
-    """Return the boxes of pairs of some tiles; the owner of a box is the index of its tile."""
+    """Return some tiles as boxes of pairs; the owner of a box is the index of its tile."""
     index, zero = torch.arange(len(row), device="cpu"), torch.zeros_like(row)
     dst, src = row * block, column * block
     height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
@@ -30,34 +30,34 @@ def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Bo
 def masks_of_tiles(
     graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
-    """Return ``(which, table)``: the mask of tile t is ``table[which[t]]``, False outside the graph."""
+    """Return ``(index, table)``: the mask of tile t is ``table[index[t]]``, False outside the graph."""
     if graph.edges.listed() is not None:
         tile, (src, dst) = _find_edges(graph, block, row, column)
         masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
-        which, example = group_equal_rows(_pack_bits(masks.flatten(1)))
-        return which, masks[example]
-    which, num_masks = torch.zeros_like(row), 0
+        mask_class, example = group_equal_rows(_pack_bits(masks.flatten(1)))
+        return mask_class, masks[example]
+    mask_index, num_masks = torch.zeros_like(row), 0
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
     for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), leaf=block):
-        for tile, mask, masks in _piece_masks(graph, block, piece):
-            which[tile] = mask + num_masks
+        for tile, index, masks in _piece_masks(graph, block, piece):
+            mask_index[tile] = index + num_masks
             tables.append(masks)
             num_masks += len(masks)
     # Two pieces may have the same mask.
     table = torch.cat(tables)
-    distinct, example = group_equal_rows(_pack_bits(table.flatten(1)))
-    return distinct[which], table[example]
+    mask_class, example = group_equal_rows(_pack_bits(table.flatten(1)))
+    return mask_class[mask_index], table[example]
 
 
 def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the edges ``(src, dst)`` of a list in some sorted tiles, after the tile of each edge."""
+    """Return ``(tile, edges)``: the listed edges in sorted tiles, and the index of the tile of each."""
     columns = max(-(-graph.num_src // block), 1)
-    tile = row * columns + column
+    tile_key = row * columns + column
     src, dst = graph.edge_index
-    edge_tile = dst // block * columns + src // block
-    index = torch.searchsorted(tile, edge_tile).clamp(max=max(len(tile) - 1, 0))
-    is_inside = tile[index] == edge_tile if len(tile) else torch.zeros_like(edge_tile).bool()
+    edge_key = dst // block * columns + src // block
+    index = torch.searchsorted(tile_key, edge_key).clamp(max=max(len(tile_key) - 1, 0))
+    is_inside = tile_key[index] == edge_key if len(tile_key) else torch.zeros_like(edge_key).bool()
     return index[is_inside], torch.stack([src[is_inside], dst[is_inside]])
 
 
@@ -81,34 +81,34 @@ def _find_examples(row_class: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
 
 
 def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
-    """Pack 64 bits into each integer, in bytes first, because there may be many bits."""
+    """Pack 64 bits into each integer, by way of bytes, which take little memory."""
     padded_bits = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
     shift = torch.arange(8, dtype=torch.uint8, device="cpu")
-    in_bytes = padded_bits.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
-    return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
+    shifted_bits = padded_bits.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
+    return shifted_bits.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
 def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the indices of some tiles of a piece, which mask each of them has, and the masks."""
+    """Yield the indices of some tiles, the index of the mask of each, and their masks."""
     size = piece.boxes.height * (block + 1) + piece.boxes.width
     for box_size in torch.unique(size).tolist():
         boxes = piece.boxes.at(size == box_size)
         if piece.kind == CELLS:
             for cell_boxes, edge in quadtree.cells(graph.edges, boxes):
-                which, example = group_equal_rows(_pack_bits(edge.flatten(1)))
-                yield cell_boxes.owner, which, _pad_masks(edge[example], block)
+                mask_class, example = group_equal_rows(_pack_bits(edge.flatten(1)))
+                yield cell_boxes.owner, mask_class, _pad_masks(edge[example], block)
             continue
         height, width = int(boxes.height[0]), int(boxes.width[0])
         row = torch.arange(height, device="cpu").unsqueeze(1)
         column = torch.arange(width, device="cpu")
         edge = torch.ones(len(boxes), 1, dtype=torch.bool, device="cpu")
-        index = 0 * row + 0 * column
+        value_index = 0 * row + 0 * column
         if piece.kind != FULL:
             edge = quadtree.profile(graph.edges, Piece(piece.kind, boxes))[0].view(len(boxes), -1)
             indices = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
-            index = indices.get(piece.kind, column + 0 * row)
-        which, example = group_equal_rows(_pack_bits(edge))
-        yield boxes.owner, which, _pad_masks(edge[example][:, index], block)
+            value_index = indices.get(piece.kind, column + 0 * row)
+        mask_class, example = group_equal_rows(_pack_bits(edge))
+        yield boxes.owner, mask_class, _pad_masks(edge[example][:, value_index], block)
 
 
 def _pad_masks(masks: Tensor, block: int) -> Tensor:
@@ -116,7 +116,7 @@ def _pad_masks(masks: Tensor, block: int) -> Tensor:
 
 
 def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles, Tiles]:
-    """Split tiles by whether at least this share of their pairs are edges; the others are partial."""
+    """Return the runs in whose tiles at least this share of pairs are edges, and all others."""
     runs = tiles(graph, block)
     if not least_fill:
         return runs, runs.at(torch.zeros_like(runs.full))
@@ -127,16 +127,16 @@ def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles
 
 
 def count_cells(runs: Tiles, height: int) -> int:
-    """Count the pairs visited if ``height`` rows of tiles become one, with the columns of all."""
+    """Count the pairs visited if each ``height`` rows of tiles are joined, with all their columns."""
     if not len(runs.row):
         return 0
     row = runs.row // height
-    # All rows stand one after the other on a single axis.
+    # The rows are laid end to end along one axis.
     origin = row * (int(runs.stop.max()) + 1)
     first, order = (runs.first + origin).sort()
     stop = (runs.stop + origin)[order]
-    largest_stop = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
-    columns = (stop - torch.maximum(first, largest_stop)).clamp(min=0)
+    end_before = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
+    columns = (stop - torch.maximum(first, end_before)).clamp(min=0)
     return int(columns.sum()) * height * runs.block**2
 
 

@@ -1,12 +1,12 @@
 """What the backends visit on a graph, from which ``backend="auto"`` chooses before anything is planned.
 
 Lists of edges and graphs of up to 2^18 pairs are counted. Any other rule is estimated from a sample,
-the same in every process: no choice counts a whole rule, which is left to planning.
+the same in every process; only masks of about the largest size allowed are counted.
 
-The sample has strips, which are rows of tiles drawn with a fixed seed, one from each part of the
-graph. Intervals of tokens cut a strip into tiles, without visiting pairs. Tiles whose pairs must be
-visited are sampled, too, so that an estimate visits a bounded number of pairs. Single receivers
-with many edges in the middle of the graph are likely to be missed.
+The sample consists of strips: rows of tiles drawn with a fixed seed, one from each part of the
+graph. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs must be
+visited are sampled, too, so that an estimate visits a bounded number of pairs. It is likely to miss
+single receivers with many edges in the middle of the graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_
 from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, classify, decompose
 from gnn_attention.graph.tiling import tiles
 
-# Bytes of masks near this limit are counted, because masks may repeat and an estimate may be wrong.
+# Masks within a factor MARGIN of this many bytes are counted, because the estimate may be wrong.
 MASK_LIMIT, MARGIN = 2**32, 8
 LISTED_ROWS = 32  # rows of tiles in which the edges of a list are counted
 PAIRS = 2**18  # pairs of a graph that a sample visits
@@ -37,12 +37,12 @@ STRIPS = 16
 
 
 class Sample(NamedTuple):
-    """Boxes of tiles, each in a strip; any box but a full one is one tile, or empty.
+    """Boxes of tiles, each in a strip; a box that is neither full nor empty is a single tile.
 
-    A box represents ``weight`` boxes of the graph, and strip s represents ``strips[s]`` rows of
-    tiles. ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, a further
-    box for each tile with listed pairs has the edges that the lists add, and counts as a tile if
-    the rule has no edge there.
+    A box stands for ``weight`` boxes of the graph, and strip s for ``strip_weight[s]`` rows of tiles.
+    ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, each tile with
+    listed pairs has one box more, for the edges that the lists add; it counts as a tile if the rule
+    has no edge there.
     """
 
     strip: Int[Tensor, " boxes"]
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
     pairs: Int[Tensor, " boxes"]
     edges: Int[Tensor, " boxes"]
     weight: Float[Tensor, " boxes"]
-    strips: Float[Tensor, " strips"]
+    strip_weight: Float[Tensor, " strips"]
 
     @property
     def is_full(self) -> Bool[Tensor, " boxes"]:
@@ -60,13 +60,13 @@ class Sample(NamedTuple):
         """Estimate the sum over the graph of a count that is known for each box."""
         return float((self.weight * count).sum())
 
-    def estimate_rows(self, selection: Bool[Tensor, " boxes"]) -> float:
-        """Estimate how many rows of tiles hold one of the selected boxes."""
-        return float(self.strips[torch.unique(self.strip[selection])].sum())
+    def estimate_rows(self, is_counted: Bool[Tensor, " boxes"]) -> float:
+        """Estimate how many rows of tiles hold a box that ``is_counted``."""
+        return float(self.strip_weight[torch.unique(self.strip[is_counted])].sum())
 
 
 class Estimate(NamedTuple):
-    """Estimated counts; rows are rows of tiles, and sparse edges lie outside of well-filled tiles."""
+    """Estimated counts; rows are rows of tiles, and sparse edges lie outside well-filled tiles."""
 
     edges: int
     tiles: float
@@ -85,7 +85,7 @@ def is_estimated(graph: TokenGraph) -> bool:
 
 
 def num_edges(graph: TokenGraph) -> int:
-    """Return about how many edges a graph has, over the heads and samples by which it differs."""
+    """Return the number of edges, counted or estimated, over all slices by which the graph differs."""
     first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
@@ -93,7 +93,7 @@ def num_edges(graph: TokenGraph) -> int:
 
 
 def mask_bytes(graph: TokenGraph) -> int:
-    """Return at most how many bytes the masks take while tiles are planned, exact near the limit."""
+    """Estimate the bytes of masks while tiles are planned; they are counted near ``MASK_LIMIT``."""
     if is_estimated(graph):
         size = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
         if not 1 / MARGIN < size / MASK_LIMIT < MARGIN:
@@ -102,14 +102,14 @@ def mask_bytes(graph: TokenGraph) -> int:
     partial_runs = runs.at(~runs.full)
     if graph.edges.listed() is not None:
         return len(partial_runs.row) * planner.BLOCK**2
-    # The tiles of a rule that need not be visited pair by pair repeat a few masks.
+    # Tiles of a rule that are not visited pair by pair repeat a few masks.
     boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
     pieces = decompose(graph.edges, boxes, leaf=planner.BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """Return the share of edges among the pairs in tiles, of large graphs from some rows of tiles."""
+    """Return the share of edges in tiles that hold any; in large graphs, from some rows of tiles."""
     edge_index = graph.edges.listed()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
@@ -126,7 +126,7 @@ def fill(graph: TokenGraph, block: int) -> float:
 
 
 def estimate(graph: TokenGraph) -> Estimate:
-    """Estimate the counts of a graph without batch or heads from a bounded number of pairs."""
+    """Estimate the counts of a graph without batch or heads, visiting a bounded number of pairs."""
     sample = sample_tiles(graph, planner.BLOCK)
     is_filled = sample.edges >= planner.LEAST_FILL * sample.pairs
     return Estimate(
@@ -192,7 +192,7 @@ WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
 def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     """Draw a sample of the tiles of a graph without batch or heads."""
     edges, num_dst, num_src = graph.edges, graph.num_dst, graph.num_src
-    row, strips = _draw_strips(-(-num_dst // block))
+    row, strip_weight = _draw_strips(-(-num_dst // block))
     zero, dst = torch.zeros_like(row), row * block
     index, height = torch.arange(len(row), device="cpu"), (num_dst - dst).clamp(max=block)
     boxes = Boxes(index, zero, zero, dst, zero, height, zero + num_src)
@@ -203,16 +203,16 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
         is_inside = row[strip] == split.dst // block
         split = SplitEdges(split.edges, split.src[is_inside], split.dst[is_inside])
         parts.append(_count_listed(edges, split, strip[is_inside], block, num_src))
-    strip, tiles, pairs, count, weight = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Sample(strip, tiles, pairs, count, weight * strips[strip], strips)
+    strip, num_tiles, pairs, count, weight = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Sample(strip, num_tiles, pairs, count, weight * strip_weight[strip], strip_weight)
 
 
-# strip, tiles, pairs, edges and weight of boxes, as in Sample, but with the weight inside of the strip
+# The strip, tiles, pairs, edges and weight of boxes; unlike in Sample, the weight within the strip.
 Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[Columns]:
-    """Cut strips into boxes of tiles, and count the tiles, pairs and edges of a sample of these."""
+    """Cut strips into boxes of tiles, and count the tiles, pairs and edges of some of the boxes."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
     parts = [(empty, empty, empty, empty, empty.double())]
     pieces = list(decompose(edges, strips, block, grid=True))
@@ -233,7 +233,7 @@ def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[Columns]:
 
 
 def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, num_src: int) -> Columns:
-    """Count the edges that lists add to each tile with listed pairs, which lie in these strips."""
+    """Count the edges that lists add to each tile with listed pairs, each in the given ``strip``."""
     zero, columns = torch.zeros_like(split.dst), -(-num_src // block)
     is_edge, is_rule_edge = (
         enumerate_pairs.evaluate(x.contains, "this graph", zero, zero, split.dst, split.src).long()
@@ -250,7 +250,7 @@ def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, 
 
 
 def _draw_strips(count: int) -> tuple[Int[Tensor, " strips"], Float[Tensor, " strips"]]:
-    """Draw the first and last row of tiles and some between, and return how many each represents."""
+    """Draw the first and last row of tiles and some between; also return how many each represents."""
     if count <= STRIPS:
         row = torch.arange(count, device="cpu")
         return row, torch.ones_like(row, dtype=torch.float64)

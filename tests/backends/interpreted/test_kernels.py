@@ -64,7 +64,7 @@ def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows are long on both sides, and the workspace holds few chunks at a time."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(rows, "WORKSPACE", 64)
-    monkeypatch.setattr(rows, "TOGETHER", 2)
+    monkeypatch.setattr(rows, "STEP", 2)
     sides = csr.unpack_sides(*csr.pack_sides(kernel_cases.listed(6, 5, 0.3), torch.device(device)))
     assert min(side.chunk_row.numel() for side in sides) >= 5
     check_against_the_reference(CASES[case], device)

@@ -22,20 +22,20 @@ from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Arguments = tuple[Any, ...]  # of a kernel
-WIDEST = 16  # The largest divisor of strides worth knowing: 16 numbers are 16 bytes or more.
+MAX_ALIGNMENT = 16  # The largest divisor of strides that matters: 16 numbers take at least 16 bytes.
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # Kernels are made for one mode.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # fixed on import
 
 
 def launch(
     kernel: Any, grid: Arguments, arguments: Arguments, constants: Mapping[str, Any], warps: int, stages: int
 ) -> None:
-    """Run ``kernel`` on every program of the grid, which may be empty; nothing else starts one."""
+    """Run ``kernel`` on every program of a grid, which may be empty; each launch passes through here."""
     if 0 in grid:
         return
-    # A kernel is compiled for dtypes, alignments of tensors, and integers of 32 or of 64 bits.
+    # A kernel is compiled for dtypes and alignments of tensors, and integers of 32 or 64 bits.
     kinds = [
         -(2**31) <= x < 2**31
         if x.__class__ is int
@@ -53,7 +53,7 @@ def launch(
         if compiled is None:
             options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
             compiled = kernel[grid](*arguments, **constants, **options)
-            # The interpreter returns None, and a compilation that is not run has no module.
+            # The interpreter returns None, and a kernel that was only compiled has no module.
             if getattr(compiled, "module", None) is not None:
                 _COMPILED[key] = compiled
             return
@@ -77,13 +77,13 @@ def strides(*tensors: Tensor | None) -> tuple[int, ...]:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Return the largest power of two, up to 16, that divides all strides but that of channels."""
+    """Return the largest power of two, up to 16, that divides all strides but those of channels."""
     return min(_alignment(x.shape, x.stride()) for x in tensors)
 
 
 @lru_cache
 def _alignment(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    divisor = WIDEST
+    divisor = MAX_ALIGNMENT
     for size, stride in zip(shape[:-1], strides[:-1], strict=True):
         while size > 1 and stride % divisor:
             divisor //= 2
@@ -96,7 +96,7 @@ def padded_channels(width: int) -> int:
 
 
 def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
-    """Return the constants of a kernel: options, channels, alignment and dtype of sums."""
+    """Return what is constant in a kernel: options, channels, alignment and the dtype of sums."""
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
         "HAS_CAP": problem.softcap > 0,
@@ -131,20 +131,20 @@ def _split_float(number: float) -> tuple[float, float]:
 
 
 def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:
-    """Allocate a result ``[B, H, T, width]`` with memory ``[B, T, H, width]``, as projections have it.
+    """Allocate a result ``[B, H, T, width]`` in memory as ``[B, T, H, width]``, like a projection.
 
-    The interpreter truncates to bfloat16 where GPUs round: there it is float32, to be rounded later.
+    The interpreter truncates to bfloat16 where GPUs round: its results are float32, rounded later.
     """
     batch, heads, tokens, _ = like.shape
     dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
-    # Autograd forbids writing into a view that a Function of several results returned.
+    # Autograd forbids writing into a view that a Function with several results returned.
     strides = max(1, tokens) * max(1, heads) * width, width, max(1, heads) * width, 1
     return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
 
 
 @triton.jit
 def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
-    """Return scale, softcap and the factor of dropout, each from the sum of two float32."""
+    """Return scale, softcap and the factor of dropout, each as the sum of two float32."""
     scale = tl.full((), scale, ACC) + tl.full((), scale_low, ACC)
     cap = tl.full((), cap, ACC) + tl.full((), cap_low, ACC)
     return scale, cap, tl.full((), factor, ACC) + tl.full((), factor_low, ACC)
@@ -152,7 +152,7 @@ def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexp
 
 @triton.jit
 def tanh(x):
-    """Compute tanh, exact to rounding, by a continued fraction near 0, elsewhere by exponentials."""
+    """Compute tanh, exact to rounding: by a continued fraction near 0, else by exponentials."""
     size = tl.abs(x)
     decay = tl.exp(-2.0 * size)
     by_exponential = (1.0 - decay) / (1.0 + decay)

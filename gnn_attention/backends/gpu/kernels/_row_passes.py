@@ -2,7 +2,7 @@
 
 A program takes one row (of a receiver or a sender), or, if ``CHUNKED``, one chunk of a long row,
 for ``MEMBERS`` query heads in the group of one key/value head, ``EDGES`` edges at a time. Tensors
-have the axes [edge, member, channel], of size 1 where a number does not vary. The axes of members
+have the axes [edge, member, channel], each of size 1 if no number varies along it. The axes of members
 and of the channels ``D`` and ``DV`` are padded to the powers of two ``MP``, ``DP`` and ``DVP``.
 ``q_b``, ``q_h`` and ``q_t`` are the strides of q by sample, head and token, and so on.
 """
@@ -34,14 +34,14 @@ def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
 
 @triton.jit
 def _offset(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
-    """Return where rows begin; ``ALIGN`` divides all strides, and its product shows that to Triton."""
+    """Return where rows begin. ``ALIGN`` divides all strides: the product proves it to Triton."""
     offset = sample * (by_sample // ALIGN) + head * (by_head // ALIGN) + token * (by_token // ALIGN)
     return offset * ALIGN
 
 
 @triton.jit
 def _load(base, start, valid, D: tl.constexpr, DP: tl.constexpr, ACC: tl.constexpr):
-    """Load the rows ``[..., DP]`` from ``start`` on: 0 unless ``valid``, and beyond channel ``D``."""
+    """Load rows ``[..., DP]`` from ``start`` on: 0 unless ``valid``, and 0 from channel ``D`` on."""
     channel = tl.arange(0, DP)[None, None, :]
     offset = start[:, :, None] + channel
     mask = tl.broadcast_to(valid, start.shape)[:, :, None]
@@ -60,7 +60,7 @@ def _store(base, start, rows, valid, D: tl.constexpr, DP: tl.constexpr):
 
 @triton.jit
 def _find_workspace_row(member, GROUP: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the row of a chunk's result, counted by slice of the launch, chunk, and member."""
+    """Return the row of a chunk's result, numbered by slice of the launch, chunk, and member."""
     chunks = tl.num_programs(0) // SPLIT
     return (tl.program_id(1).to(tl.int64) * chunks + tl.program_id(0) // SPLIT) * GROUP + member
 
@@ -92,7 +92,7 @@ def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.conste
 
 @triton.jit
 def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr):
-    """Return the sample, key/value head, members of its group, and which members are no padding."""
+    """Return the sample, key/value head, members of its group, and which are not padding."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     index = tl.arange(0, MP)[None, :]
     member = tl.program_id(0) % SPLIT * MEMBERS + index
@@ -101,7 +101,7 @@ def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constex
 
 @_common.jit
 def forward(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
@@ -124,7 +124,7 @@ def forward(
     for start in range(low, high, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         valid = edge < high
-        src = tl.load(OTHERS + edge, mask=valid, other=0).to(tl.int64)
+        src = tl.load(NEIGHBOURS + edge, mask=valid, other=0).to(tl.int64)
         key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), valid, D, DP, ACC)
         value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), valid, DV, DVP, ACC)
         logit, _ = _logit(
@@ -133,7 +133,7 @@ def forward(
         )  # fmt: skip
         logit = tl.where(valid, logit, float("-inf"))
         new_max = tl.maximum(running_max, tl.max(logit, 0, keep_dims=True))
-        # A bias of -inf may close every edge so far.
+        # A bias may have set all logits so far to -inf.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weight = tl.exp(logit - shift)
         rescale = tl.exp(running_max - shift)
@@ -158,7 +158,7 @@ def forward(
 
 @_common.jit
 def backward_dst(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBIAS, g_b, g_h, g_t,
@@ -180,14 +180,14 @@ def backward_dst(
     slice_index = sample * kv_heads * GROUP + head
     lse = tl.load(LSE + slice_index * num_dst + row, mask=in_group, other=float("inf"))
     delta = tl.load(DELTA + slice_index * num_dst + row, mask=in_group, other=0.0)
-    # A receiver whose lse is not finite contributes nothing, but the gradients of its bias are written.
+    # A receiver whose lse is not finite contributes nothing, but its bias gradients are written.
     is_counted = _common.is_finite(lse)
     sums = tl.zeros([1, MP, DP], ACC)
     for start in range(low, high, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         in_row = edge < high
         valid = in_row & is_counted
-        src = tl.load(OTHERS + edge, mask=in_row, other=0).to(tl.int64)
+        src = tl.load(NEIGHBOURS + edge, mask=in_row, other=0).to(tl.int64)
         is_needed = in_row & (tl.max(is_counted.to(tl.int32), 1, keep_dims=True) > 0)
         key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), is_needed, D, DP, ACC)
         value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), is_needed, DV, DVP, ACC)
@@ -203,7 +203,7 @@ def backward_dst(
         if HAS_BIAS:
             tl.store(DBIAS + slice_index * num_edges + edge, grad_logit, mask=in_row & in_group)
         sums += tl.sum((grad_logit * cap_slope)[:, :, None] * key, 0, keep_dims=True)
-    # For a head that is not counted, 0 times a key that is not finite would be NaN.
+    # For a receiver that is not counted, 0 times a key that is not finite would be NaN.
     sums = tl.where(is_counted[:, :, None], sums * scale, 0.0)
     if CHUNKED:
         _store(DQ, _find_workspace_row(member, GROUP, SPLIT) * D, sums, in_group, D, DP)
@@ -213,7 +213,7 @@ def backward_dst(
 
 @_common.jit
 def backward_src(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t,
@@ -243,7 +243,7 @@ def backward_src(
         for start in range(low, high, EDGES):
             entry = start + tl.arange(0, EDGES)[:, None]
             in_row = entry < high
-            dst = tl.load(OTHERS + entry, mask=in_row, other=0).to(tl.int64)
+            dst = tl.load(NEIGHBOURS + entry, mask=in_row, other=0).to(tl.int64)
             edge = entry
             if HAS_BIAS:
                 edge = tl.load(POSITION + entry, mask=in_row, other=0).to(tl.int64)
@@ -277,13 +277,13 @@ def backward_src(
 
 @triton.jit
 def _weighted_sum(weight, rows):
-    """Sum ``weight`` [edge, member] times ``rows`` over edges and members."""
+    """Sum ``rows`` with ``weight`` [edge, member] over edges and members."""
     return tl.sum(tl.sum(weight[:, :, None] * rows, 0, keep_dims=True), 1, keep_dims=True)
 
 
 @triton.jit
 def _long_row(LONG, FIRST, first_slice, kv_heads, GROUP: tl.constexpr):
-    """Return the sample, head and row of a program that adds chunks, its first chunk and their end."""
+    """Return the sample, head and row of a program that combines chunks, and which chunks."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     sample, head = slice_ // kv_heads, (slice_ % kv_heads) * GROUP + tl.program_id(0) % GROUP
     item = tl.program_id(0) // GROUP
@@ -300,15 +300,15 @@ def _store_row(base, start, row, D: tl.constexpr, DP: tl.constexpr):
 @_common.jit
 def merge_chunks(
     PART, PART_LSE, OUT, LSE, o_b, o_h, o_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOGETHER: tl.constexpr, ACC: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Merge the results of the chunks of a long receiver, for one head, in order."""
     sample, head, row, low, high = _long_row(LONG, FIRST, first_slice, kv_heads, GROUP)
     running_max = tl.full((), float("-inf"), ACC)
     total = tl.full((), 0.0, ACC)
     sums = tl.zeros([DP], ACC)
-    for start in range(low, high, TOGETHER):
-        chunk = start + tl.arange(0, TOGETHER)
+    for start in range(low, high, STEP):
+        chunk = start + tl.arange(0, STEP)
         valid = chunk < high
         workspace_row = tl.program_id(1).to(tl.int64) * chunks + chunk * GROUP + tl.program_id(0) % GROUP
         chunk_lse = tl.load(PART_LSE + workspace_row, mask=valid, other=float("-inf"))
@@ -330,13 +330,13 @@ def merge_chunks(
 @_common.jit
 def sum_chunks(
     PART, RESULT, r_b, r_h, r_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOGETHER: tl.constexpr, ACC: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of the chunks of a long row, for one head, in order."""
     sample, head, row, low, high = _long_row(LONG, FIRST, first_slice, kv_heads, GROUP)
     sums = tl.zeros([DP], ACC)
-    for start in range(low, high, TOGETHER):
-        chunk = start + tl.arange(0, TOGETHER)
+    for start in range(low, high, STEP):
+        chunk = start + tl.arange(0, STEP)
         workspace_row = tl.program_id(1).to(tl.int64) * chunks + chunk * GROUP + tl.program_id(0) % GROUP
         chunk_rows = _load(PART, (workspace_row * D)[:, None], (chunk < high)[:, None], D, DP, ACC)
         sums += tl.sum(tl.sum(chunk_rows, 0), 0)

@@ -2,8 +2,8 @@
 
 The forward pass and the gradients of q and ``bias`` go over receivers; the gradients of k and v go
 over senders, and over the query heads of a group in order. Every number is written by one program
-and summed in one order: results repeat bit for bit. Only edges are read, so that a NaN elsewhere
-has no effect; in the backward pass a receiver whose lse is not finite contributes nothing. Long
+and summed in a fixed order: results repeat bit for bit. Only edges are read, so that a NaN elsewhere
+has no effect. In the backward pass, a receiver whose lse is not finite contributes nothing. Long
 rows are computed in chunks (:class:`gnn_attention.backends.gpu.csr.Side`). The programs of one
 key/value head are launched together, so that its senders stay in the cache.
 """
@@ -18,17 +18,16 @@ import torch
 import triton
 
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.gpu.csr import Side
+from gnn_attention.backends.gpu.csr import WORKSPACE, Side
 from gnn_attention.backends.gpu.kernels import _common, _row_passes
 from gnn_attention.backends.gpu.kernels._common import Arguments, heads_last, strides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
-WORKSPACE = 2**26  # bytes of partial results at a time
-FEWEST = 2**12  # programs that keep a GPU busy
-MOST = 512  # channels of all heads of a program: no spilled registers on sm_90 (Triton 3.6.0, 3.7.1)
+FEWEST_PROGRAMS = 2**12  # that keep a GPU busy
+MOST_CHANNELS = 512  # of all heads of a program: sm_90 spills no registers (Triton 3.6.0, 3.7.1)
 MOST_SLICES = 65535  # programs along the second axis of a grid
-TOGETHER = 16  # partial results that are read at once
+STEP = 16  # partial results that a program reads at once
 
 
 class Config(NamedTuple):
@@ -53,13 +52,13 @@ CONFIGS = {key: Config(*numbers) for key, numbers in {
 def members_of_program(rows: int, kv_heads: int, group: int, channels: int) -> int:
     """Return how many query heads of a group one program takes, a divisor of the group.
 
-    ``rows`` counts tokens; ``channels`` is the padded width of q, k or v. The heads of a program
-    share the keys and values that it gathers, so it takes as many as registers hold (:data:`MOST`),
-    unless too few programs are left to keep all multiprocessors busy (:data:`FEWEST`).
+    ``rows`` is the number of tokens; ``channels`` is the padded width of q, k or v. The heads of a
+    program share the keys and values that it gathers, so it takes as many as fit into registers
+    (``MOST_CHANNELS``), unless programs become too few to keep the GPU busy (``FEWEST_PROGRAMS``).
     """
     divisors = [n for n in range(1, group + 1) if group % n == 0]
-    fitting_counts = [n for n in divisors if triton.next_power_of_2(n) * channels <= MOST]
-    return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= FEWEST], default=1)
+    fitting_counts = [n for n in divisors if triton.next_power_of_2(n) * channels <= MOST_CHANNELS]
+    return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= FEWEST_PROGRAMS], default=1)
 
 
 def forward(
@@ -83,7 +82,7 @@ def backward(
     dbias = None if bias is None else bias.new_empty(bias.shape, dtype=lse.dtype)
     dq, dk, dv = (heads_last(x, x.shape[3]) for x in (q, k, v))
     receiver_pass = _Pass(problem, receivers, False, grad_out, dq)
-    arguments = (grad_out, lse, delta, dbias, *strides(grad_out), receivers.others.numel())
+    arguments = (grad_out, lse, delta, dbias, *strides(grad_out), receivers.neighbours.numel())
     receiver_pass.run(_row_passes.backward_dst, arguments, (dq,))
     sender_pass = _Pass(problem, senders, True, grad_out, dk, dv)
     arguments = (grad_out, lse, delta, senders.position, *strides(grad_out))
@@ -94,20 +93,20 @@ def backward(
 class _Pass:
     """The launches of one pass over one side, with the arguments that its kernels have in common."""
 
-    def __init__(self, problem: Problem, side: Side, of_senders: bool, *other_tensors: Tensor) -> None:
+    def __init__(self, problem: Problem, side: Side, by_sender: bool, *other_tensors: Tensor) -> None:
         q, k, v = problem.q, problem.k, problem.v
         self.side, self.q, self.kv_heads = side, q, k.shape[1]
-        self.rows, self.slices = (k if of_senders else q).shape[2], k.shape[0] * k.shape[1]
+        self.rows, self.slices = (k if by_sender else q).shape[2], k.shape[0] * k.shape[1]
         group = q.shape[1] // k.shape[1]
         constants = _common.constants(problem, *other_tensors)
         channels = max(constants["DP"], constants["DVP"])
         members = members_of_program(self.rows, self.kv_heads, group, channels)
-        # All heads of a group add to the one result of a sender, and its program has more sums.
-        self.group = 1 if of_senders else group
-        self.split = 1 if of_senders else group // members
+        # All heads of a group add to the result of one sender, whose program has more sums.
+        self.group = 1 if by_sender else group
+        self.split = 1 if by_sender else group // members
         padded_members = triton.next_power_of_2(members)
         config = CONFIGS[q.dtype.itemsize, channels * padded_members]
-        edges = max(2, config.edges // max(1, min(4, padded_members * (1 + of_senders) // 4)))
+        edges = max(2, config.edges // max(1, min(4, padded_members * (1 + by_sender) // 4)))
         self.config = config._replace(edges=edges)
         self.constants = constants | {
             "GROUP": group,
@@ -116,8 +115,8 @@ class _Pass:
             "EDGES": edges,
         }
         self.arguments = (
-            *(q, k, v, side.ptr, side.others, side.chunk_row, side.chunk_start),
-            # q stands for a missing tensor, which is not read.
+            *(q, k, v, side.ptr, side.neighbours, side.chunk_row, side.chunk_start),
+            # In place of a missing tensor stands q, which is not read there.
             *(q if x is None else x for x in (problem.bias, problem.seed)),
             *strides(q, k, v, problem.bias),
             *_common.scalars(problem),
@@ -135,28 +134,29 @@ class _Pass:
         widths = [x.shape[3] for x in results] + ([] if lse is None else [1])
         for first, *workspaces in self._allocate_workspaces(widths):
             grid = self.side.chunk_row.numel() * self.split, len(workspaces[0])
-            # The kernels need no strides of a workspace.
+            # The kernels do not use the strides of a workspace.
             outputs = (*arguments, *workspaces, *[0] * (3 * len(results)))
             self._launch(kernel, grid, outputs, first, chunked=True)
             if lse is not None:
-                self._finish(_row_passes.merge_chunks, first, (*workspaces, results[0], lse), results[0])
+                tensors = *workspaces, results[0], lse
+                self._combine(_row_passes.merge_chunks, first, tensors, results[0])
                 continue
             for workspace, result in zip(workspaces, results, strict=True):
-                self._finish(_row_passes.sum_chunks, first, (workspace, result), result)
+                self._combine(_row_passes.sum_chunks, first, (workspace, result), result)
 
-    def _finish(self, kernel: object, first: int, tensors: Arguments, result: Tensor) -> None:
-        """Write the long rows from the results of their chunks."""
+    def _combine(self, kernel: object, first: int, tensors: Arguments, result: Tensor) -> None:
+        """Write the result of each long row from those of its chunks."""
         slices, chunks, width = tensors[0].shape
-        numbers = (self.side.long, self.side.first, first, self.kv_heads, self.q.shape[2], chunks)
+        numbers = (self.side.long_row, self.side.first_chunk, first, self.kv_heads, self.q.shape[2], chunks)
         padded_width = _common.padded_channels(width)
-        constants = {"GROUP": self.group, "D": width, "DP": padded_width, "TOGETHER": TOGETHER}
+        constants = {"GROUP": self.group, "D": width, "DP": padded_width, "STEP": STEP}
         constants["ACC"] = self.constants["ACC"]
-        grid = (self.side.long.numel() * self.group, slices)
+        grid = (self.side.long_row.numel() * self.group, slices)
         arguments = (*tensors, *strides(result), *numbers)
         _common.launch(kernel, grid, arguments, constants, warps=4, stages=1)
 
     def _allocate_workspaces(self, widths: list[int]) -> Iterator[Arguments]:
-        """Yield the first of some slices, and workspaces ``[slices, chunks * group, width]``."""
+        """Yield the first slice of a launch and its workspaces ``[slices, chunks * group, width]``."""
         chunks, dtype = self.side.chunk_row.numel() * self.group, accumulation_dtype(self.q.dtype)
         if not chunks or not self.slices:
             return

@@ -1,8 +1,8 @@
-"""Which senders are in the buffers of a cache while tokens come in chunks, the same for all layers.
+"""The senders in the buffers of a cache while tokens come in chunks, the same for all layers.
 
 The rows of a buffer are in the order of their positions; a chunk is appended. A sender without
-later receivers is removed when its room is needed. The other rows are copied then, once for many
-new rows, and a buffer is larger than necessary by at most a constant factor.
+later receivers is removed when its room is needed: then the other rows are copied, once for many
+new rows. A buffer is larger than necessary by at most a constant factor.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import map_tokens
 
-SPARE = 16  # rows of new buffers beyond five quarters of those needed
+SPARE = 16  # rows that a new buffer has beyond five quarters of the rows needed
 
 
 @dataclass(frozen=True, eq=False)
 class ResidentSenders:
     """The senders in the buffers after the tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
-    Row i is the token ``positions[i]``; these ascend. The chunk followed ``old_count`` rows. Unless
-    ``moved_rows`` is None, only these were kept, in new buffers of ``capacity`` rows.
+    Row i is the token ``positions[i]``, in ascending order. The chunk followed ``old_count`` rows. Only
+    ``moved_rows`` of them were kept, in new buffers of ``capacity`` rows; None says that all stayed.
     """
 
     graph: TokenGraph
@@ -48,37 +48,37 @@ class ResidentSenders:
         return (last_dst >= self.start).nonzero().flatten()
 
     def append(self, count: int) -> ResidentSenders:
-        """Return the senders after a further chunk; ValueError if the graph does not allow it."""
+        """Return the senders after one more chunk; ValueError if the graph does not allow it."""
         graph, start, stop = self.graph, self.stop, self.stop + count
         if stop > graph.num_dst:
             raise ValueError(
-                f"{graph!r} has {graph.num_dst} receivers, of which {start} have come: no room for "
-                f"{count} more; take the graph of a longer sequence"
+                f"{graph!r} has {graph.num_dst} receivers, and the cache has {start} of them: no room "
+                f"for {count} more; use the graph of a longer sequence"
             )
         src, dst = (int(x) for x in memoized(last_senders, graph)[start:stop].max(0))
         if src >= stop:
             raise ValueError(
-                f"receiver {start + dst} of {graph!r} attends to sender {src}, which has not come: "
-                f"give at least {src + 1 - start} tokens in the next chunk"
+                f"receiver {start + dst} of {graph!r} attends to sender {src}, which is not in the "
+                f"cache yet: the next chunk must have at least {src + 1 - start} tokens"
             )
-        later = replace(self, start=start, stop=stop, old_count=len(self.positions))
-        chunk, moved_rows = torch.arange(start, stop, device="cpu"), later.indices_in_use
+        senders = replace(self, start=start, stop=stop, old_count=len(self.positions))
+        chunk, moved_rows = torch.arange(start, stop, device="cpu"), senders.indices_in_use
         rows = len(moved_rows) + count
         if len(self.positions) + count <= self.capacity <= 4 * (rows + SPARE):
-            return replace(later, positions=torch.cat([self.positions, chunk]), moved_rows=None)
+            return replace(senders, positions=torch.cat([self.positions, chunk]), moved_rows=None)
         positions, capacity = torch.cat([self.positions[moved_rows], chunk]), rows + rows // 4 + SPARE
-        return replace(later, positions=positions, capacity=capacity, moved_rows=moved_rows)
+        return replace(senders, positions=positions, capacity=capacity, moved_rows=moved_rows)
 
     def rewind(self, length: int) -> ResidentSenders:
         if length > self.stop:
-            raise ValueError(f"rewind({length}): only {self.stop} tokens have come")
+            raise ValueError(f"rewind({length}): the cache has only {self.stop} tokens")
         last_dst: Tensor = memoized(last_receivers, self.graph)[:length]
         missing_senders = ((last_dst >= length) & (last_dst < self.start)).nonzero().flatten().tolist()
         if missing_senders:
             raise ValueError(
                 f"rewind({length}): sender {missing_senders[0]} was dropped after its last receiver "
-                f"{last_dst[missing_senders[0]]}, and is needed again; the last chunk can be taken back, "
-                f"down to {self.start}, or fork() before it comes"
+                f"{last_dst[missing_senders[0]]}, and would be needed again; rewind to {self.start} "
+                "or later, or fork() the cache before tokens that may be rejected"
             )
         positions = self.positions[self.positions < length]
         return replace(self, start=min(self.start, length), stop=length, positions=positions)
@@ -93,7 +93,7 @@ class ResidentSenders:
 
     @cached_property
     def chunk_graph(self) -> TokenGraph:
-        """The edges of the last chunk: few pairs are evaluated, and the edges of a list renumbered."""
+        """The graph from the rows to the last chunk: a rule, or a list whose senders are renumbered."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
         if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
@@ -105,27 +105,28 @@ class ResidentSenders:
             senders = self.positions if self.has_gap else first
             rule = partial(map_tokens, graph.edges.contains, self.start, senders)
             chunk_graph = replace(graph, edges=RuleEdges(rule), num_dst=count, num_src=rows, name=name)
-        # If rows have gaps, a score_mod looks up their positions.
+        # If the positions have a gap, a score_mod looks them up.
         src_offset = 0 if self.has_gap else graph.src_offset + first
         return replace(chunk_graph, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)
 
 
-def append_rows(buffer: Tensor | None, new: Tensor, senders: ResidentSenders) -> Tensor:
+def append_rows(buffer: Tensor | None, new_rows: Tensor, senders: ResidentSenders) -> Tensor:
     """Return the buffer ``[B, H, capacity, D]`` of a layer with the rows of the last chunk.
 
     Without autograd, new rows are written to the same buffer after all valid rows, so that nothing
     has changed if the result is dropped. With autograd the result has exactly the resident rows.
     """
-    old = new[:, :, :0] if buffer is None else buffer[:, :, : senders.old_count]
-    old = old if senders.moved_rows is None else old[:, :, senders.moved_rows.to(old.device)]
+    old_rows = new_rows[:, :, :0] if buffer is None else buffer[:, :, : senders.old_count]
+    if senders.moved_rows is not None:
+        old_rows = old_rows[:, :, senders.moved_rows.to(old_rows.device)]
     if torch.is_grad_enabled():
-        return torch.cat([old, new], dim=2)
-    count = old.shape[2] + new.shape[2]
-    # A tensor of inference mode cannot be written outside of it.
+        return torch.cat([old_rows, new_rows], dim=2)
+    old_count, count = old_rows.shape[2], old_rows.shape[2] + new_rows.shape[2]
+    # A tensor made in inference mode cannot be written to outside it.
     is_frozen = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()
     must_copy = senders.moved_rows is not None or is_frozen
     if buffer is None or must_copy or buffer.shape[2] < count or buffer.requires_grad:
-        buffer = new.new_empty(*new.shape[:2], max(senders.capacity, count), new.shape[3])
-        buffer[:, :, : old.shape[2]] = old
-    buffer[:, :, old.shape[2] : count] = new
+        buffer = new_rows.new_empty(*new_rows.shape[:2], max(senders.capacity, count), new_rows.shape[3])
+        buffer[:, :, :old_count] = old_rows
+    buffer[:, :, old_count:count] = new_rows
     return buffer
