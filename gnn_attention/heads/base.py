@@ -14,7 +14,7 @@ from gnn_attention.rotary import Rotary
 
 
 def axis(parameter: str, index: int, doc: str) -> Any:
-    """Make a property: the length of one axis of a parameter."""
+    """Make a property that returns the length of one axis of a parameter."""
     return property(lambda self: getattr(self, parameter).shape[index], doc=doc)
 
 

@@ -11,7 +11,7 @@ merged   pattern ``x W_P``                   ``x`` itself                    mes
 Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With ``side="sender"`` the
 query is ``x`` and the key is ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the
 scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst), *send(x_src),
-graph, scale=scale))``. A bias is one more row of a matrix, by which states ``[x, 1]`` are multiplied.
+graph, scale=scale))``. A bias is one more row of a matrix, which multiplies states ``[x, 1]``.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
     ``MergedHeads.of(heads)`` multiplies the factors and stores the products as its own parameters.
-    ``MergedHeads(width, num_heads, head_dim)`` draws matrices of full rank; ``head_dim`` sets the scale.
+    ``MergedHeads(width, num_heads, head_dim)`` draws full-rank matrices; ``head_dim`` sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. The row or column (+1) holds products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
+    width]``. The (+1) holds products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 

@@ -58,10 +58,10 @@ class StandardHeads(HeadsBase):
         super().__init__()
         sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
-        source = width if source_width is None else checks.size("source_width", source_width, 1)
+        source_width = width if source_width is None else checks.size("source_width", source_width, 1)
         self.W_Q = nn.Parameter(torch.empty(num_heads, width, head_dim))
-        self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))
-        self.W_V = nn.Parameter(torch.empty(num_kv_heads, source, value_dim))
+        self.W_K = nn.Parameter(torch.empty(num_kv_heads, source_width, head_dim))
+        self.W_V = nn.Parameter(torch.empty(num_kv_heads, source_width, value_dim))
         self.W_O: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, value_dim, width))
         self._register_biases(bias, b_Q=(num_heads, head_dim), b_K=(num_kv_heads, head_dim))
         self._register_biases(bias, b_V=(num_kv_heads, value_dim), b_O=(width,))
@@ -179,12 +179,12 @@ class StandardHeads(HeadsBase):
             raise ValueError("add_bias_kv and add_zero_attn add a sender: make it a token of the graph")
         if attention.kdim != attention.vdim:
             raise ValueError(f"kdim and vdim must be equal, got {attention.kdim} and {attention.vdim}")
-        weight, bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
+        weight, bias, out_proj = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
         three_weights = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
         W_Q, W_K, W_V = three_weights if weight is None else weight.chunk(3)
         b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
         options = {"b_Q": b_Q, "b_K": b_K, "b_V": b_V, "layout": "column", "num_heads": attention.num_heads}
-        return cls.from_arrays(W_Q, W_K, W_V, out.weight, b_O=out.bias, **options)
+        return cls.from_arrays(W_Q, W_K, W_V, out_proj.weight, b_O=out_proj.bias, **options)
 
 
 def head_sizes(

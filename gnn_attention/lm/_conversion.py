@@ -29,7 +29,7 @@ class Model:
     pip: str
     read: Callable[[Path], tuple[Any, Any]]
 
-    def path(self) -> Path:
+    def find_file(self) -> Path:
         """Find the file without importing the package; ImportError if it is not installed."""
         spec = find_spec(self.module)
         folders = [] if spec is None else list(spec.submodule_search_locations or ())
@@ -45,7 +45,7 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():
         return folder
-    file = model.path()
+    file = model.find_file()
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != model.sha256:

@@ -73,11 +73,11 @@ def _copy_heads(
 
 def _copy_gpt2_heads(site: AttentionSite) -> StandardHeads:
     attention = site.attention
-    packed = _read_projection(attention, "c_attn")
+    c_attn = _read_projection(attention, "c_attn")
     if attention.is_cross_attention:
-        q, (k, v) = _read_projection(attention, "q_attn"), _split_projection(packed, 2)
+        q, (k, v) = _read_projection(attention, "q_attn"), _split_projection(c_attn, 2)
     else:
-        q, k, v = _split_projection(packed, 3)
+        q, k, v = _split_projection(c_attn, 3)
     projections = [q, k, v, _read_projection(attention, "c_proj")]
     return _make_heads(projections, attention.head_dim, attention.scaling, None)
 
@@ -106,8 +106,8 @@ def _read_projection(attention: Any, path: str) -> _Projection:
     return module.weight, module.bias
 
 
-def _split_projection(packed: _Projection, count: int) -> list[_Projection]:
-    weight, bias = packed
+def _split_projection(projection: _Projection, count: int) -> list[_Projection]:
+    weight, bias = projection
     biases = [None] * count if bias is None else bias.chunk(count)
     return list(zip(weight.chunk(count), biases, strict=True))
 

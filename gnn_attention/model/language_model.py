@@ -72,9 +72,9 @@ class Block(nn.Module):
         super().__init__()
         width, hidden = config.width, config.mlp_width
         heads = StandardHeads(width, config.num_heads, config.head_dim)
-        position = RelativeBias(config.num_heads, config.reach)
+        distance_bias = RelativeBias(config.num_heads, config.reach)
         self.attention_norm = nn.RMSNorm(width)
-        self.attention = MessagePassingAttention(heads, position, backend=backend)
+        self.attention = MessagePassingAttention(heads, distance_bias, backend=backend)
         self.mlp_norm = nn.RMSNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
@@ -205,9 +205,9 @@ class LanguageModel(nn.Module):
         # Inside a compiled program no value can be read.
         if tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
-            last = self.config.vocabulary_size - 1
-            if low < 0 or high > last:
-                raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {low} .. {high}")
+            last_token = self.config.vocabulary_size - 1
+            if low < 0 or high > last_token:
+                raise IndexError(f"tokens must be in 0 .. {last_token}, the vocabulary, got {low} .. {high}")
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
 
 
@@ -322,8 +322,8 @@ def induction_scores(
     distance ``length - 1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts
     as 0. Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on random tokens.
     """
-    first = _random_tokens(model, length, seed, samples)
-    return _mean_weight(model, torch.cat([first, first], dim=1), graph, distance=length - 1, start=length)
+    tokens = _random_tokens(model, length, seed, samples)
+    return _mean_weight(model, tokens.repeat(1, 2), graph, distance=length - 1, start=length)
 
 
 def previous_token_scores(
