@@ -3,7 +3,7 @@ result equals dense attention.
 
 ``import gnn_attention as ga`` imports torch only. Names that need another package, such as
 ``ga.MessagePassingAttention`` (torch_geometric), are loaded on first use. Start with the names in
-``__all__``, and import others from their module, such as ``gnn_attention.graph.tiling``.
+``__all__``, and import others from their modules, such as ``gnn_attention.graph.tiling``.
 """
 
 import importlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Graphs; attention along graphs; heads and the layer; models and tools for them.
+# The lines list graphs, attention along them, heads and the layer, then models and tools for them.
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]

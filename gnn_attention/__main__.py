@@ -11,7 +11,7 @@ __all__ = ["main", "run"]
 def run() -> int:
     """Run the command of the console script and return its exit code."""
     code = main()
-    # Everything is written, so an interrupt from here on would only print a traceback.
+    # All output has been written, so a later interrupt would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 

@@ -1,4 +1,4 @@
-"""Attention along the edges of a token graph: :func:`attend` and what it returns."""
+"""Attention along the edges of a token graph: :func:`attend` and :class:`AttentionInfo`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-# The most backends remembered for calls of one form along one graph.
+# A graph remembers at most this many choices for calls of the same shapes and options.
 MAX_CHOICES = 2**10
 Result = tuple[Tensor, Any]
 
@@ -54,19 +54,19 @@ def attend(
         scale: factor of every ``q . k``; None means ``1 / sqrt(D)``.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.
         bias: a number for each edge in ``graph.edge_index`` order, broadcastable to ``[B, Hq, E]``.
-        sink_logits: ``[Hq]``, one more logit in every softmax of a head, which has no value.
+        sink_logits: ``[Hq]``, one more logit in every softmax of a head, without a value.
         dropout: probability of dropping a weight. It is always applied: pass 0 outside training.
-        backend: "auto" (see :func:`explain`), a name of ``list_backends()`` or a :class:`Backend`.
+        backend: "auto" (see :func:`explain`), a name in ``list_backends()`` or a :class:`Backend`.
         return_info: also return an :class:`AttentionInfo` with the lse and the weights of edges.
-        finite: promise that q, k and v hold no NaN or inf, which saves the pass that looks for one.
-            On a GPU, in compiled programs and in transforms of ``torch.func`` they are never checked.
+        finite: True promises that q, k and v hold no NaN or inf, which saves the search for them.
+            On a GPU, in compiled programs and under ``torch.func`` there is no such search.
 
     Returns:
         ``out [B, Hq, dst, Dv]`` in q's dtype, exactly 0 for isolated receivers; or ``(out, info)``.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together, or the backend is unknown.
-        RefusalError: the named backend does not support the call (it never falls back to another).
+        RefusalError: the named backend does not support the call; no other backend is tried.
 
     >>> from gnn_attention import patterns
     >>> x = torch.eye(3).view(1, 1, 3, 3)
@@ -80,21 +80,21 @@ def attend(
     return (out, AttentionInfo(call, lse)) if return_info else out
 
 
-def run_attention(call: AttentionCall, backend: str | Backend, seen_once: bool = False) -> Result:
+def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporary: bool = False) -> Result:
     """Run a call on a backend and return ``(out, lse or None)``.
 
-    ``seen_once``: the graph was made for this call, so "auto" looks at its size only.
+    ``graph_is_temporary`` says that the graph was made for this call, so "auto" sees its size only.
     """
     run: Callable[[AttentionCall], Result] | None
     run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if run is None:
-        by_size = seen_once and backend == "auto"
-        selected = dispatch.choose_by_size(call) if by_size else _choose_backend(backend, call)
-        run = partial(_run_backend, selected)
+        by_size = graph_is_temporary and backend == "auto"
+        choice = dispatch.choose_by_size(call) if by_size else _choose_backend(backend, call)
+        run = partial(_run_backend, choice)
         # On a GPU "auto" replaces a kernel that cannot be compiled or launched.
         if backend == "auto" and call.q.device.type in devices.ASYNCHRONOUS:
-            run = partial(dispatch.run_or_replace, _run_backend, selected)
-        if selected.capabilities.visits_non_edges and isinstance(backend, str) and not call.finite:
+            run = partial(dispatch.run_or_replace, _run_backend, choice)
+        if choice.capabilities.visits_non_edges and isinstance(backend, str) and not call.finite:
             run = partial(nonfinite.contain, run)
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -105,7 +105,7 @@ def run_attention(call: AttentionCall, backend: str | Backend, seen_once: bool =
 
 
 def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend) -> Result:
-    """Return ``(out, lse)`` of a call whose edges are split among ``parts``, in one softmax over all."""
+    """Run the parts of a call, which split its edges, in one softmax, and return ``(out, lse)``."""
     results = []
     for part in parts:
         bare_part = replace(part, sink_logits=None, with_lse=True)
@@ -118,10 +118,10 @@ def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: 
 
 
 def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
-    """Choose the backend of a call, and remember it with the graph for calls of the same form."""
+    """Choose the backend of a call, and remember it for calls of the same shapes and options."""
     choices = call.backend_names if isinstance(backend, str) else None
-    # A backward pass (outside of one the id is -1) computes a checkpointed call again. It needs the
-    # first run's backend, whatever memory is free now: another backend would save other tensors.
+    # In a backward pass this id is not -1, and checkpointing computes a call again. That needs the
+    # backend of the first run, however much memory is free: others would save other tensors.
     if choices and torch._C._current_graph_task_id() != -1:
         name = choices.get(_recomputation_key(backend, call))
         if name is not None:
@@ -130,37 +130,37 @@ def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
         return BACKENDS[choices[str(backend)]]
     is_first = backend == "auto" and dispatch.is_first_call(call)
     if backend == "auto":
-        selected = dispatch.choose(call)
+        choice = dispatch.choose(call)
         if is_first:
             call.graph.count_call()
     else:
         backend = check_backend(backend)
-        selected = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = selected.unsupported_reason(call)
+        choice = BACKENDS[backend] if isinstance(backend, str) else backend
+        reason = choice.unsupported_reason(call)
         if reason is not None:
             raise RefusalError(
-                f"backend {selected.name!r} does not support this call on {call.graph!r}: {reason}", reason
+                f"backend {choice.name!r} does not support this call on {call.graph!r}: {reason}", reason
             )
-    if choices is not None and selected.capabilities.cached:
-        # A choice that later calls may make differently is remembered for the recomputation alone.
-        needs_little = selected.bytes_needed is None or selected.bytes_needed(call) <= memory.WORTH_ASKING
-        key = str(backend) if needs_little and not is_first else _recomputation_key(backend, call)
+    if choices is not None and choice.capabilities.cached:
+        # A choice that may not suit later calls is remembered only for the recomputation of this one.
+        needs_little_memory = choice.bytes_needed is None or choice.bytes_needed(call) <= memory.WORTH_ASKING
+        key = str(backend) if needs_little_memory and not is_first else _recomputation_key(backend, call)
         if key:
-            choices[key] = selected.name
+            choices[key] = choice.name
         if len(choices) > MAX_CHOICES:
             choices.pop(next(iter(choices)))
-    return selected
+    return choice
 
 
 def _recomputation_key(backend: str | Backend, call: AttentionCall) -> str:
-    """Return a key that only a call and its recomputation share: other calls have other queries."""
+    """Return a key that a call shares only with its recomputation, or "" if q cannot be read."""
     # Inside torch.func no value can be read, and reading one on a GPU would wait for the device.
     if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return ""
-    # The sample spans all positions, since the last ones may be padding.
+    # Queries tell calls apart. Some from all positions are read, since the last may be padding.
     with eager_mode():
-        sample = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
-        return f"{backend} of {float(sample.sum()).hex()}"
+        some_queries = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
+        return f"{backend} of {float(some_queries.sum()).hex()}"
 
 
 def _run_backend(backend: Backend, call: AttentionCall) -> Result:
@@ -173,7 +173,7 @@ def _run_backend(backend: Backend, call: AttentionCall) -> Result:
     result = backend.run(call)
     if BACKENDS.get(backend.name) is backend:
         return result
-    # The result of a caller's own backend is checked, since it may be anything.
+    # A backend from outside the library may return anything, so its result is checked.
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
         raise TypeError(
@@ -197,9 +197,9 @@ class AttentionInfo:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log(sum of exp(logit))`` over the in-edges and sinks, in float32 or float64; -inf without any."""
+        """``log(sum of exp(logit))`` over in-edges and sink logit in float32 or better; -inf over none."""
         if self._lse is None:
-            raise NotImplementedError("the backend returned no lse: use one of list_backends()")
+            raise NotImplementedError("the backend returned no lse: use a backend of list_backends()")
         return self._lse
 
     def weights(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
@@ -207,7 +207,7 @@ class AttentionInfo:
 
         The order is that of ``graph.edge_index``. ``edges`` are indices ``[K]`` into it, or pairs
         ``[2, K]`` of senders and receivers. ValueError if the graph differs by head or sample, or if
-        a pair is no edge; IndexError for an index that is out of range.
+        a pair is not an edge; IndexError for an index that is out of range.
         """
         index = self._edge_indices(edges)
         dst = self.call.graph.edges_on(index.device)[1, index]
@@ -229,7 +229,7 @@ class AttentionInfo:
         return (self.logit_matrix(rows) - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
 
     def logit_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
-        """Return the logits of all pairs, -inf at non-edges; ``rows`` are those of :meth:`weight_matrix`."""
+        """Return the logits of all pairs, -inf at non-edges; see :meth:`weight_matrix` for ``rows``."""
         call, device = self.call, self.call.q.device
         graph = call.graph if rows is None else call.graph.rows(*rows)
         start, stop = rows or (0, graph.num_dst)
@@ -242,7 +242,7 @@ class AttentionInfo:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(dtype)
             score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
-        # The exp of a non-edge's score may be inf, and its gradient NaN, so it is masked first.
+        # Scores are masked before exp, which may be inf at a non-edge and make its gradient NaN.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:
@@ -266,12 +266,12 @@ class AttentionInfo:
 
 
 def list_backends() -> dict[str, str]:
-    """Return the names of the backends on this machine, with a description of what each supports.
+    """Return the name of each backend on this machine, with the calls that it supports.
 
     >>> sorted(list_backends())
     ['dense', 'flex', 'message_passing', 'mixed', 'reference', 'rows', 'tiles', 'varlen']
     """
-    return {name: f"{x.supports}; {x.capabilities.limits()}" for name, x in BACKENDS.items()}
+    return {name: f"{entry.supports}; {entry.capabilities.limits()}" for name, entry in BACKENDS.items()}
 
 
 def check_backend(backend: str | Backend) -> str | Backend:

@@ -175,8 +175,8 @@ class _ShardedLayer:
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
-    def run_call(self, call: AttentionCall, batched: bool, seen_once: bool) -> tuple[Tensor, Any]:
-        update, weights = super().run_call(call, batched, seen_once)  # type: ignore[misc]
+    def run_call(self, call: AttentionCall, batched: bool, graph_is_temporary: bool) -> tuple[Tensor, Any]:
+        update, weights = super().run_call(call, batched, graph_is_temporary)  # type: ignore[misc]
         if call.with_lse:
             head_axis = [Shard(weights.dim() - 1)]
             weights = DTensor.from_local(weights, self.shard.mesh, head_axis, run_check=False).full_tensor()

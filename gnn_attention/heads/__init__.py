@@ -1,4 +1,4 @@
-"""The weights of attention heads, in three forms: standard, factored, merged."""
+"""Attention heads in three forms: standard, factored and merged; ``latent`` holds a fourth."""
 
 from gnn_attention.heads.model_space import FactoredHeads, MergedHeads
 from gnn_attention.heads.standard import StandardHeads

@@ -1,4 +1,4 @@
-"""Weight matrices ``[heads, in, out]``: read them from arrays, and multiply states with them."""
+"""Parameter matrices ``[heads, in, out]``: read them from arrays, and multiply states by them."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from torch import nn
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 
-# For so few tokens, a batched product with matrices of this size is faster than copying them.
+# A batched product with matrices of at least LARGE_MATRIX numbers is faster than a copy of them if
+# there are at most FEW_TOKENS tokens.
 FEW_TOKENS = 64
 LARGE_MATRIX = 2**14
 
@@ -24,7 +25,7 @@ def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         result = torch.bmm(x.reshape(1, -1, width).expand(heads, -1, -1), matrix)
         result = result.view(heads, batch, tokens, dim).transpose(0, 1)
     else:
-        # One product with a copy of all matrices; reshape takes a third of the time of flatten.
+        # One product needs a copy of all matrices, which reshape makes three times as fast as flatten.
         matrices_side_by_side = matrix.transpose(0, 1).reshape(width, heads * dim)
         result = torch.mm(x.reshape(batch * tokens, width), matrices_side_by_side)
         result = result.view(batch, tokens, heads, dim).transpose(1, 2)
@@ -46,7 +47,7 @@ def check_heads(heads: Any) -> None:
     if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in methods):
         raise TypeError(
             "heads must be a module with receive, send and collect, such as StandardHeads, "
-            f"got {type(heads).__name__}; gnn_attention.heads_of makes heads of a model's attention"
+            f"got {type(heads).__name__}; gnn_attention.heads_of copies those of a model"
         )
 
 
@@ -61,9 +62,9 @@ def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
         )
 
 
-def add_bias(update: Tensor, b_O: Tensor | None) -> Tensor:
-    """Add ``b_O``, or the sum of the biases of all heads."""
-    return update if b_O is None else update + (b_O if b_O.dim() == 1 else b_O.sum(0))
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias ``[width]``, or the sum of the biases ``[heads, width]`` of all heads."""
+    return x if bias is None else x + (bias if bias.dim() == 1 else bias.sum(0))
 
 
 def repeat_for_query_heads(matrix: Any, num_heads: int) -> Any:
@@ -71,12 +72,13 @@ def repeat_for_query_heads(matrix: Any, num_heads: int) -> Any:
 
 
 def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Tensor:
-    """Return an array as ``[heads, in, out]``; the accepted forms are those of ``from_arrays``."""
+    """Return an array as ``[heads, in, out]``; ``from_arrays`` lists the shapes that it may have."""
     matrix = _read_array(name, array, layout)
     shape = list(matrix.shape)
     if matrix.dim() == 3:
         if not shape[0] or num_heads not in (None, shape[0]):
-            raise ValueError(f"{name} {shape} has {shape[0]} heads, expected {num_heads or 'at least 1'}")
+            expected = num_heads or "at least 1"
+            raise ValueError(f"{name} of shape {shape} has {shape[0]} heads, expected {expected}")
         return matrix.contiguous()
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {shape}")
@@ -88,7 +90,7 @@ def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Te
 
 
 def read_parameter(name: str, array: Any, *shapes: tuple[int, ...], layout: str = "row") -> Any:
-    """Return an array of one of the ``shapes`` as a parameter, a flat one in the first shape."""
+    """Return an array as a parameter; one with fewer axes than the first shape is reshaped to it."""
     if array is None:
         return None
     matrix = _read_array(name, array, layout)
@@ -110,10 +112,10 @@ def _read_array(name: str, array: Any, layout: str) -> Tensor:
     return matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if k.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
-        raise ValueError(f"W_K {list(k.shape)} and W_V {list(v.shape)} must agree in heads and width")
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(f"W_Q and W_K must have the same head_dim, got {q.shape[2]} and {k.shape[2]}")
-    if q.shape[0] % k.shape[0]:
-        raise ValueError(f"W_Q has {q.shape[0]} heads, expected a multiple of those of W_K, {k.shape[0]}")
+def check_shapes(W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> None:
+    if W_K.shape[:2] != W_V.shape[:2]:
+        raise ValueError(f"W_K {list(W_K.shape)} and W_V {list(W_V.shape)} must agree in heads and width")
+    if W_Q.shape[2] != W_K.shape[2]:
+        raise ValueError(f"W_Q and W_K must have the same head_dim, got {W_Q.shape[2]} and {W_K.shape[2]}")
+    if W_Q.shape[0] % W_K.shape[0]:
+        raise ValueError(f"W_Q has {W_Q.shape[0]} heads, not a multiple of the {W_K.shape[0]} of W_K")

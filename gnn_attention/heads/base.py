@@ -14,7 +14,7 @@ from gnn_attention.rotary import Rotary
 
 
 def axis(parameter: str, index: int, doc: str) -> Any:
-    """Make a property: the length of one axis of a parameter."""
+    """Make a property that returns the length of one axis of a parameter."""
     return property(lambda self: getattr(self, parameter).shape[index], doc=doc)
 
 
@@ -35,7 +35,7 @@ class HeadsBase(nn.Module):
             if name.startswith("b_"):
                 nn.init.zeros_(parameter)
             else:
-                # The outputs of all heads are added, so their rows count together.
+                # The outputs of all heads are added, so the rows of all heads count.
                 fan_in = parameter.shape[-2] * (self.num_heads if name in ("W_O", "message") else 1)
                 nn.init.normal_(parameter, std=fan_in**-0.5)
         for norm in self.children():

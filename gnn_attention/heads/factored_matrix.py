@@ -55,11 +55,11 @@ class FactoredMatrix:
         return q_left @ u, s, vh @ q_right.mT
 
     def singular_values(self) -> Float[Tensor, "*heads r"]:
-        """Return the at most r singular values that can differ from 0, in descending order."""
+        """Return the ``min(m, n, r)`` largest singular values in descending order; all others are 0."""
         return self.svd()[1]
 
     def eigenvalues(self) -> Tensor:
-        """Return the complex eigenvalues of the r x r ``right @ left``; all others are 0."""
+        """Return the r eigenvalues of ``right @ left``, as complex numbers; all others are 0."""
         if self.shape[-1] != self.shape[-2]:
             raise ValueError(f"only a square matrix has eigenvalues, got {list(self.shape)}")
         return cast("Tensor", torch.linalg.eigvals(self.right @ self.left))

@@ -73,26 +73,26 @@ class LatentHeads(HeadsBase):
         rotary_dim = checks.size("rotary_dim", rotary_dim, 1)
         latent_dim = checks.size("latent_dim", latent_dim, 1)
         value_dim = content_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
-        source = width if query_dim is None else checks.size("query_dim", query_dim, 1)
+        query_width = width if query_dim is None else checks.size("query_dim", query_dim, 1)
         self.rotary = Rotary() if rotary is None else rotary
         check_rotary(self.rotary, "rotary_dim", rotary_dim)
-        self.W_DQ = None if query_dim is None else nn.Parameter(torch.empty(width, source))
-        self.W_UQ = nn.Parameter(torch.empty(num_heads, source, content_dim))
-        self.W_QR = nn.Parameter(torch.empty(num_heads, source, rotary_dim))
+        self.W_DQ = None if query_dim is None else nn.Parameter(torch.empty(width, query_width))
+        self.W_UQ = nn.Parameter(torch.empty(num_heads, query_width, content_dim))
+        self.W_QR = nn.Parameter(torch.empty(num_heads, query_width, rotary_dim))
         self.W_DKV = nn.Parameter(torch.empty(width, latent_dim))
         self.W_KR = nn.Parameter(torch.empty(width, rotary_dim))
         self.W_UK = nn.Parameter(torch.empty(num_heads, latent_dim, content_dim))
         self.W_UV = nn.Parameter(torch.empty(num_heads, latent_dim, value_dim))
         self.W_O = nn.Parameter(torch.empty(num_heads, value_dim, width))
-        b_DQ = None if query_dim is None else (source,)
+        b_DQ = None if query_dim is None else (query_width,)
         self._register_biases(bias, b_DQ=b_DQ, b_DKV=(latent_dim,), b_KR=(rotary_dim,), b_O=(width,))
-        self.q_norm = None if query_dim is None else nn.RMSNorm(source, eps=eps)
+        self.q_norm = None if query_dim is None else nn.RMSNorm(query_width, eps=eps)
         self.kv_norm = nn.RMSNorm(latent_dim, eps=eps)
         self.reset_parameters()
 
     @property
     def head_dim(self) -> int:  # type: ignore[override]
-        """``content_dim + rotary_dim``: the width of a key in the paper, the rank of ``W_P``."""
+        """``content_dim + rotary_dim``: the width of a key in the paper, and the rank of ``W_P``."""
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
 
     def receive(
@@ -107,8 +107,8 @@ class LatentHeads(HeadsBase):
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
-    ) -> tuple[Float[Tensor, "batch one src dim"], Float[Tensor, "batch one src latent"]]:
-        """Compute keys ``[c, R (x W_KR)]`` and values ``c``, one of each for all heads."""
+    ) -> tuple[Float[Tensor, "batch 1 src dim"], Float[Tensor, "batch 1 src latent"]]:
+        """Compute keys ``[c, R (x W_KR)]`` and values ``c``, which all heads share."""
         latent = self.latents(x)
         rotated = self._norm_and_rotate(arrays.add_bias(x @ self.W_KR, self.b_KR), positions)
         return torch.cat([latent, rotated], dim=-1).unsqueeze(1), latent.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The weights of attention heads in three forms that compute the same thing.
+"""Attention heads in three forms that compute the same update.
 
 ======== =================================== =============================== ======================
 form     query of dst                        key of src                      value of src
@@ -11,7 +11,7 @@ merged   pattern ``x W_P``                   ``x`` itself                    mes
 Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With ``side="sender"`` the
 query is ``x`` and the key is ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the
 scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst), *send(x_src),
-graph, scale=scale))``. The states ``[x, 1]`` carry a bias, as one more row, through the products.
+graph, scale=scale))``. A bias is one more row of a matrix, which multiplies states ``[x, 1]``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _ModelSpaceHeads(HeadsBase):
         """Compute the update without ``b_O``: a plain sum, since messages are in model space."""
         return z.sum(-3).to(next(self.parameters()).dtype)
 
-    def patterns(self, x: Float[Tensor, "batch tokens own"]) -> Float[Tensor, "batch heads tokens other"]:
+    def patterns(self, x: Float[Tensor, "batch tokens _"]) -> Float[Tensor, "batch heads tokens _"]:
         """Compute ``P = x W_P``, or ``x W_P^T`` if ``side`` is "sender" (seed S0.6)."""
         return self._project_pattern(x)[..., : self.source_width if self.side == "receiver" else self.width]
 
@@ -67,10 +67,11 @@ class _ModelSpaceHeads(HeadsBase):
 
 
 class FactoredHeads(_ModelSpaceHeads):
-    """Patterns ``P = (x W_Q) W_K^T`` and messages ``M = (x W_V) W_O``, computed by their factors.
+    """Patterns ``P = (x W_Q) W_K^T`` and messages ``M = (x W_V) W_O``, computed factor by factor.
 
     ``FactoredHeads.of(heads)`` has the *same* parameters: training one trains the other. With
-    ``side="sender"``, ``P = (x W_K) W_Q^T`` can be cached. ValueError for ``rotary`` or ``qk_norm``.
+    ``side="sender"``, ``P = (x W_K) W_Q^T`` can be cached. ValueError for heads with ``rotary`` or
+    ``qk_norm``, or without ``W_O``.
 
     Sources: seeds S0.4 to S0.6, S1.15, S1.21 ("refactored").
     """
@@ -117,10 +118,10 @@ class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
     ``MergedHeads.of(heads)`` multiplies the factors and stores the products as its own parameters.
-    ``MergedHeads(width, num_heads, head_dim)`` has full-rank matrices; ``head_dim`` sets the scale.
+    ``MergedHeads(width, num_heads, head_dim)`` draws full-rank matrices; ``head_dim`` sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. The (+1) is for products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
+    width]``. The (+1) holds products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
@@ -217,6 +218,8 @@ def _check_mergeable(heads: StandardHeads, form: str) -> None:
         raise TypeError(f"{form}.of needs StandardHeads, got {type(heads).__name__}")
     for name, module in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
         if module is not None:
-            raise ValueError(f"{form} cannot hold {name}, which acts between W_Q and W_K")
+            raise ValueError(
+                f"{form} cannot hold {name}, which acts between W_Q and W_K; see pattern_matrix(distance)"
+            )
     if heads.W_O is None:
         raise ValueError(f"{form} needs W_O: heads without it have values but no messages")

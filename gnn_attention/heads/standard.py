@@ -21,9 +21,9 @@ class StandardHeads(HeadsBase):
     Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``,
     ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with
     ``bias=True``, ``b_Q``, ``b_K`` and ``b_V`` with one row for each head and ``b_O [width]`` (or
-    ``[heads, width]``, of which the sum counts). ``source_width`` is the senders' width if it differs.
+    ``[heads, width]``, summed over the heads). ``source_width`` is the width of senders if it differs.
     Query heads share keys and values if ``num_kv_heads < num_heads`` (GQA; 1 is MQA). ``qk_norm=True``
-    applies a learned RMSNorm to queries and keys, before the rotation by ``rotary``.
+    applies a learned RMSNorm to queries and keys, before ``rotary`` rotates them.
 
     Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2, S1.6, S2.8; Ainslie et
     al. 2023 (GQA, 2305.13245).
@@ -54,14 +54,14 @@ class StandardHeads(HeadsBase):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """ValueError if ``num_heads`` does not divide ``width``, or ``num_kv_heads`` ``num_heads``."""
+        """``num_kv_heads`` must divide ``num_heads``, which must divide ``width`` without ``head_dim``."""
         super().__init__()
         sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
-        source = width if source_width is None else checks.size("source_width", source_width, 1)
+        source_width = width if source_width is None else checks.size("source_width", source_width, 1)
         self.W_Q = nn.Parameter(torch.empty(num_heads, width, head_dim))
-        self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))
-        self.W_V = nn.Parameter(torch.empty(num_kv_heads, source, value_dim))
+        self.W_K = nn.Parameter(torch.empty(num_kv_heads, source_width, head_dim))
+        self.W_V = nn.Parameter(torch.empty(num_kv_heads, source_width, value_dim))
         self.W_O: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, value_dim, width))
         self._register_biases(bias, b_Q=(num_heads, head_dim), b_K=(num_kv_heads, head_dim))
         self._register_biases(bias, b_V=(num_kv_heads, value_dim), b_O=(width,))
@@ -74,13 +74,13 @@ class StandardHeads(HeadsBase):
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Compute queries ``x W_Q + b_Q``, normed and rotated; positions default to 0, 1, ..."""
+        """Compute queries ``x W_Q + b_Q``, normalized and rotated; positions default to 0, 1, ..."""
         return self._norm_and_rotate(arrays.project(x, self.W_Q, self.b_Q), positions, self.q_norm)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
-        """Compute keys ``x W_K + b_K``, normed and rotated, and values ``x W_V + b_V``."""
+        """Compute keys ``x W_K + b_K``, normalized and rotated, and values ``x W_V + b_V``."""
         keys = self._norm_and_rotate(arrays.project(x, self.W_K, self.b_K), positions, self.k_norm)
         return keys, arrays.project(x, self.W_V, self.b_V)
 
@@ -102,7 +102,7 @@ class StandardHeads(HeadsBase):
         right = arrays.repeat_for_query_heads(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                raise ValueError("rotary heads have a pattern matrix for each distance: give dst - src")
+                raise ValueError("rotary heads have a pattern matrix for each distance: give distance")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -140,37 +140,37 @@ class StandardHeads(HeadsBase):
         ``layout="column"`` means ``q = W_Q x`` (S2.1, S3.7), with all matrices transposed, as in
         ``nn.Linear.weight``. Two-dimensional matrices need ``num_heads``, and ``num_kv_heads`` if it
         differs. Biases are ``[heads, dim]`` or flat, ``b_O`` is ``[width]`` or ``[heads, width]``.
-        Without ``W_O`` the heads are concatenated. ValueError names an array that does not fit.
+        Without ``W_O`` the heads are concatenated. A ValueError names the array that does not fit.
         """
         layout = checks.choice("layout", layout, ("row", "column"))
         num_heads = None if num_heads is None else checks.size("num_heads", num_heads, 1)
         num_kv_heads = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
-        q = arrays.read_matrix("W_Q", W_Q, num_heads, layout)
-        k = arrays.read_matrix("W_K", W_K, num_kv_heads, layout)
-        v = arrays.read_matrix("W_V", W_V, num_kv_heads, layout)
-        arrays.check_shapes(q, k, v)
-        heads, width, head_dim = q.shape
-        kv_heads, source, value_dim = v.shape
+        W_Q = arrays.read_matrix("W_Q", W_Q, num_heads, layout)
+        W_K = arrays.read_matrix("W_K", W_K, num_kv_heads, layout)
+        W_V = arrays.read_matrix("W_V", W_V, num_kv_heads, layout)
+        arrays.check_shapes(W_Q, W_K, W_V)
+        heads, width, head_dim = W_Q.shape
+        kv_heads, source, value_dim = W_V.shape
         # On the meta device the constructor draws no random numbers.
         with torch.device("meta"):
             result = cls(width, heads, head_dim, value_dim, kv_heads, source_width=source, rotary=rotary)
-        result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
+        result.W_Q, result.W_K, result.W_V = nn.Parameter(W_Q), nn.Parameter(W_K), nn.Parameter(W_V)
         shapes = (heads, value_dim, width), (heads * value_dim, width)
         result.W_O = arrays.read_parameter("W_O", W_O, *shapes, layout=layout)
-        for name, array, matrix in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
+        for name, array, matrix in (("b_Q", b_Q, W_Q), ("b_K", b_K, W_K), ("b_V", b_V, W_V)):
             count, dim = matrix.shape[0], matrix.shape[2]
             result.register_parameter(name, arrays.read_parameter(name, array, (count, dim), (count * dim,)))
         if b_O is not None and W_O is None:
             raise ValueError("b_O needs W_O: give both or neither")
         result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (heads, width)))
         for name, parameter in result.named_parameters():
-            if parameter.dtype != q.dtype:
-                raise ValueError(f"{name} must have the dtype of W_Q, {q.dtype}, got {parameter.dtype}")
+            if parameter.dtype != W_Q.dtype:
+                raise ValueError(f"{name} must have the dtype of W_Q, {W_Q.dtype}, got {parameter.dtype}")
         return result
 
     @classmethod
     def from_mha(cls, attention: nn.MultiheadAttention) -> StandardHeads:
-        """Make heads from copies of the parameters of a ``torch.nn.MultiheadAttention``.
+        """Copy the parameters of a ``torch.nn.MultiheadAttention`` into heads.
 
         ValueError for ``add_bias_kv``, ``add_zero_attn`` and ``kdim != vdim``; dropout is left out.
         """
@@ -179,12 +179,12 @@ class StandardHeads(HeadsBase):
             raise ValueError("add_bias_kv and add_zero_attn add a sender: make it a token of the graph")
         if attention.kdim != attention.vdim:
             raise ValueError(f"kdim and vdim must be equal, got {attention.kdim} and {attention.vdim}")
-        weight, bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
+        weight, bias, out_proj = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
         three_weights = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
         W_Q, W_K, W_V = three_weights if weight is None else weight.chunk(3)
         b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
         options = {"b_Q": b_Q, "b_K": b_K, "b_V": b_V, "layout": "column", "num_heads": attention.num_heads}
-        return cls.from_arrays(W_Q, W_K, W_V, out.weight, b_O=out.bias, **options)
+        return cls.from_arrays(W_Q, W_K, W_V, out_proj.weight, b_O=out_proj.bias, **options)
 
 
 def head_sizes(

@@ -1,4 +1,4 @@
-"""Adapt the layer to torch_geometric: its hooks and settings, its forms of states and graphs."""
+"""Adapt the layer to torch_geometric: to its hooks, settings, generated code, states and graphs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from gnn_attention.graph import TokenGraph, edge_list
 from gnn_attention.heads import StandardHeads
 
 STEPS = ("edge_update", "message", "aggregate", "update")
-# torch_geometric generates these two functions for each class. It has no hook on update.
+# torch_geometric generates these two functions for each class.
 GENERATED = ("propagate", "edge_updater")
-# The inputs of each step, besides those of torch_geometric (index, size_i, ...).
+# The inputs of each step from the layer; torch_geometric adds its own, such as index and size_i.
 INPUTS = {
     "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
     **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
 }
-# Settings of torch_geometric that the layer cannot change, and what to do instead.
+# Each setting of torch_geometric that must keep its value, and why or what to do instead.
 SETTINGS = {
     "flow": ("source_to_target", "reverse the edges instead, by graph.T or edge_index.flip(0)"),
     "decomposed_layers": (1, "a message is computed and updated with all its channels at once"),
     "aggr": ("add", "override aggregate instead"),
 }
-HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
+HOOKS = {f"_{step}_forward_{when}hooks": step for step in ("propagate", *STEPS) for when in ("", "pre_")}
 # Generated code goes into a module named after the class, which two threads must not write at once.
 _generation_lock = threading.RLock()
 
@@ -59,16 +59,16 @@ class TwoPathLayer(MessagePassing):
         with _generation_lock:
             self._discard_generated_code()
             super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
-        # A subclass with another forward may give its steps other inputs.
+        # A subclass that overrides forward may pass other inputs to its steps.
         if not all(map(self._is_original, (*GENERATED, "forward"))):
             return
-        kind = type(self).__name__
+        owner = type(self).__name__
         # torch_geometric would read an unknown input from a global variable of that name.
         for step, inputs in INPUTS.items():
             allowed = (*inputs, *sorted(self.special_args))
             for name, parameter in self.inspector.get_param_dict(step).items():
                 if name not in allowed and parameter.default is Parameter.empty:
-                    raise TypeError(f"{step} of {kind} asks for {name}, but may take {', '.join(allowed)}")
+                    raise TypeError(f"{step} of {owner} asks for {name}, but may take {', '.join(allowed)}")
 
     def __setstate__(self, data: dict[str, Any]) -> None:
         with _generation_lock:
@@ -76,32 +76,32 @@ class TwoPathLayer(MessagePassing):
             super().__setstate__(data)
 
     def _discard_generated_code(self) -> None:
-        """Make torch_geometric generate code for this class instead of reusing other code."""
-        # It would take a parent's code for an original function, which an explainer cannot mask, and
-        # the code of a class with the same name, which a notebook may have defined before.
-        kind = type(self)
+        """Make torch_geometric generate code for this class instead of reusing older code."""
+        # Otherwise it would keep a parent's generated code as the original, which explainers cannot
+        # mask, or reuse that of a class with the same name, which a notebook may have defined before.
+        cls = type(self)
         for name in GENERATED:
-            if name not in vars(kind):
-                sys.modules.pop(f"{kind.__module__}_{kind.__name__}_{name}", None)
-                if getattr(kind, name) is getattr(kind, f"_jinja_{name}", None):
-                    setattr(kind, name, getattr(MessagePassing, name))
+            if name not in vars(cls):
+                sys.modules.pop(f"{cls.__module__}_{cls.__name__}_{name}", None)
+                if getattr(cls, name) is getattr(cls, f"_jinja_{name}", None):
+                    setattr(cls, name, getattr(MessagePassing, name))
 
     def _is_original(self, name: str) -> bool:
-        """Whether the class has this function of the layer itself, or the code generated for it."""
-        kind = type(self)
-        return getattr(kind, f"_orig_{name}", getattr(kind, name)) is self.original_steps[name]
+        """Return whether the class has this function from the layer itself, or code generated from it."""
+        cls = type(self)
+        return getattr(cls, f"_orig_{name}", getattr(cls, name)) is self.original_steps[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "backend":
             if value is None:
-                # The constructor makes the first assignment; its caller is one frame further up.
+                # The first assignment is in the constructor, whose caller is one frame further up.
                 message = "backend=None is deprecated: write backend='message_passing'"
                 warnings.warn(message, DeprecationWarning, 2 if "backend" in self.__dict__ else 3)
                 value = "message_passing"
             value = check_backend(value)
         if name in SETTINGS and value != SETTINGS[name][0]:
-            expected, alternative = SETTINGS[name]
-            raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {alternative}")
+            expected, advice = SETTINGS[name]
+            raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {advice}")
         if name == "aggr_module" and not isinstance(value, SumAggregation) and self._is_original("aggregate"):
             raise NotImplementedError(f"aggr must stay 'add', got {value}: override aggregate instead")
         # torch would register the module as a submodule, and the step of the class would still run.
@@ -123,30 +123,30 @@ class TwoPathLayer(MessagePassing):
         """Return why the messages of all edges are needed, or None if they are not."""
         if self.explain:
             return "an explainer masks the edges"
-        kind = type(self)
+        cls = type(self)
         for name, step in HOOKS.items():
             if self.__dict__.get(name):
                 return f"there is a hook on {step}"
         if any(step in self.__dict__ for step in (*STEPS, "edge_updater")):
             return "a step is replaced on the layer"
         if not all(self._is_original(step) for step in (*STEPS, *GENERATED)):
-            return f"{kind.__name__} overrides a step"
-        propagate = self.__dict__.get("propagate", kind.propagate)
-        # Dynamo answers getattr(method, "__func__", None) with None.
+            return f"{cls.__name__} overrides a step"
+        propagate = self.__dict__.get("propagate", cls.propagate)
+        # In Dynamo, getattr(method, "__func__", None) would be None.
         function = propagate.__func__ if isinstance(propagate, MethodType) else propagate
-        is_replaced = function not in (kind._jinja_propagate, kind._orig_propagate)
+        is_replaced = function not in (cls._jinja_propagate, cls._orig_propagate)
         return "propagate is replaced" if is_replaced else None
 
     def uses_message_passing(self) -> bool:
-        """Whether a call runs the four steps over all edges, whatever its graph."""
+        """Return whether a call runs the four steps over all edges, whatever its graph."""
         is_tracing = bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
         return self.backend == "message_passing" or self.reason_for_messages() is not None or is_tracing
 
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
         """Explain which path a call along ``g`` takes; "message_passing" is the four steps of PyG.
 
-        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not know them. For
-        "auto" the answer is that of :func:`gnn_attention.explain`.
+        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not contain them. For
+        "auto" the explanation is that of :func:`gnn_attention.explain`.
 
         >>> from gnn_attention import MessagePassingAttention, patterns
         >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
@@ -165,7 +165,7 @@ class TwoPathLayer(MessagePassing):
     def _graph_of_call(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
         if not isinstance(g, TokenGraph) and is_edge_list(g):
             needs_messages = self.uses_message_passing()
-            # In a program the edges are an input, which may have another size in each call.
+            # In a compiled program the edges are an input, whose size may differ from call to call.
             is_input = torch.compiler.is_compiling() and (needs_messages or self.backend == "auto")
             # The four steps take the edges in any order, so an edge_index need not be sorted.
             if is_input or (needs_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED_DTYPES):
@@ -197,7 +197,7 @@ class TwoPathLayer(MessagePassing):
 
 
 def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
-    """Return ``(x_src, x_dst)``, with states of 0 of this width for receivers given as None."""
+    """Return ``(x_src, x_dst)``; if x_dst is None, all receivers have states of 0 of this width."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor):
@@ -241,7 +241,7 @@ def arrange_by_node(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
 
 
 def attach_weights(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
-    """Return ``(edges, weights)`` with edges in the form of ``g``: a sparse one stores the weights."""
+    """Return ``(edges, weights)`` with edges of the type of ``g``; sparse ones store the weights."""
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:

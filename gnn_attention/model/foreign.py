@@ -1,9 +1,9 @@
-"""Attention layers of other models as heads on a graph: of torch and of families of transformers.
+"""Copy attention layers from models of torch and transformers, to run them along a graph.
 
-:func:`heads_of` copies the weights of a layer into heads. :func:`score_mod_of` returns what changes
-its logits after the scale (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
+:func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the function
+that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
 both: on the graph of the model's mask it equals the model's attention, including the output
-projection. Nothing here imports transformers.
+projection. This module does not import transformers.
 """
 
 import torch
@@ -24,21 +24,21 @@ CROSS_ATTENTION_NAMES = ("EncDecAttention", "crossattention", "encoder_attn", "m
 
 
 def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> AnyHeads:
-    """Copy the attention weights of one layer into heads.
+    """Copy the attention parameters of one layer into heads.
 
-    They are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
+    The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
     rotary positions, norms, biases and groups of the model. A scale other than ``1 / sqrt(head_dim)``
-    is multiplied into the queries. A layer also needs :func:`score_mod_of`, if that is not None.
+    is multiplied into W_Q. If :func:`score_mod_of` is not None, the heads need that score_mod too.
 
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.
-        layer: index among the attention modules of this part, not needed if there is only one.
-        part: "encoder", "decoder", "self" (neither) or "cross", not needed if others are "cross".
+        layer: index among the attention modules of the part, needed if there are several.
+        part: "encoder", "decoder", "self" (neither) or "cross". None is the only part besides "cross".
 
     Raises:
         NotImplementedError: the family is unknown, or rotary frequencies depend on the length.
         ValueError, IndexError, TypeError: there is no such ``layer`` or ``part``, or a projection is
-            not a plain linear map (adapters, quantised weights).
+            not a plain linear map (adapters, quantized weights).
 
     Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
 
@@ -50,18 +50,18 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     """
     family, site = _find_site(model, layer, part)
     with torch.no_grad():
-        return family.heads(site)
+        return family.copy_heads(site)
 
 
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
-    """Return what changes the logits of one layer before the softmax, None for most families.
+    """Return the score_mod that a layer applies to its logits, or None, as for most families.
 
     For T5 it is a copy of the first layer's ``score_mods.relative_bias``, except in cross-attention.
     For Gemma 2 it is ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
     """
     family, site = _find_site(model, layer, part)
     with torch.no_grad():
-        return family.score_mod(site)
+        return family.make_score_mod(site)
 
 
 def layer_of(
@@ -70,7 +70,7 @@ def layer_of(
     part: str | None = None,
     backend: str | Backend | None = "auto",
 ) -> MessagePassingAttention:
-    """Make an attention layer of :func:`heads_of` and :func:`score_mod_of`, without dropout.
+    """Make an attention layer from :func:`heads_of` and :func:`score_mod_of`, without dropout.
 
     On the graph of the model's mask its update equals the attention output of the model.
     Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
@@ -87,12 +87,11 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
     modules = dict(model.named_modules())
     families = {name: family for name, module in modules.items() if (family := family_of(module))}
     if not families:
-        kinds = sorted(
-            {type(x).__name__ for x in modules.values() if "attention" in type(x).__name__.lower()}
-        )
+        class_names = {type(module).__name__ for module in modules.values()}
+        attention_names = [name for name in sorted(class_names) if "attention" in name.lower()]
         raise NotImplementedError(
-            f"{type(model).__name__} is of no known family: its attention modules are {kinds}. Known: "
-            f"{', '.join(family.name for family in FAMILIES.values())}. "
+            f"{type(model).__name__} has no attention module of a known family; it has "
+            f"{', '.join(attention_names) or 'none'}. Known: {', '.join(x.name for x in FAMILIES.values())}. "
             "For others use StandardHeads.from_arrays"
         )
     parts = list(dict.fromkeys(map(_part_of_name, families)))
@@ -105,7 +104,7 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
     if layer is None and len(names) > 1:
         raise ValueError(f"give layer: the model has {len(names)} layers with attention")
     name = names[checks.index("layer", layer or 0, len(names))]
-    # The rotary embedding belongs to the innermost module around the attention that has one.
+    # The innermost enclosing module with a rotary embedding provides it.
     embedding, outer = None, name
     while outer and embedding is None:
         outer = outer.rpartition(".")[0]

@@ -72,9 +72,9 @@ class Block(nn.Module):
         super().__init__()
         width, hidden = config.width, config.mlp_width
         heads = StandardHeads(width, config.num_heads, config.head_dim)
-        position = RelativeBias(config.num_heads, config.reach)
+        distance_bias = RelativeBias(config.num_heads, config.reach)
         self.attention_norm = nn.RMSNorm(width)
-        self.attention = MessagePassingAttention(heads, position, backend=backend)
+        self.attention = MessagePassingAttention(heads, distance_bias, backend=backend)
         self.mlp_norm = nn.RMSNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
@@ -93,10 +93,10 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks and unembedding: computes the logits of each next token.
+    """An embedding, blocks and an unembedding, which compute the logits of each next token.
 
-    ``backend`` is that of the attention in all blocks, where "message_passing" is the path of
-    torch_geometric. It can be set at any time: ``model.backend = "reference"``.
+    The attention of all blocks runs on ``backend``; "message_passing" is the message-passing path.
+    The backend can be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
 
@@ -149,19 +149,19 @@ class LanguageModel(nn.Module):
     def proceed(self, tokens: Tokens, cache: KeyValueCache) -> Logits:
         """Compute the logits of tokens that follow those in ``cache``, as a full pass would.
 
-        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Errors are those of the
-        model and of :meth:`KeyValueCache.append`; ValueError for a cache with another number of
-        layers, and NotImplementedError unless :meth:`can_proceed`.
+        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Errors are those of a full
+        pass and of :meth:`KeyValueCache.append`, ValueError if the cache has another number of layers
+        than the model, and NotImplementedError unless :meth:`can_proceed`.
         """
         if not hasattr(cache, "all_or_nothing"):
             raise TypeError(f"cache must be a KeyValueCache(graph, num_layers), got {checks.quote(cache)}")
         tokens, _ = self._check_input(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            raise ValueError(f"cache must have {len(self.blocks)} layers, as the model, got {cache.layers}")
+            raise ValueError(f"cache must have {len(self.blocks)} layers, like the model, got {cache.layers}")
         if not self.can_proceed():
             raise NotImplementedError(
                 "the message-passing path and hooks on blocks need all tokens at once: use backend='auto' "
-                "without hooks, or call the model without a cache"
+                "and remove the hooks, or call the model without a cache"
             )
         state = self.embedding(tokens)
         with cache.all_or_nothing():
@@ -177,7 +177,7 @@ class LanguageModel(nn.Module):
         return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
 
     def states(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[States]:
-        """Return ``2 * num_layers + 1`` states: embedded, then after each update (seed S4.11)."""
+        """Return the ``2 * num_layers + 1`` states: the embedding, then one after each update (S4.11)."""
         tokens, graph = self._check_input(tokens, graph)
         states = [self.embedding(tokens)]
         for block in self.blocks:
@@ -186,7 +186,7 @@ class LanguageModel(nn.Module):
         return states
 
     def listen(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[Weights]:
-        """Return the weights of each layer for all edges, in ``edge_index`` order, and all heads."""
+        """Return the weights of each layer for every edge, in ``edge_index`` order, and every head."""
         tokens, graph = self._check_input(tokens, graph)
         weights = []
         # Every second state is the input of a block.
@@ -198,15 +198,16 @@ class LanguageModel(nn.Module):
 
     def _check_input(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise TypeError(f"tokens must be an integer tensor [B, T], got {checks.describe_type(tokens)}")
+            got = checks.describe_type(tokens)
+            raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; try tokens[None]")
         # Inside a compiled program no value can be read.
         if tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
-            last = self.config.vocabulary_size - 1
-            if low < 0 or high > last:
-                raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {low} .. {high}")
+            last_token = self.config.vocabulary_size - 1
+            if low < 0 or high > last_token:
+                raise IndexError(f"tokens must be in 0 .. {last_token}, the vocabulary, got {low} .. {high}")
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
 
 
@@ -222,14 +223,16 @@ def generate(
 ) -> Int[Tensor, " tokens_and_more"]:
     """Append ``count`` tokens to ``tokens [T]``, each drawn from ``softmax(logits / temperature)``.
 
-    Temperature 0 takes the most likely token. ``graph`` (by default causal) includes the new tokens;
-    those of ``cache`` come before ``tokens``. ValueError for no tokens, a negative temperature, or a
-    graph that is too small or not that of the cache.
+    Temperature 0 takes the most likely token. ``graph`` (by default causal) includes the new tokens.
+    The tokens in ``cache`` come before ``tokens``. ValueError if there are no tokens, if the
+    temperature is negative, or if the graph is too small or is not that of the cache.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")
     if checks.number("temperature", temperature) < 0 or not len(tokens):
-        raise ValueError(f"generate needs tokens and temperature >= 0, got {len(tokens)} and {temperature}")
+        raise ValueError(
+            f"generate needs tokens and temperature >= 0, got {len(tokens)} tokens and {temperature}"
+        )
     count = checks.size("count", count)
     length = len(tokens) + count
     if cache is not None:
@@ -283,7 +286,7 @@ def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
         vocabulary = BytePair.from_json(texts.pop("vocabulary"))
         config = Config(**json.loads(texts.pop("config")))
         _check_vocabulary(vocabulary, config)
-        # The file's weights replace those of the constructor, which needs no memory on "meta".
+        # The parameters of the file replace those of the constructor, which on "meta" need no memory.
         with torch.device("meta"):
             model = LanguageModel(config)
         model.load_state_dict(tensors, assign=True)
@@ -297,7 +300,7 @@ def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
 
 def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
     if len(vocabulary) != config.vocabulary_size:
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces, the model {config.vocabulary_size}")
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces, but the model {config.vocabulary_size}")
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
@@ -319,14 +322,14 @@ def induction_scores(
     distance ``length - 1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts
     as 0. Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on random tokens.
     """
-    first = _random_tokens(model, length, seed, samples)
-    return _mean_weight(model, torch.cat([first, first], dim=1), graph, distance=length - 1, start=length)
+    tokens = _random_tokens(model, length, seed, samples)
+    return _mean_weight(model, tokens.repeat(1, 2), graph, distance=length - 1, start=length)
 
 
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """Compute each head's mean weight on the previous token in random sequences (same source)."""
+    """Compute each head's mean weight on the previous token in random sequences (Olsson et al.)."""
     return _mean_weight(model, _random_tokens(model, length, seed, samples), graph, distance=1, start=1)
 
 

@@ -1,7 +1,7 @@
 """Byte-pair encoding: an ordered list of merges over UTF-8 bytes, run by ``tokenizers``.
 
-All 256 bytes are pieces, so every text can be encoded and is decoded exactly. Decoding works
-without ``tokenizers``. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
+All 256 bytes are pieces, so every text can be encoded and is decoded exactly. Decoding does not
+need ``tokenizers``. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORDS = (
 _SPLIT = {"type": "Split", "pattern": {"Regex": "|".join(_WORDS)}, "behavior": "Isolated", "invert": False}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _PRE_TOKENIZER = {"type": "Sequence", "pretokenizers": [_SPLIT, _BYTE_LEVEL]}
-# A text is encoded in groups of lines, since tokenizers needs 200 bytes for each character.
+# A text is encoded in groups of lines, since tokenizers needs 200 bytes of memory a character.
 _LINES = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
 
 
@@ -70,9 +70,7 @@ class BytePair:
         for index, (left, right) in enumerate(self.merges):
             if not {left, right} <= pieces or left + right in pieces:
                 pair = checks.quote((left, right))
-                raise ValueError(
-                    f"merges[{index}] is {pair}: expected two earlier pieces that make a new one"
-                )
+                raise ValueError(f"merges[{index}] must join two earlier pieces into a new one, got {pair}")
             pieces.add(left + right)
         object.__setattr__(self, "merges", tuple((left, right) for left, right in self.merges))
 
@@ -108,7 +106,7 @@ class BytePair:
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Return the text of tokens, with U+FFFD in place of incomplete characters.
 
-        TypeError if `ids` are not integers, IndexError if one is not a token of this vocabulary.
+        TypeError if `ids` are not integers, IndexError if an id is not a token of this vocabulary.
         """
         return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
 
@@ -139,10 +137,10 @@ class BytePair:
             vocabulary = cls(_read_merges(tokenizer["model"]["merges"]))
             pieces = json.loads(vocabulary.to_json())["model"]["vocab"]
             if (tokenizer["pre_tokenizer"], tokenizer["model"]["vocab"]) != (_PRE_TOKENIZER, pieces):
-                raise ValueError("it splits words or numbers pieces in another way than this package does")
+                raise ValueError("it does not split words and number pieces as this package does")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(f"text is no vocabulary, expected what to_json wrote: {reason}") from error
+            raise ValueError(f"text is not a vocabulary that to_json wrote: {reason}") from error
         return vocabulary
 
     def __len__(self) -> int:

