@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("wide")
 def test_left_padding_that_an_indexer_counts_is_named():
     """The indexer of MiniMax M3 counts padding with any attention."""
     model, batch = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
-    with pytest.warns(UserWarning, match="layer 1: its indexer counts blocks and scores from the padding"):
+    with pytest.warns(UserWarning, match="layer 1: its indexer counts padding on the left, so results"):
         model(**batch)
 
 
