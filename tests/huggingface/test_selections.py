@@ -130,7 +130,7 @@ def test_other_selections_are_refused_by_name():
             r"of \[2, 3, 9, 2\] for 9 receivers and 4 heads",
         ),
         (build(3), {"block_indices": blocks, "indices": index}, "passes indices and block_indices"),
-        (build(), {"block_indices": blocks}, "and block_size"),
+        (build(), {"block_indices": blocks}, "block_size: use 'eager'"),
     ]
     call = lambda module, options: lambda: attention(module, q, k, v, lazy, **options)  # noqa: E731
     assert_refusals((call(module, options), NotImplementedError, text) for module, options, text in cases)
