@@ -72,7 +72,7 @@ CASES = [
     # graphs of other libraries, texts and files
     (lambda: convert.from_mask(SQUARE.float()), ValueError, "ambiguous.*mask != 0"),
     (lambda: expressions.parse("windw(4, 2)"), ValueError, "^column 1.*did you mean 'window'"),
-    (lambda: files.write(CROSS, "new.edges"), ValueError, r"a file holds graphs.*cross\(2, 3\)"),
+    (lambda: files.write(CROSS, "new.edges"), ValueError, r"receivers and senders must.*cross\(2, 3\)"),
     # caches and models
     (lambda: KeyValueCache(CROSS), ValueError, r"a cache needs a graph.*cross\(2, 3\)"),
     (lambda: MODEL(torch.tensor([[11]])), IndexError, r"^tokens must be in 0 \.\. 10"),

@@ -1,4 +1,4 @@
-"""Graphs from masks, edge lists, matrices, graphs of other libraries, files and texts, and back."""
+"""Convert masks, edge lists, matrices and graphs of other libraries to graphs, and back."""
 
 from gnn_attention.convert.formats import (
     from_edge_index,

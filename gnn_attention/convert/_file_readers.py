@@ -13,18 +13,18 @@ from typing import Any
 import networkx as nx
 
 MOST_TOKENS = 2**24
-# The attribute for the place of an edge in its file, because networkx sorts edges by sender.
-ORDER = "place in the file"
+# The attribute for the place of an edge in its file; networkx groups edges by sender.
+PLACE_KEY = "place in the file"
 
 # Names of the columns of senders and receivers.
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
 TARGETS = ("target", "dst", "to", "receiver", "node2", "id2", "v", "end", "tail", "destination")
-# An edge list holds its number of tokens, because its last tokens may have no edges.
+# The first line of an edge list may state the number of tokens, because the last may have no edges.
 _SIZE = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The dictionary behind an edge may hold spaces, but is one cell.
+# The dictionary after an edge may contain spaces and is still one cell.
 _CELL = re.compile(r"\{.*|\S+")
-# The first cells of a line in other formats, and the line with the sizes in DIMACS.
+# How lines begin in other formats, and the whole line that states the sizes in DIMACS.
 _OTHER_FORMAT = re.compile(
     r"(\S+ )?(\S*[,;:]|[-=<>/]{2,}|\{\S*|\*[a-z]\S*|%%MatrixMarket)( |$)|p [a-z]+ \d+ \d+$", re.I
 )
@@ -44,7 +44,7 @@ def parse_number(value: object) -> float | None:
 
 def _check_count(count: int) -> int:
     if count > MOST_TOKENS:
-        raise ValueError(f"it has {count:,} tokens, at most {MOST_TOKENS:,} are read")
+        raise ValueError(f"it has {count:,} tokens, but at most {MOST_TOKENS:,} can be read")
     return count
 
 
@@ -53,19 +53,19 @@ def add_tokens(network: Any, count: int) -> None:
     labels = {str(node) for node in network}
     network.add_nodes_from(label for label in map(str, range(_check_count(count))) if label not in labels)
     if len(network) > count:
-        outside = next(node for node in network if not (str(node).isdecimal() and int(node) < count))
-        raise ValueError(f"its tokens are 0 .. {count - 1}, but it names a token {outside}")
+        node = next(x for x in network if not (str(x).isdecimal() and int(x) < count))
+        raise ValueError(f"its tokens are 0 .. {count - 1}, but it names a token {node}")
 
 
 def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None = None) -> Any:
     """Read one edge from each line; networkx would silently skip lines that it cannot read."""
     rows = _split_rows(text, delimiter)
     header = _find_columns(rows, weight) if delimiter and rows else None
-    src, dst, column, kind = header or (0, 1, 2, -1)
+    src, dst, weight_column, type_column = header or (0, 1, 2, -1)
     rows = rows[1:] if header else rows
     edges: list[tuple[str, str, dict[str, Any]]] = []
     for line, cells in rows:
-        value = cells[column] if 0 <= column < len(cells) else ""
+        value = cells[weight_column] if 0 <= weight_column < len(cells) else ""
         is_number = value == "" or value.startswith("{") or parse_number(value) is not None
         # A row of more than three cells may be a row of a matrix.
         is_foreign = _OTHER_FORMAT.match(" ".join(cells)) if delimiter is None else len(cells) > 3
@@ -73,15 +73,16 @@ def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None
         if not has_ends or (not header and (is_foreign or not is_number)):
             raise ValueError(
                 f"line {line}: expected 'src dst' or 'src dst weight', got {' '.join(cells)[:40]!r}; a .csv "
-                "or .tsv may have other columns if its first line names those of the ends source and target"
+                "or .tsv may have other columns if its header names two of them source and target"
             )
         # networkx writes the attributes of an edge as a dictionary.
         attributes = ast.literal_eval(value) if value.startswith("{") else {str(weight): value}
-        edges.append((cells[src], cells[dst], {**attributes, ORDER: line}))
-    kinds = {cells[kind].lower() for _, cells in rows if 0 <= kind < len(cells)} & {"directed", "undirected"}
-    if len(kinds) > 1:
-        raise ValueError("its column Type has Directed and Undirected: expected one of them in all lines")
-    network = empty.to_undirected() if "undirected" in kinds else empty.to_directed() if kinds else empty
+        edges.append((cells[src], cells[dst], {**attributes, PLACE_KEY: line}))
+    types = {cells[type_column].lower() for _, cells in rows if 0 <= type_column < len(cells)}
+    types &= {"directed", "undirected"}
+    if len(types) > 1:
+        raise ValueError("its column Type holds Directed and Undirected, expected one of them")
+    network = empty.to_undirected() if "undirected" in types else empty.to_directed() if types else empty
     network.add_edges_from(edges)
     if size := _SIZE.match(text.split("\n", 1)[0].strip()):
         add_tokens(network, int(size[1]))
@@ -96,15 +97,15 @@ def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]
         return [(n, row) for n, row in enumerate(lines, 1) if row and not re.match("%(?!%M)", row[0])]
     if delimiter == ",":
         # Spreadsheets write semicolons in countries whose decimal separator is a comma.
-        first = re.search(r"(?m)^ *[^#\s].*|\Z", text) or [""]
-        delimiter = max(",;\t", key=re.sub('"[^"]*"', "", first[0]).count)
+        first_line = re.search(r"(?m)^ *[^#\s].*|\Z", text) or [""]
+        delimiter = max(",;\t", key=re.sub('"[^"]*"', "", first_line[0]).count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
     rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     return [(n, row) for n, row in rows if any(row) and not row[0].startswith("#")]
 
 
 def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tuple[int, int, int, int] | None:
-    """Return the columns of sender, receiver, weight and Gephi's Type in a header (-1: none)."""
+    """Return the columns of sender, receiver, weight and Gephi's Type that a header names (-1: none)."""
     line, cells = rows[0]
     names = [cell.lower() for cell in cells]
     # "from_node" and "FromNodeId" count as "from".
@@ -143,25 +144,25 @@ def _read_xml(name: str, text: str, weight: str | None, empty: Any) -> Any:
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     network = getattr(nx, f"read_{name}")(io.BytesIO(text.encode()), node_type=str)
-    # networkx keeps the defaults of GEXF beside the edges.
+    # networkx stores default attributes with the graph, not with its edges.
     for *_, attributes in network.edges.data():
         attributes.update(network.graph.get("edge_default", {}) | attributes)
     return network
 
 
 def _read_gml(text: str, weight: str | None, empty: Any) -> Any:
-    # networkx refuses parallel edges, which other programs write, without the word "multigraph".
+    # Without the word "multigraph" networkx refuses parallel edges, which other programs write.
     if not re.search(r"\smultigraph\s", text):
         text = re.sub(r"(?m)^\s*graph\s*\[", r"\g<0> multigraph 1 ", text, count=1)
     return nx.parse_gml(text, label="id")
 
 
 def _read_json(text: str, weight: str | None, empty: Any) -> Any:
-    """Read node-link data; a node without an id is named by its position."""
+    """Read node-link data; a node without an id is named by its index."""
     data = json.loads(text)
     # Versions of networkx read the edges under different keys.
     links = data["edges"] if "edges" in data else data["links"]
-    links = [link | {ORDER: index} for index, link in enumerate(links)]
+    links = [link | {PLACE_KEY: index} for index, link in enumerate(links)]
     node_link_data = data | {"edges": links, "links": links, "multigraph": True}
     network = nx.node_link_graph(node_link_data, directed=empty.is_directed())
     if len(network) != len(data["nodes"]):

@@ -4,10 +4,10 @@ Python's parser reads the text, and every node of its syntax tree must be on a l
 nodes; nothing is passed to ``eval``. An expression consists of
 
 * calls of the builders of ``gnn_attention.patterns`` and functions of ``gnn_attention.algebra``:
-  ``disjoint_sum(window(8, 3), causal(5))``; data are ``tensor([[1, 2], [3, 4]])`` or, drawn at random,
-  ``randn(64, 8, seed=0)``;
+  ``disjoint_sum(window(8, 3), causal(5))``; data are written as ``tensor([[1, 2], [3, 4]])``
+  or drawn at random by ``randn(64, 8, seed=0)``;
 * arguments, by position or by name: numbers, strings, True, False, None, lists and tuples of these;
-* operators on graphs: ``|  &  -  ^  ~  @  ** k``, and brackets;
+* operators on graphs: ``|  &  -  ^  ~  @  ** k``, and parentheses;
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
 
 The length of the text, its numbers, products and powers are limited. If the number of tokens
@@ -35,10 +35,10 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
-# The most tokens of a graph, and the largest number that a text may contain.
+# The largest number in a text, and thereby the most tokens of a graph.
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
-# Pairs of tokens of a product, times the hops of a power; this many take less than a minute.
+# The most pairs of tokens in a product, or pairs times hops in a power: less than a minute of work.
 MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
@@ -49,19 +49,19 @@ OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenG
     ast.MatMult: operator.matmul,
 }
 ALLOWED = (
-    "allowed are calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
-    "numbers, strings, lists, and arguments that are written out, each once"
+    "expected calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
+    "numbers, strings, lists, and arguments that are each written out once"
 )
 NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 
 
 def parse(text: str, *, n: int | None = None) -> TokenGraph:
-    """Return the graph of an expression; ``parse(graph.name) == graph`` if the name is complete.
+    """Return the graph of an expression; ``parse(graph.name) == graph`` if the name is one.
 
     ``n`` is the number of tokens: the name ``n`` stands for it, and a builder that lacks an
     argument, or is named without a call, gets it as its first argument. Raises TypeError for
     anything but a string, and ValueError for any other fault, errors of builders included:
-    one sentence that starts with the column and quotes the expression.
+    one sentence, which begins with the column of the faulty part and quotes it, if there is one.
 
     >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
     '(causal(64) - window(64, 4)) | sinks(64, 2)'
@@ -73,7 +73,7 @@ def parse(text: str, *, n: int | None = None) -> TokenGraph:
     if not isinstance(graph, TokenGraph):
         raise ValueError(
             f"{checks.quote(text, 40)} is {checks.quote(graph)}, expected a graph such as "
-            "'window(64, 8)', or one of several graphs, by [0]"
+            "'window(64, 8)'; [0] chooses the first of several graphs"
         )
     return graph
 
@@ -91,7 +91,7 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
     text = re.sub(r"\s", " ", text).strip()
     reader = _Reader(text, None if n is None else checks.size("n", n))
     try:
-        # Python warns of "1or 2", which is refused below anyway.
+        # Python warns about "1or 2", which is refused below anyway.
         with ignore_warnings():
             tree = ast.parse(text, mode="eval")
         return reader.read(tree.body)
@@ -100,16 +100,16 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
         cause = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
         raise ValueError(f"column {column}, {checks.quote(text, 40)}: {cause}") from None
     except (RecursionError, MemoryError) as error:
-        raise ValueError("the expression has too many brackets and operators inside one another") from error
+        raise ValueError("the expression nests too many parentheses and operators") from error
 
 
 def tensor(values: list[Any]) -> Tensor:
-    """Return the tensor of nested lists of numbers, for builders of graphs that depend on data."""
+    """Return a tensor of nested lists of numbers, as data for builders."""
     return torch.tensor(values)
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
-    """Return normal random numbers, always the same for a seed, for builders that take data."""
+    """Return normally distributed numbers, always the same for a seed, as data for builders."""
     shape = [checks.size("each of sizes", size) for size in sizes]
     if math.prod(shape) > LARGEST_NUMBER:
         raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")
@@ -199,7 +199,7 @@ class _Reader:
                 positional = (self.n, *positional)
         try:
             return function(*positional, **named)
-        # Whatever a builder raises is an error of this text.
+        # Any exception of a builder is the fault of the text.
         except Exception as error:
             self.refuse(node, str(error) or type(error).__name__, error)
 

@@ -1,6 +1,6 @@
 """Read and write files of graphs. An edge from u to v is a message from u to v.
 
-The ending of a file names its format; the guide "Bring your graph" lists those of other programs, too.
+The extension of a file names its format; the guide "Bring your graph" lists all formats.
 Nodes whose labels are all integers are sorted by number, so that labels 0 .. n-1 are the positions of
 the tokens. Other nodes keep the order of the file, declared ones before those that only edges name.
 """
@@ -20,7 +20,7 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignore_warnings
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import ORDER, READERS, add_tokens, are_integers, parse_number
+from gnn_attention.convert._file_readers import PLACE_KEY, READERS, add_tokens, are_integers, parse_number
 from gnn_attention.convert.formats import graph_from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
@@ -31,8 +31,8 @@ __all__ = ["READERS", "WRITERS", "GraphFile", "load", "write"]
 class GraphFile:
     """The result of :func:`load`; ``str()`` summarises it in one line.
 
-    ``graph`` has the name of the file; ``labels`` are those of its tokens, in order of
-    position; ``weights [graph.num_edges]``, in the order of ``graph.edge_index``, may be
+    ``graph`` has the name of the file, and ``labels`` holds the label of each token, in order
+    of position. ``weights [graph.num_edges]``, in the order of ``graph.edge_index``, may be
     None. ``num_edges`` counts the distinct edges of the file, each of which is two messages
     if ``undirected``, and ``num_parallel`` those that repeat another edge and are dropped.
     """
@@ -66,7 +66,7 @@ def load(
     """Read the graph in a file, with the labels of its tokens and the weights of its edges.
 
     Args:
-        path: the file; its ending names the format.
+        path: the file; its extension names the format.
         undirected: whether an edge is a message in both directions. Edge lists, CSV without Gephi's
             column Type, general matrices and JSON without "directed" count as directed.
         weight: the edge attribute, or the column, that holds the weights; None reads none. An edge
@@ -74,13 +74,13 @@ def load(
         num_tokens: the number of tokens if labels are positions 0, 1, ... and tokens without edges are
             missing. The first line of an edge list by :func:`write` holds it (``# tokens 64``).
 
-    The label of a token is the attribute "label" or "name" if every node has one of its own, else its id.
-    The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may
-    use semicolons or tabs. Parallel edges count once, with the first weight. Edge lists, CSV and JSON keep
-    the order of the file, other formats that of networkx; the reverse of an undirected edge follows it.
+    The label of a token is its attribute "label" or "name" if all are unique, else its id.
+    The columns source and target may also be called from and to, src and dst, u and v, and the
+    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edge lists,
+    CSV and JSON keep the order of the file, other formats that of networkx; a reverse edge comes next.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an
-    unknown ending and a file that holds no such graph or contradicts ``undirected``;
+    unknown extension and a file that holds no such graph or contradicts ``undirected``;
     ImportError if scipy is missing; OSError if the file cannot be read.
 
     >>> import tempfile
@@ -107,12 +107,12 @@ def load(
             network = parse(text, weight, nx.MultiGraph() if undirected else nx.MultiDiGraph())
         if undirected is not None and network.is_directed() == undirected:
             direction = "directed" if undirected else "undirected"
-            raise ValueError(f"its edges are {direction}, not undirected={undirected}: leave undirected out")
+            raise ValueError(f"its edges are {direction}, got {undirected=}: leave undirected out")
         if num_tokens is not None:
             add_tokens(network, num_tokens)
         return _read_network(path.name, network, weight)
     except ImportError as error:
-        raise ImportError("MatrixMarket files are read by scipy: pip install scipy") from error
+        raise ImportError("reading MatrixMarket files needs scipy: pip install scipy") from error
     except OSError:
         raise
     # The parsers of other packages raise exceptions of any type.
@@ -122,10 +122,10 @@ def load(
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
-    """Write a graph in the format of the ending of ``path``, for :func:`load` to read back.
+    """Write a graph in the format that the extension of ``path`` names; :func:`load` reads it back.
 
-    Raises TypeError for anything but a graph, and ValueError for an unknown ending, a graph whose
-    receivers and senders are not the same tokens 0 .. n-1, and one that differs by head or sample.
+    Raises TypeError for anything but a graph, and ValueError for an unknown extension, for receivers and
+    senders that are not the same tokens 0 .. n-1, and for a graph that differs by head or sample.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -138,23 +138,23 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     generate_lines = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
-        raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
+        raise ValueError(f"receivers and senders must be the same tokens from 0 on, got {graph!r}")
     atomic_files.write(path, "".join(f"{line}\n" for line in generate_lines(graph)))
 
 
 def _read_network(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
-    edges = sorted(network.edges(data=True), key=lambda edge: edge[2].get(ORDER, 0))
+    edges = sorted(network.edges(data=True), key=lambda edge: edge[2].get(PLACE_KEY, 0))
     triples = [(src, dst, attributes.get(weight)) for src, dst, attributes in edges]
     is_weighted = weight is not None and any(value not in (None, "") for *_, value in triples)
     if triples and not is_weighted and weight not in (None, "weight"):
-        raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
+        raise ValueError(f"none of its edges has a {weight!r}: pass another attribute, or weight=None")
     labels = _label_tokens(network)
     positions = {node: position for position, node in enumerate(labels)}
     weights_by_pair: dict[tuple[int, int], float] = {}
     for src, dst, value in triples:
         number = 1.0 if value in (None, "") else parse_number(value)
         if number is None:
-            raise ValueError(f"the edge {src} -> {dst}: a weight is a finite number, got {str(value)[:40]!r}")
+            raise ValueError(f"the weight of {src} -> {dst} must be a number, got {str(value)[:40]!r}")
         # The first of parallel edges keeps its weight.
         weights_by_pair.setdefault((positions[src], positions[dst]), number)
     is_directed = network.is_directed()
@@ -176,7 +176,7 @@ def _label_tokens(network: nx.Graph) -> dict[Hashable, str]:
         return labels
     number, count = Counter(map(int, labels.values())).most_common(1)[0]
     if count > 1:
-        raise ValueError(f"{count} of its nodes are the same number {number}: write it in one way")
+        raise ValueError(f"{count} nodes have labels that mean {number}: write it in one way")
     return dict(sorted(labels.items(), key=lambda item: int(item[1])))
 
 

@@ -50,13 +50,13 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
 
     ``rows="src"`` reads ``A[src, dst]``, the adjacency of networkx and of
     ``scipy.sparse.csgraph``; ``rows="dst"`` reads ``A[dst, src]``, a mask. Every stored entry
-    is an edge, even a stored zero, as in csgraph (``A.eliminate_zeros()`` drops them); the
+    is an edge, even a zero, as in csgraph (``A.eliminate_zeros()`` drops them); the
     zeros of a NumPy array, and those that pad blocks of BSR and diagonals of DIA, are not.
     Edges keep the order of ``A.tocoo()``; those of a NumPy array are sorted by row.
 
     ``weight=True`` returns ``(graph, weights)``, float ``[E]`` in the order of ``graph.edge_index``. Raises
     TypeError for other kinds of object, and ValueError for NaN and inf in a NumPy array and for duplicate
-    entries, of which ``coalesce=True`` keeps the first (without weights, because none may be lost).
+    entries, of which ``coalesce=True`` keeps the first (without weights, of which none may be lost).
 
     >>> from_scipy(torch.tensor([[0, 3], [0, 0]]).numpy(), rows="src", weight=True)
     (TokenGraph(scipy: 2 src -> 2 dst), tensor([3.]))
@@ -76,7 +76,9 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
         row, column = A.nonzero()
         values = A.__array__()[row, column]
         if not (abs(values) < float("inf")).all():
-            raise ValueError("A holds NaN or inf, which may be edges or not: pass np.isfinite(A) or A != 0")
+            raise ValueError(
+                "A holds NaN or inf, which may or may not be edges: pass np.isfinite(A) or A != 0"
+            )
     # torch lacks longdouble, most unsigned integers and foreign byte orders.
     dtype = {"f": f"f{min(values.itemsize, 8)}", "u": "f8"}.get(values.dtype.kind, "i8")
     weights = torch.from_numpy(values.astype(dtype)) if weight else None
@@ -114,7 +116,7 @@ def from_networkx(
     nodes. An undirected edge is a message in both directions; self loops and parallel edges count once.
     With ``weight``, the name of an edge attribute, the result is ``(graph, weights)``, float ``[E]`` in
     ``graph.edge_index`` order. Convert a graph of igraph with its ``to_networkx()``. Raises ValueError
-    for a missing or wrong ``order``, if an edge has no number, or parallel edges have several.
+    for a missing or wrong ``order``, an edge without a number, and parallel edges with several.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -183,7 +185,7 @@ def from_pyg(
     its sizes if it (or the store of the node type) holds ``num_nodes`` or a tensor with one row for
     each node. An ``EdgeIndex`` may hold its sizes, too. A sparse tensor is an ``adj_t``: its rows are
     receivers, as in a mask, and stored entries are edges. Otherwise ``num_dst`` and ``num_src`` are
-    needed; the largest index gives no size. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
+    needed; the largest index is no size. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
 
     ``weight`` names an edge attribute, or is True for the (detached) values of a sparse tensor;
     then the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
@@ -217,11 +219,11 @@ def from_pyg(
     is_relation = isinstance(getattr(data, "_key", None), tuple)
     num_src = num_dst if num_src is None and not is_relation else num_src
     if num_dst is None or num_src is None:
-        raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
+        raise ValueError("num_dst and num_src are needed: edge_index does not state its number of nodes")
     if weight and weights is None:
         raise ValueError(
-            f"data holds no weights of its edges at weight={weight!r}, expected the name of an attribute "
-            "beside the edge_index of a Data, or True for a sparse tensor"
+            f"weight={weight!r} names no weights in data, expected an attribute next to the edge_index "
+            "of a Data, or True for a sparse tensor"
         )
     return _build_graph(edges, weights, num_dst, num_src, "merge" if coalesce else parallel, "pyg")
 
@@ -258,7 +260,7 @@ def read_sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
             f"{argument} must have two sparse axes [dst, src], "
             f"got {matrix.sparse_dim()} of shape {list(matrix.shape)}"
         )
-    # The private accessors keep duplicates, which the public ones would sum.
+    # The public accessors need a coalesced tensor, in which duplicates are already summed.
     entries = matrix.detach().to_sparse(layout=torch.sparse_coo)
     edges, values = entries._indices().flip(0), entries._values()
     # Block layouts also store zeros that only pad their blocks.
@@ -278,7 +280,7 @@ def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
 
 
 def _count_nodes(store: Any) -> Any:
-    # Otherwise `num_nodes` guesses the largest index + 1, and so does `batch` beside `ptr`.
+    # Without such a key `num_nodes` guesses the largest index + 1, even from `batch` with `ptr`.
     keys = NODE_KEYS if "ptr" in store else (*NODE_KEYS, "batch")
     arrays = (store[key] for key in keys if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
@@ -307,7 +309,7 @@ def graph_from_triples(
     for src, dst, value in triples:
         if not isinstance(value, Real):
             raise ValueError(
-                f"weight={weight!r} must name a number of every edge, "
+                f"weight={weight!r} must name a number at every edge, "
                 f"got {checks.quote(value)} at the edge {src} -> {dst}"
             )
     weights = torch.tensor([float(value) for *_, value in triples], device="cpu")
@@ -324,7 +326,7 @@ def _build_graph(
         return graph
     if graph.num_edges != edges.shape[1]:
         raise ValueError(
-            "a graph takes one weight of parallel edges: join them first "
+            "a graph holds one weight for each pair of tokens: join parallel edges first "
             "(A.sum_duplicates(), Data.coalesce(), networkx.Graph)"
         )
     if weights.is_complex() or weights.numel() != edges.shape[1]:
@@ -335,14 +337,14 @@ def _build_graph(
     if not (is_finite := weights.isfinite()).all():
         src, dst = edges[:, ~is_finite][:, 0].tolist()
         number = weights[~is_finite][0]
-        raise ValueError(f"a weight is a finite number, got {number} at the edge {src} -> {dst}")
+        raise ValueError(f"weights must be finite numbers, got {number} at the edge {src} -> {dst}")
     return graph, weights if weights.is_floating_point() else weights.to(torch.get_default_dtype())
 
 
 def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
     if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
         raise ValueError(
-            f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {checks.quote(weights)}"
+            f"weights must hold {graph.num_edges} numbers, one per edge, got {checks.quote(weights)}"
         )
     weights = weights.detach().cpu()
     # SciPy takes no other floating point dtypes.

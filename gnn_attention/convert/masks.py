@@ -18,11 +18,11 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     """Build a graph from a mask ``[dst, src]``, ``[heads, dst, src]`` or ``[batch, heads, dst, src]``.
 
     ``meaning`` is "attend" (True = edge, as in SDPA; the default for bool), "masked" (True = no edge, as
-    in ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of the
-    dtype, or of an earlier half dtype, are non-edges). Returns a :class:`TokenGraph`, or ``(graph, bias)``
-    for an additive mask with other numbers than 0: bias ``[E]``, ``[heads, E]`` or ``[batch, heads, E]``
-    in ``graph.edge_index`` order. A leading axis of size 1 broadcasts. A missing entry of a sparse bool
-    tensor is False. torch's ``causal_upper_left`` and ``causal_lower_right`` are read as in SDPA.
+    in ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of
+    its dtype, or of a half dtype that it was cast from, are non-edges). Returns a :class:`TokenGraph`,
+    or ``(graph, bias)`` for an additive mask with numbers other than 0: bias ``[E]``, ``[heads, E]`` or
+    ``[batch, heads, E]`` in ``graph.edge_index`` order. A leading axis of size 1 broadcasts. A missing
+    entry of a sparse bool tensor is False. torch's causal biases are read as in SDPA.
 
     Raises TypeError for another kind of object and for a dtype that does not fit the meaning;
     ValueError for NaN, +inf, a wrong number of axes, a bias on edges that differ by head or
@@ -49,12 +49,12 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     convention = meaning or ("additive" if is_float else "attend")
     checks.choice("meaning", convention, ("attend", "masked", "additive"))
     if (convention == "additive") != is_float:
-        raise TypeError(f"meaning={convention!r} does not fit a {mask.dtype} mask: additive masks are float")
+        raise TypeError(f"meaning={convention!r} does not fit {mask.dtype}: only float masks are additive")
     if mask.layout in edge_list.SPARSE_LAYOUTS:
         if convention == "additive":
             raise ValueError(
-                "a sparse float mask does not say whether a missing entry is an edge: from_pyg(mask, "
-                "weight=True) takes an adjacency, mask.to_dense() is an additive mask"
+                "a sparse float mask does not say whether a missing entry is an edge: use from_pyg(mask, "
+                "weight=True) for an adjacency, mask.to_dense() for an additive mask"
             )
         if mask.dim() == 2:
             edges, is_edge = read_sparse_entries("mask", mask)
@@ -79,7 +79,7 @@ def find_additive_edges(mask: Tensor) -> Tensor:
 
 
 def is_above_lowest(mask: Tensor) -> Tensor:
-    """Return where a mask is above the lowest number of its dtype, or of an earlier half dtype."""
+    """Return where a mask exceeds the lowest number of its dtype, or of a half dtype it came from."""
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
     return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 
@@ -88,9 +88,9 @@ def _refuse_adjacency(table: Tensor) -> None:
     resembles_adjacency = (table == 0).any() or (table == 1).all()
     if (table > 0).any() and resembles_adjacency and is_above_lowest(table).all():
         raise ValueError(
-            "a float mask with zeros and positive numbers is ambiguous: mask != 0, or from_scipy("
-            "mask.numpy(), rows='dst', weight=True), if 0 is no edge; meaning='additive' if the numbers "
-            "are added to logits"
+            "a float mask with zeros and positive numbers is ambiguous: if 0 is no edge, pass mask != 0 "
+            "or use from_scipy(mask.numpy(), rows='dst', weight=True); if the numbers are added to "
+            "logits, pass meaning='additive'"
         )
 
 
@@ -99,8 +99,8 @@ def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph
         return _from_table(edges)
     if not (edges == edges[:1, :1]).all():
         raise ValueError(
-            "this additive mask holds numbers, and its edges differ by head or sample: "
-            "give a score_mod and a bool mask instead"
+            "this additive mask holds a bias, and its edges differ by head or sample: "
+            "pass a score_mod and a bool mask instead"
         )
     graph = _from_table(edges[:1, :1])
     src, dst = graph.edges_on(mask.device)

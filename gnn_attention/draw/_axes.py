@@ -1,4 +1,4 @@
-"""Figures, colours, axes and tables of coloured cells, of which every picture consists."""
+"""Create the figures, colours, axes and tables of cells that all pictures share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
 Labels = Sequence[str] | None
-# The largest ratio of the sides of a mask whose cells are squares.
+# The largest aspect ratio of a mask that is drawn with square cells.
 MAX_ASPECT = 4
-# The most tokens that have a label each and gaps between their cells.
+# The most tokens that each get a label, and gaps between their cells.
 DETAIL_LIMIT = 32
-# A caller's text may hold a $ or a backslash, which must not be read as mathematics.
+# A $ or a backslash in a caller's text must not be read as mathematics.
 LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}
 
 
@@ -42,18 +42,18 @@ class Side:
 
     @property
     def label_length(self) -> float:
-        """Length of the longest name in inches."""
+        """The length of the longest name in inches."""
         return 0.075 * max(map(len, self.names or ()), default=0)
 
     def labels(self) -> dict[int, str]:
-        """Return the name or position of every token, or of about eight if they are many."""
+        """Return the name or position of every token, or of about eight if there are many."""
         step = 1 if self.count <= DETAIL_LIMIT else 1 << (-(-self.count // 8) - 1).bit_length()
         tokens = range(0, self.count, step)
         return {i: self.names[i] if self.names else str(self.offset + i) for i in tokens}
 
 
 def read_sides(graph: TokenGraph, labels: Labels, src_labels: Labels) -> tuple[Side, Side]:
-    """Return receivers and senders, which share their labels if they are the same tokens."""
+    """Return the receivers and the senders, which share labels if they are the same tokens."""
     if src_labels is None and is_square(graph):
         src_labels = labels
     dst = _read_labels("labels", labels, graph.num_dst, f"receivers of {graph.name}")
@@ -93,7 +93,7 @@ def get_axes(ax: Axes | None, width: float, height: float, pad: float = 0) -> tu
 
 
 def create_tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) -> tuple[Figure, list[Axes]]:
-    """Return axes for ``count`` tables, labelled at the outer ones, larger if tokens have names."""
+    """Return axes for ``count`` tables, with labels at the outer ones and room for names."""
     pad = max(dst.label_length, src.label_length)
     if count == 1:
         # A table with few rows is a flat picture.
@@ -131,7 +131,7 @@ def set_headline(figure: Figure, name: str) -> None:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Return the name that the graphs of all layers share, or else their numbered names."""
+    """Return the name that the graphs of all layers share, or else all names by layer."""
     numbered = ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
     return names[0] if len(set(names)) == 1 else numbered
 
@@ -142,7 +142,7 @@ def explain_colours(ax: Axes, meanings: Mapping[str, str]) -> None:
 
 
 def finish(figure: Figure, ax: Axes | None) -> Figure:
-    """Add a legend below the figure, but leave it untouched if ``ax`` are axes of the caller."""
+    """Add a legend below the figure, unless it belongs to the caller, who passed ``ax``."""
     if ax is None:
         handles = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
         if handles:

@@ -40,7 +40,7 @@ def draw_edges(
     from matplotlib.path import Path
 
     if len(curves) > MOST_EDGES:
-        raise ValueError(f"a picture has at most {MOST_EDGES} edges, got {len(curves)}; use mask()")
+        raise ValueError(f"at most {MOST_EDGES} edges are drawn, got {len(curves)}; use mask() or restrict()")
     if not len(curves):
         return
     spacing = 10 / math.sqrt(len(curves))
@@ -56,7 +56,7 @@ def draw_edges(
     paths = [Path(points, [Path.MOVETO, *[Path.CURVE4] * 3]) for points in curves.numpy()]
     style: dict[str, Any] = {"alpha": alpha.numpy(), "linewidths": width, "facecolors": "none"}
     ax.add_collection(PathCollection(paths, edgecolors=edge_colours, **style))
-    # An arrow no longer than its head has no shaft; the curve, which ends in it, is the shaft.
+    # Each arrow is only a head; the curve, which ends in it, is its shaft.
     length = 0.15 if weights is not None else max(0.045, min(0.1, 0.2 * spacing))
     direction = torch.nn.functional.normalize(curves[:, 3] - curves[:, 2])
     head: dict[str, Any] = {"headwidth": 4, "headlength": 5, "headaxislength": 5, "pivot": "middle"}
@@ -76,7 +76,7 @@ def draw_circle(ax: Axes, graph: TokenGraph, tokens: Side) -> None:
     left, right = radius * nodes * cmath.exp(0.6j), radius * nodes * cmath.exp(-0.6j)
     loops = nodes[:, None] + torch.stack([left, 6 * left, 6 * right, 1.5 * right], 1)
     start, end = nodes[src], nodes[dst]
-    # A chord bends to the left of its direction, so that it does not hide its reverse.
+    # A chord bends to the left of its direction, so that it does not cover the reverse edge.
     middle = 0.4 * (start + end) + 0.1j * (end - start)
     first = start + radius * (middle - start).sgn()
     last = end + 1.8 * radius * (middle - end).sgn()
@@ -121,7 +121,7 @@ def _straight_curves(start: Float[Tensor, " edges"], end: Float[Tensor, " edges"
 
 
 def draw_line(ax: Axes, graph: TokenGraph, tokens: Side, weights: Tensor | None, is_lit: Tensor) -> None:
-    """Draw tokens on a line, edges to the right above it, other edges and loops below it."""
+    """Draw tokens on a line, with edges to the right above it and all other edges below it."""
     n, (src, dst) = graph.num_dst, graph.edge_index.double()
     gap, direction = 0.07, (dst - src).sign()
     length = (dst - src).abs() / max([4.0, *(dst - src).abs().tolist()])
@@ -159,8 +159,8 @@ def draw_rows(
     top, token = is_lit[-1:].nonzero().T
     ax.plot(token, top + len(stack), "D", color=RED, markersize=max(size, 6), zorder=3, label="the token")
     kinds = (is_lit, BLUE, BLUE, "its state reaches the token"), (~is_lit, GREY, "white", "it does not")
-    for selected, colour, face, text in kinds:
-        level, token = selected.nonzero().T
+    for is_kind, colour, face, text in kinds:
+        level, token = is_kind.nonzero().T
         ax.plot(token, level, "o", color=colour, markerfacecolor=face, markersize=size, label=text)
     _axes.set_ticks(ax, "x", tokens)
     ax.set_yticks(range(len(is_lit)), ["input", *(f"after layer {i}" for i in range(1, len(is_lit)))])

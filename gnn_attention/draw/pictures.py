@@ -1,4 +1,4 @@
-"""Draw graphs and weights. Each function returns a matplotlib ``Figure``, which a notebook shows.
+"""Draw graphs and weights. Each function returns a matplotlib ``Figure``, which notebooks display.
 
 In every picture ``src`` is the sender and ``dst`` the receiver; a mask has a row for each
 receiver. With ``ax=`` a picture is drawn into axes of your own, without a legend.
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Text = str | None
 CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
 EDGE = "src → dst: dst attends to src"
-CHANGES = {BLUE: "edge, as before", ORANGE: "new", GREY: "given up"}
-# Tokens a side of a picture that is drawn cell by cell, and of one that is drawn edge by edge.
+CHANGES = {BLUE: "kept edge", ORANGE: "new edge", GREY: "dropped edge"}
+# The most tokens a side in a picture that is drawn cell by cell, and in one drawn edge by edge.
 LARGEST_MASK = 4096
 LARGEST_LINES = 1024
 MOST_TABLES = 64
@@ -49,7 +49,7 @@ def mask(
     """Draw the mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
     A graph that differs by head is drawn as one small mask for each head (up to 64).
-    ``labels`` name the receivers in their order, and the senders too if they are as many.
+    ``labels`` name the receivers in order, and the senders too if they are the same tokens.
     Raises ValueError above 4096 tokens a side, and for a graph that differs by sample.
     """
     is_by_head = isinstance(graph, TokenGraph) and not graph.batch and ax is None
@@ -72,8 +72,8 @@ def graph(
 ) -> Figure:
     """Draw nodes and links: tokens on a circle, clockwise from the top.
 
-    If the senders are not the receivers, they are two columns. An edge is an arrow from src
-    to dst. Raises ValueError above 1024 tokens a side or 10,000 edges: draw the mask.
+    If the senders are not the receivers, there are two columns. An edge is an arrow from src
+    to dst. Raises ValueError above 1024 tokens a side or 10,000 edges: draw the mask instead.
     """
     _check_graph("graph", graph, LARGEST_LINES)
     dst, src = _axes.read_sides(graph, labels, src_labels)
@@ -91,12 +91,12 @@ _draw_graph = graph  # `graph` is a parameter of other functions
 
 
 def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = None) -> Figure:
-    """Draw the mask next to the nodes and links, with the limits of both."""
+    """Draw the mask next to the nodes and links, within the limits of both."""
     _check_graph("side_by_side", graph, LARGEST_LINES)
     figure, (left, right) = _axes.create_figure(11.5, 6.2, ncols=2)
     mask(graph, left, labels, src_labels)
     if not is_square(graph):
-        # The mask becomes as high as the columns next to it.
+        # This stretches the mask to the height of the columns next to it.
         left.set_aspect("auto")
     _draw_graph(graph, right, labels, src_labels, "the same graph as nodes and links")
     return _axes.finish(figure, None)
@@ -112,25 +112,25 @@ def arcs(
 ) -> Figure:
     """Draw tokens on a line: edges to the right (``src < dst``) are arcs above it, others below it.
 
-    ``weights`` holds a number for each edge in ``graph.edge_index`` order, drawn as width: 1
-    is 4 points. Edges ``(src, dst)`` in ``lit`` are red, others grey. Raises ValueError above
-    1024 tokens or 10,000 edges, and if the senders are not the receivers.
+    ``weights`` holds a number for each edge in ``graph.edge_index`` order: a weight of 1 adds
+    4 points to the width. Edges ``(src, dst)`` in ``lit`` are red, and then others are grey.
+    Raises ValueError above 1024 tokens or 10,000 edges, and if senders and receivers differ.
     """
     _check_graph("arcs", graph, LARGEST_LINES)
     if not is_square(graph):
-        raise ValueError(f"arcs() draws graphs whose senders are their receivers, got {graph!r}; use mask()")
+        raise ValueError(f"arcs() needs the same senders and receivers, got {graph!r}; use mask() or graph()")
     tokens, _ = _axes.read_sides(graph, labels, None)
     checks.check_order("weights", weights)
     weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
     if weights is not None and (len(weights) != graph.num_edges or not bool(weights.isfinite().all())):
         raise ValueError(
             f"weights must be {graph.num_edges} finite numbers, one for each edge, got {len(weights)} "
-            f"of which {weights.isfinite().sum()} are"
+            f"numbers, {weights.isfinite().sum()} of them finite"
         )
     lit_edges = {(int(src), int(dst)) for src, dst in lit}
     edges = [(src, dst) for src, dst in graph.edge_index.T.tolist()]
     if missing := sorted(lit_edges - set(edges)):
-        raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, {missing[0]} is none")
+        raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, got {missing[0]}")
     is_lit = torch.tensor([edge in lit_edges for edge in edges], dtype=torch.bool)
     figure, axes = _axes.get_axes(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if graph.is_causal() else 4.4)
     _node_layouts.draw_line(axes, graph, tokens, weights, is_lit)
@@ -154,20 +154,20 @@ def layers(
 ) -> Figure:
     """Draw an unrolled network, with a row of tokens for each layer.
 
-    All that reaches ``token`` (default: the last) at the top is lit; the numbers on the right count
-    lit tokens. ``graphs`` is one graph for all layers, or one for each from layer 1 on, repeated if
-    there are more layers. ``residual`` carries the state of a token along. Raises ValueError above
-    1024 tokens, 64 layers or 10,000 edges, and IndexError for a token that does not exist.
+    Tokens and edges that reach ``token`` (default: the last) at the top are lit; numbers on the
+    right count lit tokens. ``graphs`` is one graph for all layers, or one for each from layer 1 on,
+    which repeat for more layers. With ``residual`` tokens keep their state. Raises ValueError
+    above 1024 tokens, 64 layers or 10,000 edges, and IndexError for a token that does not exist.
     """
     stack = _stack_layers("layers", graphs, layers)
     tokens, _ = _axes.read_sides(stack[0], labels, None)
     last = walks.check_token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
-    # Whether the token at the top has received from each token of each row, the input first.
-    reaches = [torch.arange(tokens.count) == last]
+    # The tokens of each row, from the input up, from which the token at the top has received.
+    lit_rows = [torch.arange(tokens.count) == last]
     for layer_graph in reversed(stack):
-        reaches.insert(0, layer_graph.mask()[reaches[0]].any(0) | (reaches[0] & residual))
+        lit_rows.insert(0, layer_graph.mask()[lit_rows[0]].any(0) | (lit_rows[0] & residual))
     figure, axes = _axes.get_axes(ax, 9.0, 1.9 + 0.85 * min(len(stack), 8))
-    _node_layouts.draw_rows(axes, stack, torch.stack(reaches), tokens, residual)
+    _node_layouts.draw_rows(axes, stack, torch.stack(lit_rows), tokens, residual)
     axes.plot([], [], color=BLUE, label="edge src → dst")
     if residual:
         axes.plot([], [], ":", color=BLACK, label="own state carried along")
@@ -193,7 +193,7 @@ def over_time(
         _check_graph("over_time", graph, LARGEST_MASK)
     count = len(graphs)
     if not 1 <= count <= MOST_TABLES or len(titles or graphs) != count:
-        raise ValueError(f"over_time() draws 1 to {MOST_TABLES} graphs, a title for each, got {count}")
+        raise ValueError(f"over_time() draws 1 to {MOST_TABLES} graphs with a title each, got {count}")
     overlap = analyse.overlap(graphs)
     name = _axes.common_name([graph.name for graph in graphs]) if title is None else title
     figure, grid = _axes.create_tables(None, count, *_axes.read_sides(graphs[0], None, None), name)
@@ -223,7 +223,7 @@ def weights(
     ``graph``, as the layer returns them; or the ``AttentionInfo`` of ``attend`` with one sample;
     or a layer of ``trace.record``. Heads (up to 64, or those in ``heads``) are drawn side by
     side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
-    name the receivers, and the senders if there are as many. Raises TypeError, ValueError or
+    name the receivers, and the senders if they are the same. Raises TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 
     >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
@@ -235,9 +235,10 @@ def weights(
     numbers = _select_heads(heads, len(tables), ax)
     tables = tables[numbers]
     num_dst, num_src = tables.shape[1:]
-    frame = graph or TokenGraph.from_rule(rules.all_pairs, num_dst, num_src, name="the weights")
-    figure, grid = _axes.create_tables(ax, len(numbers), *_axes.read_sides(frame, labels, src_labels), title)
-    # All tables have one scale, so that they can be compared.
+    table_graph = graph or TokenGraph.from_rule(rules.all_pairs, num_dst, num_src, name="the weights")
+    sides = _axes.read_sides(table_graph, labels, src_labels)
+    figure, grid = _axes.create_tables(ax, len(numbers), *sides, title)
+    # All tables share one scale, so that they can be compared.
     high = tables.abs().nan_to_num().max().item() if tables.numel() else 0.0
     low = -high if bool((tables < 0).any()) else 0.0
     colours = ["white", BLUE] if low == 0 else [ORANGE, "white", BLUE]
@@ -258,15 +259,15 @@ def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     top.set(xlabel="dst (receiver)", ylabel="senders it attends to")
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
     charts = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
-    for axes, side, name, colour in charts:
-        degree = side.in_degree().tolist() or [0]
+    for axes, g, name, colour in charts:
+        degree = g.in_degree().tolist() or [0]
         mean = sum(degree) / len(degree)
-        axes.stairs(degree, torch.arange(len(degree) + 1) + side.dst_offset - 0.5, fill=True, color=colour)
+        axes.stairs(degree, torch.arange(len(degree) + 1) + g.dst_offset - 0.5, fill=True, color=colour)
         axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
         axes.set_ylim(0, 1.08 * max(*degree, 1))
         axes.margins(x=0.01)
         axes.locator_params(integer=True)
-        _axes.set_title(axes, f"{name}: {min(degree)} to {max(degree)}, mean {mean:.4g} (broken line)")
+        _axes.set_title(axes, f"{name}: {min(degree)} to {max(degree)}, mean {mean:.4g} (dashed line)")
     _axes.set_headline(figure, graph.name if title is None else title)
     return _axes.finish(figure, None)
 
@@ -279,10 +280,10 @@ def hops(
     ax: Canvas = None,
     title: Text = None,
 ) -> Figure:
-    """Draw how many tokens have been reached after each layer.
+    """Draw from how many tokens a token has received after each layer.
 
-    They are reached by ``token`` (default: the last), and on average by all. ``layers=None`` stops
-    when nothing changes, after at most 64. ``graphs`` and ``residual`` are those of :func:`layers`.
+    The curves show ``token`` (default: the last), and the mean and range of all. ``layers=None``
+    stops when nothing changes, or after 64. ``graphs`` and ``residual`` are as in :func:`layers`.
     Raises ValueError above 1024 tokens, and IndexError for a token that does not exist.
     """
     stack = _stack_layers("hops", graphs, MOST_LAYERS if layers is None else layers)
@@ -310,14 +311,14 @@ def _select_heads(heads: int | Sequence[int] | None, count: int, ax: Canvas) -> 
     numbers = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
     numbers = [checks.index("heads", head, count) for head in numbers]
     if not 1 <= len(numbers) <= MOST_TABLES:
-        raise ValueError(f"weights() draws 1 to {MOST_TABLES} heads, got {len(numbers)}")
+        raise ValueError(f"weights() draws 1 to {MOST_TABLES} heads, got {len(numbers)}: choose with heads=")
     if ax is not None and len(numbers) > 1:
-        raise ValueError(f"weights() draws one head into axes of your own, got {len(numbers)}")
+        raise ValueError(f"weights() draws one head into ax, got {len(numbers)}: choose with heads=")
     return numbers
 
 
 def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads dst src"]:
-    """Return the weights in float64, with NaN at pairs that are no edges."""
+    """Return the weights in float64, with NaN for pairs that are not edges."""
     if isinstance(weights, AttentionInfo):
         tables = weights.weight_matrix()
     elif isinstance(weights, tuple) and len(weights) == 2 and graph is not None:
@@ -330,8 +331,7 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
         tables = weights
     elif hasattr(weights, "__array__") and weights.__array__().dtype.kind in "fiub":
         tables = torch.from_numpy(weights.__array__().astype("float64", order="C"))
-    elif hasattr(weights, "dense"):
-        # This is a LayerTrace, whose package may not be imported here.
+    elif hasattr(weights, "dense"):  # a LayerTrace, whose package may not be imported here
         no_edge = weights["attn.hook_attn_scores"] == -torch.inf
         tables = weights["attn.hook_pattern"].masked_fill(no_edge, torch.nan)
     else:
@@ -344,7 +344,7 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
         raise ValueError(
             f"weights must be [dst, src] or [heads, dst, src] of at most {LARGEST_MASK} tokens a side, got "
-            f"{list(tables.shape)}: choose a sample: weights[b], weight_matrix()[b], ['attn.hook_pattern'][b]"
+            f"{list(tables.shape)}: pass one sample, as weights[b] or info.weight_matrix()[b]"
         )
     tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
     if graph is not None and tables.shape[1:] != (graph.num_dst, graph.num_src):
@@ -358,12 +358,12 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
 
 def _check_graph(name: str, graph: TokenGraph, largest: int) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(f"{name}() draws a TokenGraph, got {type(graph).__name__}; see convert")
+        raise TypeError(f"{name}() draws a TokenGraph, got {type(graph).__name__}; use convert")
     if graph.varying_axes:
-        raise ValueError(f"{name}() draws one graph, got {graph!r}; take one with select(batch, head)")
+        raise ValueError(f"{name}() draws one slice, got {graph!r}; use select(batch, head)")
     if max(graph.num_dst, graph.num_src) > largest:
         raise ValueError(
-            f"{name}() draws at most {largest} tokens a side, got {graph!r}; see algebra.restrict"
+            f"{name}() draws at most {largest} tokens a side, got {graph!r}; use algebra.restrict"
         )
 
 

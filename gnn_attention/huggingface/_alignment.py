@@ -1,8 +1,8 @@
 """Align a user's graph with the query and key slots of one attention call.
 
-The graph describes whole sequences from their first token. A call has slots: the few receivers of a
-decoding step, senders that a sliding cache has not dropped, padding on either side. Graphs with equal rules
-(:func:`structural_key`) share a cache entry, so that the plan of one forward pass serves the next one.
+The graph describes whole sequences from their first token. The slots of a call may hold only the
+newest receivers, or the senders that a sliding cache still has, and padding on either side. Graphs with
+equal rules (:func:`structural_key`) share a cache entry, and so forward passes share a plan.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CallLayout:
 
     ``graph.dst_offset`` and ``graph.src_offset`` are the positions of the first slots.
     ``is_token`` is True for senders that are tokens, and ``left_padding`` counts the slots of
-    padding before the first token of each sample; both are None without padding. If
-    ``is_cached``, the next forward pass has the same graph object.
+    padding before the first token of each sample; both are None without padding.
+    ``is_cached`` says that the next forward pass gets the same graph object.
     """
 
     graph: TokenGraph
@@ -49,10 +49,11 @@ class CallLayout:
         return self.graph.dst_offset + self.graph.num_dst - padding
 
     def restrict(self, graph: TokenGraph, is_replacement: bool, caller: str) -> CallLayout:
-        """Return the layout with its edges that ``graph`` has too, or with those of ``graph`` alone.
+        """Return the layout with its edges that are in ``graph``, or with those of ``graph`` alone.
 
+        Positions count from the first token of a sample. ``is_replacement`` asks for ``graph`` alone.
         Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too short,
-        or needs senders that a cache has dropped. Positions count from the first token of a sample.
+        or is a replacement that needs senders which a cache has dropped.
         """
         key = (CacheKey.of(graph), is_replacement)
         if key not in self._layouts:
@@ -77,7 +78,7 @@ class CallLayout:
         return replace(self, graph=graph, is_cached=is_cached, _layouts={})
 
 
-def sender_is_token(is_token: Bool[Tensor, "samples src"]) -> Any:
+def token_sender_rule(is_token: Bool[Tensor, "samples src"]) -> Any:
     return symbols.look_up(is_token[0] if len(is_token) == 1 else is_token.unsqueeze(1), symbols.src)
 
 
@@ -86,9 +87,12 @@ def _check_graph(layout: CallLayout, graph: TokenGraph, is_replacement: bool, ca
     if slots.dst_offset + slots.num_dst > slots.src_offset + slots.num_src:
         raise ValueError(f"{caller}: the receivers of {slots!r} are not among its senders, so no graph fits")
     if graph.dst_offset or graph.src_offset:
-        raise ValueError(f"{caller}: the graph must be of whole sequences, from position 0, got {graph!r}")
+        raise ValueError(f"{caller}: the graph must describe sequences from position 0, got {graph!r}")
     if min(graph.num_dst, graph.num_src) < layout.length:
-        raise ValueError(f"{caller}: {graph!r} is too short for a sequence of {layout.length} tokens")
+        raise ValueError(
+            f"{caller}: {graph!r} is too short for a sequence of {layout.length} tokens: pass a "
+            "longer graph, or a function (layer, head, length)"
+        )
     if not is_replacement or not slots.src_offset:
         return
     dropped = replace(slots, num_src=slots.src_offset, src_offset=0)
@@ -110,27 +114,27 @@ def _restrict(layout: CallLayout, graph: TokenGraph, is_replacement: bool) -> To
     graph_at_slots = _graph_at_slots(layout, graph)
     if not is_replacement:
         return replace(slots & graph_at_slots, name=f"{graph.name}, within the model's mask")
-    # Only tokens are senders: no padding, and no slots of a static cache that are still empty.
+    # Only tokens are senders, neither padding nor the slots of a static cache that are still empty.
     rule = symbols.src < slots.dst_offset + slots.num_dst - slots.src_offset
-    rule = rule if layout.is_token is None else rule & sender_is_token(layout.is_token)
+    rule = rule if layout.is_token is None else rule & token_sender_rule(layout.is_token)
     samples = None if layout.is_token is None or len(layout.is_token) == 1 else layout.batch
-    tokens = replace(slots, edges=RuleEdges(rule), heads=None, batch=samples)
-    return replace(tokens & graph_at_slots, name=f"{graph.name}, without padding")
+    token_graph = replace(slots, edges=RuleEdges(rule), heads=None, batch=samples)
+    return replace(token_graph & graph_at_slots, name=f"{graph.name}, without padding")
 
 
 def _graph_at_slots(layout: CallLayout, graph: TokenGraph) -> TokenGraph:
-    """Return a user's graph over the slots of a layout; other slots than tokens have no edges."""
+    """Return a user's graph over the slots of a layout; slots that hold no token have no edges."""
     slots, padding = layout.graph, layout.left_padding
     stop = slots.src_offset + slots.num_src
     if padding is None and stop <= graph.num_src:
         rows = graph.rows(slots.dst_offset, slots.dst_offset + slots.num_dst)
         has_all_senders = (slots.src_offset, stop) == (0, graph.num_src)
         return rows if has_all_senders else rows.T.rows(slots.src_offset, stop).T
-    differs = padding is not None and len(padding) > 1
-    shift = 0 if padding is None else padding if differs else int(padding)
+    varies = padding is not None and len(padding) > 1
+    shift = 0 if padding is None else padding if varies else int(padding)
     offsets = (slots.dst_offset, slots.src_offset)
     rule = partial(_is_edge_at_slots, graph.edges.contains, offsets, graph.num_src, shift)
-    samples = graph.batch or (layout.batch if differs else None)
+    samples = graph.batch or (layout.batch if varies else None)
     return replace(slots, edges=RuleEdges(rule), heads=graph.heads, batch=samples)
 
 

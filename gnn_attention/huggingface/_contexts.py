@@ -1,4 +1,4 @@
-"""Contexts of ``use_graph`` and ``trace.intervene``, and the graphs that they give to modules."""
+"""Apply the contexts of ``use_graph`` and ``trace.intervene`` to the modules of a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GraphContext:
         self.is_open = True
 
     def is_self_attention(self, module: nn.Module) -> bool:
-        """Return whether a module is in the model of this context and is not cross-attention."""
+        """Return whether a module is in the model of this context and is no cross-attention."""
         name = self.names.get(module)
         full_name = f"{name}.{type(module).__name__}".lower()
         is_cross = getattr(module, "is_cross_attention", False) or any(x in full_name for x in CROSS_NAMES)
@@ -57,16 +57,17 @@ class GraphContext:
         for g in graphs:
             if g is not None and not isinstance(g, TokenGraph):
                 raise TypeError(
-                    f"{caller}: function must return a TokenGraph or None, got {type(g).__name__}"
+                    f"{caller}: the function (layer, head, length) must return a TokenGraph or "
+                    f"None, got {type(g).__name__}"
                 )
         layouts = [layout if g is None else layout.restrict(g, self.is_replacement, caller) for g in graphs]
         return layout.combine_heads(layouts)
 
     def check_tensor_mask(self, module: nn.Module, graph: TokenGraph, has_mask: bool) -> None:
-        """Raise ValueError if a mask lacks positions to align with, or may hide padding."""
+        """Raise ValueError if a mask has no positions to align with, or may hide padding."""
         caller = f"{self.caller}: {module_name(module)}"
         if graph.num_dst != graph.num_src:
-            raise ValueError(f"{caller} cannot align a mask of {graph!r}: leave attention_mask to the model")
+            raise ValueError(f"{caller} got a mask without positions: leave attention_mask to the model")
         if has_mask and self.is_replacement:
             raise ValueError(f"{caller} cannot see padding in a 4-D mask: pass a 2-D one, or replace=False")
 
@@ -81,7 +82,10 @@ class GraphContext:
 
 
 class InterventionContext(GraphContext):
-    """A context of ``trace.intervene``; ``find_pairs(layout, num_heads)`` finds pairs of a call."""
+    """A context of ``trace.intervene`` with one intervention.
+
+    ``find_pairs(layout, num_heads)`` returns which of its listed pairs lie in a call, or refuses it.
+    """
 
     caller = "trace.intervene"
 
@@ -91,7 +95,7 @@ class InterventionContext(GraphContext):
         self.intervention, self.find_pairs = intervention, find_pairs
         num_pairs = intervention.edges.shape[1] if isinstance(intervention.edges, Tensor) else 0
         self.is_unmatched = torch.ones(num_pairs, dtype=torch.bool)
-        # Growing sequences share these objects, and thereby their plans.
+        # A growing sequence keeps these graph objects, and thereby their plans.
         self._graphs: dict[tuple[int, int], tuple[TokenGraph, TokenGraph]] = {}
 
     def warning_text(self) -> str | None:
@@ -118,13 +122,14 @@ class InterventionContext(GraphContext):
         return layout.restrict(graphs[0], False, caller), layout.restrict(graphs[1], False, caller)
 
 
-# An entry for each open context of any thread: compilers, which read no variables, guard on its length.
+# One entry for each open context of any thread: compilers cannot read context variables, but
+# guard on the length of this list.
 OPEN_CONTEXTS: list[None] = []
 # (module, backend, edges whose messages are changed, layout) -> the backend that computes the call
 BACKEND_WRAPPER: ContextVar[Callable[..., Any] | None] = ContextVar("backend_wrapper", default=None)
 ACTIVE_CONTEXTS: ContextVar[tuple[GraphContext, ...]] = ContextVar("gnn_attention.use_graph", default=())
-# The contexts of the last forward pass, for each thread, which goes backward itself on a CPU, and
-# for all threads, because a backward pass on a GPU runs in another one.
+# The contexts of the last forward pass of a module, in any thread and in this thread: a backward
+# pass runs in this thread on a CPU, but in another one on a GPU.
 _last_contexts: WeakKeyDictionary[nn.Module, tuple[GraphContext, ...]] = WeakKeyDictionary()
 _thread = threading.local()
 
@@ -137,9 +142,10 @@ def find_contexts(module: nn.Module) -> tuple[GraphContext, ...]:
         thread_contexts[module] = _last_contexts[module] = active
         return active
     contexts: tuple[GraphContext, ...] = thread_contexts.get(module, _last_contexts.get(module, ()))
-    if not all(context.is_open for context in contexts):
+    if closed := [context.caller for context in contexts if not context.is_open]:
         raise RuntimeError(
-            f"{module_name(module)} is recomputed outside its context: call backward() inside it"
+            f"{module_name(module)} is recomputed (gradient checkpointing) outside its {closed[0]} "
+            "context: call backward() inside it"
         )
     return contexts
 
@@ -202,7 +208,7 @@ def check_implementation(model: nn.Module) -> None:
             continue
         label = f"{type(module).__name__}{f' ({name})' if name else ''}"
         if not getattr(type(module), "_can_set_attn_implementation", lambda: True)():
-            raise NotImplementedError(f"model: {label} has attention of its own: give a part without it")
+            raise NotImplementedError(f"model: {label} has attention of its own: pass a part without it")
         raise ValueError(
             f"the attention of {label} is {kind!r}: call model.set_attn_implementation({NAME!r})"
         )

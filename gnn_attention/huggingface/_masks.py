@@ -4,7 +4,7 @@ transformers passes the sizes and positions of a call and a predicate ``(b, h, d
 on positions to a mask function, and hands its result to every layer, unread. Here that is a
 :class:`LazyMask`, whose graph evaluates the predicate like any other rule, without a tensor of
 tokens x tokens. Graphs of predicates without tensors (causal, a window) are cached across forward
-passes. The senders that a model selects restrict the graph without such a tensor, too.
+passes. Senders that a model selects itself restrict the graph, again without such a tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
-    """A mask ``[B, 1, dst, src]`` with a graph; any operation of torch makes it a tensor."""
+    """A mask ``[B, 1, dst, src]`` with a graph, which any operation of torch turns into a tensor.
+
+    ``contexts`` are those that were active when it was built, for a layer that is recomputed.
+    """
 
     layout: CallLayout
     device: torch.device
@@ -69,7 +72,7 @@ class LazyMask:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return ``self`` for any device, and a tensor for another dtype than bool."""
+        """Return ``self`` for any device, but a tensor for a dtype other than bool."""
         dtypes = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)]
         return self if dtypes in ([], [torch.bool]) else self.dense().to(*args, **kwargs)
 
@@ -88,7 +91,7 @@ class DenseMask(torch.Tensor):
         # This comes first, because `x.dtype` in the next line calls this method, too.
         is_arithmetic = func.__name__.strip("_") in ARITHMETIC
         if is_arithmetic and any(isinstance(x, cls) and x.dtype == torch.bool for x in args):
-            # Python would replace a TypeError of an operator by its own.
+            # Python would replace a TypeError from an operator with one of its own.
             raise NotImplementedError(
                 "this model computes with the bool mask as if it were one of 0 and -inf: use 'eager'"
             )
@@ -102,13 +105,13 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 @not_compiled
 def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, device: Any) -> LazyMask:
-    """Build a mask; ``tokens`` is False at padding, ``is_scalar`` predicates take numbers."""
+    """Build a mask; ``tokens`` is False at padding, an ``is_scalar`` predicate takes single numbers."""
     batch, num_dst, num_src, dst_offset, src_offset = slots
     # A static cache keeps counting in the tensors that it passes, so the numbers are copied.
     offsets = (int(dst_offset), int(src_offset))
     left_padding, is_token = (None, None) if tokens is None else _read_padding(tokens, offsets[1], num_src)
     has_key = alignment.structural_key(predicate) is not None
-    # Padding is unknown in a compiled program, which must not use a cache.
+    # Without padding, equal predicates share one graph and thereby its plan.
     if has_key and is_token is None:
         graph = _cached_graph(CacheKey.of(predicate), num_dst, num_src, offsets)
     else:
@@ -117,7 +120,7 @@ def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, de
         rule = partial(_is_edge_on_device, function, offsets, device)
         graph = _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), offsets)
     if is_token is not None:
-        rules = (graph.edges.contains, alignment.sender_is_token(is_token))
+        rules = (graph.edges.contains, alignment.token_sender_rule(is_token))
         edges = RuleEdges(partial(combine, operator.and_, rules))
         graph = replace(graph, edges=edges, batch=graph.batch or (batch if len(is_token) > 1 else None))
     is_cached = has_key and is_token is None and left_padding is None
@@ -142,10 +145,10 @@ def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, ds
 
 
 def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the padding before each sample and which senders are tokens, None without padding."""
+    """Return the padding before each sample and which senders are tokens, or None without padding."""
     num_slots = src_offset + num_src
     tokens = tokens.to(torch.bool)[:, :num_slots]
-    # Slots beyond the end of the 2-D mask are no tokens.
+    # Slots beyond the end of the 2-D mask hold no tokens.
     tokens = torch.nn.functional.pad(tokens, (0, num_slots - tokens.shape[1]))
     left = tokens.to(torch.uint8).argmax(1).cpu()
     is_token = _merge_equal_samples(tokens[:, src_offset:])
@@ -177,7 +180,7 @@ def graph_of_mask(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph,
     """Return the graph of a mask ``[B or 1, heads or 1, dst or 1, src]`` and the bias that it adds.
 
     In a bool mask True is an edge, as in SDPA; in a float mask -inf and the lowest number of its
-    dtype are none. Raises TypeError for other dtypes, and ValueError for other axes, NaN and +inf.
+    dtype are non-edges. Raises TypeError for other dtypes, and ValueError for other axes, NaN and +inf.
     """
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(f"attention_mask must be bool (attend) or float (added to logits), got {mask.dtype}")
@@ -197,11 +200,11 @@ def _read_table(table: Tensor) -> tuple[TokenGraph, bool]:
 
 
 def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
-    """Return the layout with only the senders that the model selected itself, if it did.
+    """Return the layout with only the senders that the model selected itself, if it selected any.
 
-    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]``, MiniMax M3
+    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]``, and MiniMax M3
     passes ``block_indices [batch, key/value heads, dst, K]``; -1 is no sender. Raises
-    NotImplementedError for others.
+    NotImplementedError for other selections.
     """
     names = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
     if not names:
@@ -214,11 +217,13 @@ def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
     if not fits or (has_blocks and (num_heads % shape[1] or not isinstance(block_size, int))):
         raise NotImplementedError(
             f"{label} passes {' and '.join(names)} of {shape} for {graph.num_dst} receivers and {num_heads} "
-            "heads, expected indices [batch, dst, K] or block_indices [batch, groups, dst, K] and block_size"
+            "heads, expected indices [batch, dst, K], or block_indices [batch, groups, dst, K] with an "
+            "indexer.block_size: use 'eager'"
         )
     if has_blocks and layout.left_padding is not None:
         warnings.warn(
-            f"{label}: its indexer counts blocks and scores from the padding on the left: pad on the right",
+            f"{label}: its indexer counts padding on the left, so results depend on it: pad on the "
+            "right, or pass one sample at a time",
             stacklevel=3,
         )
     build = partial(_graph_of_selection, graph, selection, block_size, num_heads)

@@ -1,7 +1,7 @@
 """Compute attention of Hugging Face models under ``fullgraph=True`` and ``torch.export``.
 
-Such a program may not be left to plan a graph, and its edges are unknown while it is traced. So the
-mask is a table of all pairs, as in torch's own attention, and SDPA or the formula computes them all.
+Such a program has no graph breaks in which to plan a graph, and edges are unknown during tracing. So
+the mask is a table of all pairs, as in torch's own attention, and SDPA or a formula computes them.
 """
 
 from typing import Any, NamedTuple
@@ -60,7 +60,8 @@ def attend_all_pairs(
     for name in UNSUPPORTED:
         if call.others.get(name) is not None:
             raise NotImplementedError(
-                f"{module_name(call.module)} passes {name}, which is unsupported with fullgraph=True"
+                f"{module_name(call.module)} passes {name}, which is unsupported with "
+                "fullgraph=True: compile without it"
             )
     is_edge, mask_bias = _read_mask(call)
     biases = [bias for bias in (call.position_bias, mask_bias) if bias is not None]

@@ -1,16 +1,16 @@
 """Run Hugging Face models on token graphs.
 
 Importing this module registers an attention function and a mask function under the name ``"gnn_attention"``.
-(Without the second one no mask would be passed: padding and windows would be lost.) Then
+(Without a mask function transformers would pass no mask, and padding and windows would be lost.) Then
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
 or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the
 model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
 
-Supported are grouped heads, a scale, softcap, sinks, a bias of pairs, dropout, values of
-another width, cross-attention, masks of the model's own, selections of senders or blocks, and
-all caches. Anything else raises an error that names it.
+Grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
+cross-attention, the model's own masks, its selections of senders or blocks, and all caches are
+supported. An unsupported argument raises an error that names it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _contexts, _masks, _programs
 from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
 from gnn_attention.huggingface._contexts import GraphContext, GraphFunction, InterventionContext, module_name
-from gnn_attention.huggingface._masks import LazyMask
+from gnn_attention.huggingface._masks import LazyMask, graph_of_mask
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -46,7 +46,7 @@ try:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as error:
-    message = f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
+    message = f"install transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
     raise ModuleNotFoundError(message) from None
 
 BackendOf = Callable[[nn.Module], str | Backend]
@@ -108,7 +108,7 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """Call ``attend`` on the graph of the mask (the attention function).
+    """Attend along the graph of the mask: the function that transformers calls.
 
     Also returns the weights for ``output_attentions`` if the model passes it on. GPT-2 and OPT do not:
     see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
@@ -177,11 +177,13 @@ def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor
     if has_positions:
         sizes = list(mask.shape[2:])
         if sizes != [num_dst, num_src]:
-            raise ValueError(f"{name} has {num_dst} x {num_src} pairs, but its mask has {sizes}: use 'eager'")
+            raise ValueError(
+                f"{name} has {num_dst} receivers and {num_src} senders, but its mask has {sizes}: "
+                "some senders have no position; use 'eager'"
+            )
         layout, contexts, bias = mask.layout, mask.contexts, None
     else:
-        default = (_default_graph(call), None) if mask is None else None
-        graph, bias = default or _masks.graph_of_mask(mask, num_dst, num_src)
+        graph, bias = (_default_graph(call), None) if mask is None else graph_of_mask(mask, num_dst, num_src)
         layout = CallLayout(graph, call.q.shape[0], is_cached=True)
         contexts = _contexts.find_contexts(module)
     if call.others.get("cu_seq_lens_q") is not None:
@@ -207,23 +209,23 @@ def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphCon
             change = partial(context.intervention.change, context.layer_index(module))
             split = partial(context.split, module, call.q.shape[1])
             parts = context.intervention.split_edges(parts, split, change)
-    # With padding on the left this is a tensor: the first position of each sample.
-    first = layout.graph.src_offset - (0 if layout.left_padding is None else layout.left_padding)
-    changed = [(part.graph, partial(_change_values, changes, first)) for part, changes in parts]
-    if len(changed) > 1:
-        backend = Backend("changed messages", partial(_run_changed, changed, backend))
+    # With padding on the left this is a tensor with one position for each sample.
+    first_position = layout.graph.src_offset - (0 if layout.left_padding is None else layout.left_padding)
+    graphs = [(part.graph, partial(_change_values, changes, first_position)) for part, changes in parts]
+    if len(graphs) > 1:
+        backend = Backend("changed messages", partial(_run_parts, graphs, backend))
     wrap = _contexts.BACKEND_WRAPPER.get()
-    return backend if wrap is None else wrap(module, backend, changed[1:], layout)
+    return backend if wrap is None else wrap(module, backend, graphs[1:], layout)
 
 
-def _change_values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: Tensor) -> Tensor:
+def _change_values(changes: Sequence[Callable[..., Tensor]], first_position: Any, v: Tensor) -> Tensor:
     for change in changes:
-        v = change(first, v)
+        v = change(first_position, v)
     return v
 
 
-def _run_changed(changed: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    calls = [dataclasses.replace(call, graph=graph, v=change(call.v)) for graph, change in changed]
+def _run_parts(graphs: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    calls = [dataclasses.replace(call, graph=graph, v=change(call.v)) for graph, change in graphs]
     return run_and_merge(call, calls, inner)
 
 
@@ -275,10 +277,11 @@ def _default_graph(call: Arguments) -> TokenGraph:
     # A single receiver is the newest token, which attends to all of the cache.
     is_causal = False if num_dst == 1 else call.is_causal
     if is_causal is None:
-        raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")
+        raise ValueError(f"{name} got no mask and does not say whether it is causal: pass is_causal")
     if is_causal and num_dst != num_src:
         raise ValueError(
-            f"{name} is causal with {num_dst} receivers and {num_src} senders: pass attention_mask"
+            f"{name} is causal and has {num_dst} receivers and {num_src} senders, but got no mask: "
+            "pass attention_mask"
         )
     builder, sizes = (patterns.causal, [num_dst]) if is_causal else (patterns.cross, [num_dst, num_src])
     return _build_cached(builder, *sizes)
@@ -292,15 +295,15 @@ def use_graph(
     Args:
         model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer).
             All of its self-attention takes the graph; cross-attention is unchanged.
-        graph_or_function: a :class:`TokenGraph` of whole sequences, as long as the longest or longer:
+        graph_or_function: a :class:`TokenGraph` of sequences, at least as long as the longest:
             shorter sequences take its first tokens, a decoding step its later rows. Positions count
-            from the first token behind padding, or from the start of a row of packed documents. Or a
+            from the first token after padding, or from the start of a row of packed documents. Or a
             function ``(layer, head, length)`` of the length so far that returns a graph, or None for
             the model's own. Modules without ``layer_idx`` are numbered in the order of their calls.
         replace: whether the graph replaces the mask of the model (windows, causality, packing)
             instead of restricting it. Padding and empty slots of a cache stay masked.
 
-    Contexts nest: an inner one is intersected with the outer one, or replaces it. A context counts in
+    Contexts nest: an inner one is intersected with the outer one, or replaces it. A context holds in
     the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
 
     Raises ValueError if a part uses another attention, NotImplementedError if that cannot be exchanged,

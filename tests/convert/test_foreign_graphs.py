@@ -207,17 +207,17 @@ class TestWeights:
         duplicates = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
         features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
         scipy, networkx, pyg = convert.from_scipy, convert.from_networkx, convert.from_pyg
-        join_message = "takes one weight of parallel edges: join them first"
-        missing_message = "no weights of its edges at weight="
+        join_message = "one weight for each pair of tokens: join parallel edges first"
+        missing_message = "names no weights in data, expected an attribute"
         cases = [
             (lambda: networkx(parallel, weight="w"), ValueError, join_message),
             (lambda: scipy(duplicates, "src", weight=True, coalesce=True), ValueError, join_message),
             (lambda: scipy(duplicates, "src"), ValueError, "1 duplicate edges"),
             (lambda: networkx(named, weight="w"), ValueError, "every edge, got 'heavy' at the edge 0 -> 1"),
             (lambda: networkx(named, weight=True), TypeError, "weight must be a str, got True"),
-            (lambda: pyg(features, weight="edge_weight"), ValueError, f"{missing_message}'edge_weight'"),
+            (lambda: pyg(features, weight="edge_weight"), ValueError, f"'edge_weight' {missing_message}"),
             (lambda: pyg(features, weight="edge_attr"), ValueError, r"one number for each of 1 edges"),
-            (lambda: pyg(features, weight=True), ValueError, f"{missing_message}True, expected the name of"),
+            (lambda: pyg(features, weight=True), ValueError, f"weight=True {missing_message}"),
         ]
         assert_refusals(cases)
         assert scipy(duplicates, "src", coalesce=True).num_edges == 1
@@ -226,7 +226,7 @@ class TestWeights:
     def test_each_is_a_finite_number(self, number):
         matrix = sp.coo_array((np.array([1.0, number]), (np.array([0, 1]), np.array([2, 0]))), shape=(3, 3))
         network = nx.from_scipy_sparse_array(matrix, create_using=nx.DiGraph)
-        match = f"is a finite number, got {number} at the edge 1 -> 0"
+        match = f"must be finite numbers, got {number} at the edge 1 -> 0"
         with pytest.raises(ValueError, match=match):
             convert.from_scipy(matrix, "src", weight=True)
         with pytest.raises(ValueError, match=match):
@@ -261,7 +261,7 @@ class TestWeights:
         bipartite = convert.to_networkx(patterns.cross(1, 2), weights=torch.tensor([3.0, 4.0]))
         assert bipartite[("src", 1)][("dst", 0)]["weight"] == 4.0
         for wrong in (NUMBERS[:2], [1.0]):
-            with pytest.raises(ValueError, match="weights must be a tensor of 5 numbers, one an edge"):
+            with pytest.raises(ValueError, match="weights must hold 5 numbers, one per edge"):
                 convert.to_networkx(graph, weights=wrong)
 
 
@@ -300,7 +300,7 @@ def test_sparse_masks(layout):
     stack = torch.stack([mask, mask.t()]).to_sparse()
     assert convert.from_mask(stack) == convert.from_mask(stack.to_dense())
     for numbers in (sparse.to(torch.float32), stack.float()):
-        with pytest.raises(ValueError, match="does not say whether a missing entry is an edge: from_pyg"):
+        with pytest.raises(ValueError, match="does not say whether a missing entry is an edge: use"):
             convert.from_mask(numbers)
 
 
@@ -389,6 +389,6 @@ def test_matrices_that_are_none():
     cases = [
         (lambda: scipy(ADJACENCY, "row"), ValueError, "rows must be one of 'src', 'dst', got 'row'"),
         (lambda: scipy(np.ones(3), "src"), ValueError, r"A must be a matrix of numbers, .* shape \[3\]"),
-        (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
+        (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A holds NaN or inf, which may or may not"),
     ]
     assert_refusals(cases)

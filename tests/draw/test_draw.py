@@ -246,7 +246,7 @@ class TestDegrees:
         assert [data.values.tolist() for data in steps] == [[1, 2, 1, 0], [1, 1, 1, 1]]
         assert steps[0].edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5]
         assert (top.get_xlabel(), bottom.get_xlabel()) == ("dst (receiver)", "src (sender)")
-        assert title(top) == "in-degree: 0 to 2, mean 1 (broken line)"
+        assert title(top) == "in-degree: 0 to 2, mean 1 (dashed line)"
         assert figure.get_suptitle() == "one_way"
 
 
@@ -294,16 +294,16 @@ class TestFigures:
 
 ERRORS = r"""
 mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*restrict
-mask(BY_SAMPLE) -> ValueError: mask\(\) draws one graph, .*batch 3.*select\(batch, head\)
+mask(BY_SAMPLE) -> ValueError: mask\(\) draws one slice, .*batch 3.*select\(batch, head\)
 mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
 draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 senders .*got 3
-arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
-arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 of
-arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: finite .* got 4 of which 3 are
-draw.graph(causal(150)) -> ValueError: a picture has at most 10000 edges, got 11325; use mask\(\)
-arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
+arcs(cross(2, 3)) -> ValueError: arcs\(\) needs the same senders and receivers, .*graph\(\)
+arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 numbers
+arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: got 4 numbers, 3 of them finite
+draw.graph(causal(150)) -> ValueError: at most 10000 edges are drawn, got 11325; use mask\(\)
+arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* got \(0, 1\)
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
 hops(3) -> TypeError: graphs must be a TokenGraph or a list of them, got 3
@@ -313,10 +313,10 @@ weights("x") -> TypeError: must be a tensor, an array of numbers, an
 weights((causal(4).edge_index, TABLES)) -> TypeError: with graph=
 weights((causal(4).edge_index, TABLES[0]), graph=causal(4)) -> ValueError: \[10, heads\]
 weights(TABLES, graph=causal(5)) -> ValueError: must fit TokenGraph
-weights(TABLES[None].repeat(2, 1, 1, 1)) -> ValueError: a sample: weights\[b\]
+weights(TABLES[None].repeat(2, 1, 1, 1)) -> ValueError: one sample, as weights\[b\]
 weights(TABLES / 0) -> ValueError: below \+inf, got \+inf in a table
 weights(TABLES, heads=[]) -> ValueError: draws 1 to 64 heads, got 0
-weights(TABLES, ax=mask(causal(4)).axes[0]) -> ValueError: one head into axes
+weights(TABLES, ax=mask(causal(4)).axes[0]) -> ValueError: one head into ax, .*heads=
 """
 TABLES = torch.rand(3, 4, 4)
 
@@ -326,7 +326,7 @@ def test_wrong_arguments():
 
 
 def test_a_selection_over_time_shows_what_changed():
-    """Cells are 0 no edge, 1 as before, 3 new, 2 given up; the title has the Jaccard index."""
+    """Cells are 0 no edge, 1 kept, 3 new, 2 dropped; the title has the Jaccard index."""
     steps = [patterns.window(3, 1), patterns.window(3, 2), patterns.sinks(3, 1)]
     figure = draw.over_time(steps, titles=["a", "b", "c"])
     images = [axes.images[0].get_array().tolist() for axes in figure.axes if axes.images]

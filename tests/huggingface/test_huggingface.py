@@ -374,10 +374,10 @@ def test_cu_seq_lens_that_divide_no_row_are_refused(rows, dst, starts, key_start
 
 UNKNOWN = [
     (nn.Module(), 5, None, {}, ValueError, "does not say whether it is causal"),
-    (CAUSAL, 3, None, {}, ValueError, "is causal with 3 receivers and 5 senders: pass"),
+    (CAUSAL, 3, None, {}, ValueError, "is causal and has 3 receivers and 5 senders, but got no mask"),
     (CAUSAL, 5, build_mask(), {"cache": object()}, NotImplementedError, "passes cache, a paged cache"),
     (CAUSAL, 5, build_mask(), {"sinks": torch.zeros(2, 4, 5, 1)}, NotImplementedError, "for each receiver"),
-    (CAUSAL, 5, build_mask(src=4), {}, ValueError, "5 x 5 pairs, but its mask has .5, 4."),
+    (CAUSAL, 5, build_mask(src=4), {}, ValueError, "5 senders, but its mask has .5, 4."),
 ]
 
 

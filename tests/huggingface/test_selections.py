@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("wide")
 def test_left_padding_that_an_indexer_counts_is_named():
     """The indexer of MiniMax M3 counts padding with any attention."""
     model, batch = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
-    with pytest.warns(UserWarning, match="layer 1: its indexer counts blocks and scores from the padding"):
+    with pytest.warns(UserWarning, match="layer 1: its indexer counts padding on the left, so results"):
         model(**batch)
 
 
@@ -130,7 +130,7 @@ def test_other_selections_are_refused_by_name():
             r"of \[2, 3, 9, 2\] for 9 receivers and 4 heads",
         ),
         (build(3), {"block_indices": blocks, "indices": index}, "passes indices and block_indices"),
-        (build(), {"block_indices": blocks}, "and block_size"),
+        (build(), {"block_indices": blocks}, "block_size: use 'eager'"),
     ]
     call = lambda module, options: lambda: attention(module, q, k, v, lazy, **options)  # noqa: E731
     assert_refusals((call(module, options), NotImplementedError, text) for module, options, text in cases)

@@ -250,7 +250,7 @@ def test_wrong_models_are_named(llama):
 CAUSAL = patterns.causal(64)
 WRONG_GRAPHS = {
     "too short for a sequence of 12 tokens": (patterns.causal(8), {}),
-    "must be of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
+    "must describe sequences from position 0": (CAUSAL.rows(8, 64), {}),
     "must return a TokenGraph or None, got str": (lambda *where: "window", {}),
     "cannot see padding": (CAUSAL, {"attention_mask": hf_models.as_mask(CAUSAL)}),
 }
