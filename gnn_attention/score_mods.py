@@ -1,6 +1,6 @@
 """Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
-This is FlexAttention's form. ``score`` is the scaled dot product; b, h, dst and src are index
+FlexAttention takes the same functions. ``score`` is the scaled dot product; b, h, dst and src are index
 tensors (h counts query heads, dst and src are absolute positions). Score_mods are applied before
 ``bias``. They are objects, not closures, so that they can be printed, copied and pickled.
 """

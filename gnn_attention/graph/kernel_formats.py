@@ -83,7 +83,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    An edge is a pair in a full block, or in a partial block if ``mask_mod`` is True. The graph
+    A pair is an edge in a full block, or in a partial block if ``mask_mod`` is True. The graph
     differs by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns

@@ -13,7 +13,7 @@ LONGEST_NAME = 120
 
 
 def summary(graph: Any) -> str:
-    """Return ``repr(graph)``: name, sizes, and the position of the first token unless it is 0."""
+    """Return ``repr(graph)``: name, sizes, and the first positions unless they are 0."""
     properties = {"batch": graph.batch, "heads": graph.heads}
     properties |= {"src from": graph.src_offset, "dst from": graph.dst_offset}
     details = "".join(f", {name} {value}" for name, value in properties.items() if value)
