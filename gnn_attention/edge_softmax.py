@@ -16,12 +16,12 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
 __all__ += ["softmax", "weights_from_lse"]
 
-# exp(+-8) is far from both ends of float32, so smaller logits need no shift before exp.
+# exp(8) and exp(-8) are far from both ends of float32, so logits between them need no shift.
 SAFE_LOGIT = 8.0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which to add numbers up: float64 for float64, otherwise float32.
+    """Return the dtype in which to sum numbers: float64 for float64, otherwise float32.
 
     >>> accumulation_dtype(torch.bfloat16)
     torch.float32
@@ -75,12 +75,12 @@ def softmax(
         edge_checks.edges("logits", logits, dst, num_dst)
         if sink_logits is not None:
             edge_checks.sinks(sink_logits, logits)
-    # A traced program must not depend on numbers, and reading one makes the CPU wait for a GPU.
+    # A traced program must not branch on values, and reading one makes the CPU wait for a GPU.
     is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     is_traced = is_traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
-    has_numbers = not is_traced and logits.device.type == "cpu" and logits.numel() > 0
-    if sink_logits is None and has_numbers and needs_no_shift(logits):
-        # torch adds up along the first axis in a third of the time that any other takes.
+    can_read_values = not is_traced and logits.device.type == "cpu" and logits.numel() > 0
+    if sink_logits is None and can_read_values and needs_no_shift(logits):
+        # torch sums along the first axis in a third of the time that another axis takes.
         mass = logits.transpose(0, -1).exp()
         mass64 = mass.double()
         total = mass64.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, mass64)
@@ -92,10 +92,10 @@ def softmax(
     if sink_logits is not None:
         sink = sink_logits.unsqueeze(-1).to(logits.dtype).expand(shift.shape)
         shift = torch.maximum(shift, sink.detach())
-    # Each receiver decides for itself, so that its result does not depend on other receivers.
+    # Each receiver has its own shift, so that its result does not depend on other receivers.
     shift = shift.masked_fill((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
     mass = (logits - shift.gather(-1, index)).exp()
-    # In float32 the roundings of many equal terms add up in one direction. MPS has no float64.
+    # In float32 the rounding errors of many equal terms accumulate. MPS has no float64.
     sum_dtype = mass.dtype if mass.device.type == "mps" else torch.float64
     total = torch.zeros_like(shift, dtype=sum_dtype).index_add(-1, dst, mass.to(sum_dtype)).to(mass.dtype)
     is_empty = total == 0
@@ -112,7 +112,7 @@ def softmax(
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Compute weights and lse over the last axis and ``sinks``; rows of -inf get weights 0, lse -inf."""
+    """Compute weights and lse over the last axis and ``sinks``: 0 and -inf for a row of -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys are rotated by angles that grow with the position."""
+"""Rotary position embedding: rotate queries and keys by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Rotary:
         """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
             shape, tokens = list(positions.shape), x.shape[-2]
-            raise ValueError(f"positions must be one for each of the {tokens} tokens, got shape {shape}")
+            raise ValueError(f"positions must have shape [{tokens}], one for each token, got {shape}")
         upcast = x if x.dtype == torch.float64 else x.float()
         cos, sin = (table.to(upcast.dtype) for table in self._angles(x.shape[-1], positions))
         if self.interleaved:
@@ -63,14 +63,14 @@ class Rotary:
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
     def matrix(self, distance: int, dim: int) -> Float[Tensor, "dim dim"]:
-        """Return the float64 R with ``(R_dst q) . (R_src k) = q^T R k``, ``distance = dst - src``."""
+        """Return R with ``(R_dst q) . (R_src k) = q^T R k`` for ``distance = dst - src``, in float64."""
         identity = torch.eye(dim, dtype=torch.float64)
         return self.turn(identity.unsqueeze(1), torch.tensor([distance])).squeeze(1)
 
     def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the angle of each position and pair of channels, in float64."""
         if dim % 2:
-            raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {dim}")
+            raise ValueError(f"rotary rotates pairs of channels: head_dim must be even, got {dim}")
         options: dict[str, Any] = {"dtype": torch.float64, "device": positions.device}
         if self.frequencies is None:
             frequencies = self.base ** (-torch.arange(0, dim, 2, **options) / dim)
@@ -78,6 +78,6 @@ class Rotary:
             frequencies = torch.tensor(self.frequencies, **options)
         count, pairs = len(frequencies), dim // 2
         if count != pairs:
-            raise ValueError(f"frequencies must be one for each of {pairs} pairs of channels, got {count}")
+            raise ValueError(f"expected {pairs} frequencies, one for each pair of channels, got {count}")
         angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
         return angle.cos(), angle.sin()

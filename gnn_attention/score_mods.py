@@ -1,8 +1,8 @@
 """Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
-This is FlexAttention's form. ``score`` is the scaled dot product; b, h, dst and src are index
+FlexAttention takes the same functions. ``score`` is the scaled dot product; b, h, dst and src are index
 tensors (h counts query heads, dst and src are absolute positions). Score_mods are applied before
-``bias``. They are objects, not closures, so that their layers can be printed, copied and pickled.
+``bias``. They are objects, not closures, so that they can be printed, copied and pickled.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
 __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-# Since torch 2.13 a function marked `constant` may have objects as arguments in a compiled program.
+# Since torch 2.13 a compiled program may pass objects to a function marked `constant`.
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
-# A compiled program takes arguments of these types in a partial as constants.
+# In a compiled program, arguments of a partial that have these types are constants.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
 # The functions through which fit_score_mod calls a user's function
 WRAPPERS = (single_pairs.map_pairs, single_pairs.call_on_tensors)
-# score_mod -> {(device, is_fake): True if it needs single numbers, None if it fails either way}
+# score_mod -> {(device, is_fake): the result of _needs_single_pairs}
 _probes = WeakIdKeyDictionary()
 
 
 def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     """Return ``score_mod``; TypeError unless it is None or takes ``(score, b, h, dst, src)``."""
-    # A compiled program cannot read signatures, but its error for a wrong call is clear.
+    # A compiled program cannot read signatures, and its own error for a wrong call is clear.
     if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
         checks.check_signature("score_mod", function, "score", "b", "h", "dst", "src")
@@ -58,7 +58,7 @@ def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> 
         needs_mapping: bool | None = COMPILERS_KNOW_OBJECTS and _needs_mapping(score_mod, query.device)
         if needs_mapping and torch.compiler.is_exporting():
             raise NotImplementedError(
-                "torch.export(strict=True) cannot map a score_mod of single numbers: export with strict=False"
+                "torch.export(strict=True) cannot map a score_mod over pairs: export with strict=False"
             )
     else:
         try:
@@ -73,13 +73,12 @@ def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> 
     # A mapped function is correct even where a transform replaces the tensors that it holds.
     if needs_mapping or (needs_mapping is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
-    return (
-        score_mod if needs_mapping is False else partial(single_pairs.call_on_tensors, "score_mod", score_mod)
-    )
+    is_plain = needs_mapping is False
+    return score_mod if is_plain else partial(single_pairs.call_on_tensors, "score_mod", score_mod)
 
 
 def _needs_mapping(score_mod: Any, device: torch.device) -> bool:
-    # A chain, method or partial made in a compiled program is no constant, but what it holds is.
+    # A chain, method or partial that a compiled program makes is not a constant, but its parts are.
     if isinstance(score_mod, chain):
         return any(_needs_mapping(mod, device) for mod in score_mod.mods)
     if isinstance(score_mod, MethodType):
@@ -126,7 +125,7 @@ def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) ->
 
 
 def _is_known(score_mod: Any) -> bool:
-    """Return True for a score_mod of this library or of transformers without unknown parts."""
+    """Return True for a score_mod of this library or of transformers whose parts are known, too."""
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
@@ -138,7 +137,7 @@ def _is_known(score_mod: Any) -> bool:
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the slopes of ALiBi: ``2^(-8 i / n)`` for heads i = 1 .. n, if n is a power of two.
 
-    For other n, they are the slopes of the power below, then every second slope of the power above.
+    For other n, the slopes of the next lower power are followed by every second of the next higher.
 
     Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
 
@@ -162,7 +161,7 @@ def _hash_fields(value: object) -> int:
 class alibi:  # noqa: N801 (it is used like a function)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
-    Source: Press et al. 2022 (arXiv 2108.12409). Distances to later senders are positive here, too.
+    Source: Press et al. 2022 (arXiv 2108.12409). The distance to a later sender is positive, too.
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
     >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
@@ -174,9 +173,7 @@ class alibi:  # noqa: N801 (it is used like a function)
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            raise TypeError(
-                f"slopes must be those of alibi_slopes(num_heads), got {checks.quote(self.slopes)}"
-            )
+            raise TypeError(f"slopes must be a tuple or list, got {checks.quote(self.slopes)}")
         slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)
 
@@ -208,10 +205,10 @@ class softcap:  # noqa: N801
 
 @dataclass(frozen=True, eq=False)
 class log_multiplicity:  # noqa: N801
-    """Count a sender, or an edge, m times: ``score + log m``.
+    """Weigh a sender, or an edge, as m equal ones: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
-    It makes a graph a multigraph: m equal edges together weigh as much as one with ``+ log m``.
+    So a graph can stand for a multigraph: m parallel edges weigh as much as one with ``+ log m``.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -234,7 +231,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
 
-    ``table`` is ``[heads, 2 * reach + 1]``: distance 0 in the middle, and all beyond at the ends.
+    ``table`` is ``[heads, 2 * reach + 1]``. Its ends also hold for all distances beyond ``reach``.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).

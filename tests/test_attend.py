@@ -199,7 +199,7 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     pairs = torch.tensor([[3, 0], [8, 4]])  # 3 -> 8 and 0 -> 4
     expected_pairs = torch.stack([expected[..., 8 * 9 // 2 + 3], expected[..., 4 * 5 // 2]], -1)
     assert_exact(info.logits(edges=pairs), expected_pairs)
-    with pytest.raises(ValueError, match=r"4 -> 3 is no edge of .*causal\(9\)"):
+    with pytest.raises(ValueError, match=r"4 -> 3 is not an edge of .*causal\(9\)"):
         info.weights(torch.tensor([[0, 4], [0, 3]]))
 
 

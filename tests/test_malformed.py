@@ -46,7 +46,7 @@ CASES = [
     (lambda: call(score_mod=lambda s, b, h, i, j: i - j), TypeError, "^score_mod must.*int64 tensor"),
     (lambda: call(backend="varlen"), RefusalError, "varlen"),
     (lambda: call(backend=Backend("own", lambda call: call.q)), TypeError, "^backend 'own'.*Tensor"),
-    (lambda: call(return_info=True)[1].weights(torch.tensor([[0], [3]])), ValueError, "0 -> 3 is no edge"),
+    (lambda: call(return_info=True)[1].weights(torch.tensor([[0], [3]])), ValueError, "0 -> 3 is not an"),
     # arithmetic of edges
     (lambda: edges.softmax(torch.ones(3), EDGES[0, :2], 2), ValueError, r"^dst must be .*\[2\] and \[3\]"),
     (

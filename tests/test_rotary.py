@@ -96,13 +96,13 @@ class TestFrequencies:
 WRONG = [
     (
         lambda: rotate_zeros(2, 6, frequencies=(1.0, 0.5)),
-        "frequencies must be one for each of 3 pairs of channels",
+        "expected 3 frequencies, one for each pair of channels",
     ),
     (lambda: Rotary(frequencies=(1.0, math.nan)), "frequencies must be finite, got"),
-    (lambda: rotate_zeros(2, 3), "rotary turns pairs of channels: head_dim must be even, got 3"),
+    (lambda: rotate_zeros(2, 3), "rotary rotates pairs of channels: head_dim must be even, got 3"),
     (lambda: Rotary().matrix(1, 5), "must be even, got 5"),
     # One position must not be broadcast to all tokens.
-    (lambda: rotate_zeros(4, 6, count=1), "positions must be one for each of the 4 tokens"),
+    (lambda: rotate_zeros(4, 6, count=1), "positions must have shape .4., one for each token"),
     (lambda: Rotary(base=0.0), "base must be positive"),
 ]
 

@@ -141,7 +141,7 @@ class TestRelativeBias:
 
 ERRORS = r"""
 alibi_slopes(0) -> ValueError: num_heads must be at least 1, got 0
-alibi(0.5) -> TypeError: slopes must be
+alibi(0.5) -> TypeError: slopes must be a tuple
 softcap(0.0) -> ValueError: cap must be positive, got 0.0
 softcap(True) -> TypeError: cap must be a number, got True
 log_multiplicity([1.0]) -> TypeError: multiplicity must be a Tensor, got .* of type list
@@ -318,7 +318,7 @@ def test_score_mods_of_single_numbers_are_compiled(kind):
     inputs, module = draw_inputs(), AttentionModule(PROGRAM_MODS[kind])
     program = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert_exact(program(*inputs), module(*inputs))
-    with pytest.raises(Exception, match=r"strict=True\) cannot map a score_mod of single numbers"):
+    with pytest.raises(Exception, match=r"strict=True\) cannot map a score_mod over pairs"):
         torch.export.export(module, tuple(inputs), strict=True)
 
 

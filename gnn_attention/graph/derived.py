@@ -1,6 +1,6 @@
-"""Properties that are computed once for each graph: its mask, its edge list, its counts.
+"""Properties that are computed once for each graph, such as its mask, its edge list and its counts.
 
-They are functions, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
+They are functions of a module, not methods, as ``memo.memoized`` requires.
 """
 
 import math
@@ -17,7 +17,7 @@ from gnn_attention.graph.regions import counting, enumerate_pairs
 # A TokenGraph, which cannot be imported here because its module imports this one.
 Graph = Any
 
-# Listing an edge takes these bytes: for its key, the order of the keys, and the list.
+# Each edge of a new list takes these bytes: for its key, the order of the keys, and the list.
 BYTES_PER_EDGE = 48
 ALL_PAIRS = RuleEdges(rules.all_pairs)
 CAUSAL = RuleEdges(rules.causal)
@@ -104,7 +104,7 @@ def is_causal(graph: Graph) -> bool:
 
 
 def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
-    """Return the graph without parallel edges, and a score_mod of their multiplicities."""
+    """Return the graph without parallel edges, and the score_mod that adds the log of their number."""
     # A score_mod receives absolute positions.
     src, dst = graph.edge_index
     num_src = graph.src_offset + graph.num_src
@@ -118,7 +118,7 @@ def has_edges_of(graph: Graph, edges: EdgeSet) -> bool:
     if keys is not None and other_keys is not None:
         return torch.equal(keys, other_keys.to(keys.device))
     if keys is not None and not graph.varying_axes:
-        # Most sets differ at a stored pair already.
+        # Most unequal sets already differ at a stored pair.
         dst, src = keys // max(graph.num_src, 1), keys % max(graph.num_src, 1)
         if not edges.contains(torch.zeros_like(dst), torch.zeros_like(dst), dst, src).all():
             return False
@@ -133,7 +133,7 @@ def slices(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _squeeze(graph: Graph, values: Tensor) -> Tensor:
-    """Drop the axes of ``[batch or 1, heads or 1, ...]`` by which the graph does not vary."""
+    """Drop leading axes of ``[batch or 1, heads or 1, ...]`` by which the graph does not differ."""
     if graph.batch is not None:
         return values
     return values[0] if graph.heads is not None else values[0, 0]

@@ -1,4 +1,4 @@
-"""Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, products."""
+"""Check, sort, search and multiply lists of edges, int64 ``[2, E]``."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return sorted keys, and the permutation by receiver, then sender, or None for a sorted list."""
+    """Return the sorted keys, and the permutation that sorts the edges; None if they are sorted."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
 
 
 def is_increasing(keys: Tensor) -> bool:
-    """Return True if each key is larger than the one before: a sorted list without duplicates."""
+    """Return True if each key is larger than the one before: sorted, and without duplicates."""
     # NumPy takes a third of the time that torch takes for short lists.
     array = numpy_view(keys)
     return bool((array[1:] > array[:-1]).all())
@@ -44,12 +44,12 @@ def numpy_view(x: Tensor) -> NDArray[np.int64]:
 def find_edges(edges: Tensor, pairs: Tensor, num_src: int, name: str) -> Tensor:
     """Return the index of each pair in a list without duplicates; ValueError if one is missing."""
     keys, order = edge_keys(edges, num_src).sort()
-    key = edge_keys(pairs, num_src)
-    index = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
-    is_missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[index] != key
+    pair_keys = edge_keys(pairs, num_src)
+    index = torch.searchsorted(keys, pair_keys).clamp(max=max(len(keys) - 1, 0))
+    is_missing = keys[index] != pair_keys if len(keys) else torch.ones_like(pair_keys, dtype=torch.bool)
     if is_missing.any():
         src, dst = pairs[:, is_missing][:, 0].tolist()
-        raise ValueError(f"{src} -> {dst} is no edge of {name}")
+        raise ValueError(f"{src} -> {dst} is not an edge of {name}")
     return order[index]
 
 
@@ -63,7 +63,7 @@ def mask_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
 MAX_DENSE_CELLS = 2**24
 # An entry of a sparse matrix takes two indices and a number.
 BYTES_PER_PAIR = 24
-# A dense product does this many multiplications while the sparse product does one.
+# A dense product does this many multiplications in the time of one in a sparse product.
 DENSE_SPEEDUP = 256
 
 
@@ -77,9 +77,9 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
         right_mask = mask_from_keys(edge_keys(right, num_src), (num_mid, num_src))
         return (left_mask.float() @ right_mask.float()).nonzero().t().flip(0)
     num_pairs = min(int(num_walks), num_dst * num_src)
-    operation = f"the product of two graphs, of up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
-    memory.check(operation, BYTES_PER_PAIR * num_pairs, "take some rows(start, stop) of the left one")
-    # The product uses torch's CSR format, which would warn that it is in beta.
+    operation = f"the product of two graphs, up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
+    memory.check(operation, BYTES_PER_PAIR * num_pairs, "take some rows(start, stop) of the left graph")
+    # torch.sparse.mm uses the CSR format, and torch would warn that this is in beta.
     accept_sparse_matrices()
     left, right = _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
     sparse: Tensor = torch.sparse.mm(left, right)
@@ -119,13 +119,13 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
                 f"{name} must hold values, as an ordinary tensor does, "
                 f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
             )
-    # numpy() fails inside a transform, which integers may leave because they have no gradient.
+    # numpy() fails inside a transform. Integers have no gradient, so they may leave it.
     values = values if values.is_floating_point() else inner
     return values if kind is Tensor else values.as_subclass(Tensor)
 
 
 def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return a copy of a valid list as int64 on the CPU; else TypeError, ValueError or IndexError."""
+    """Copy a list to int64 on the CPU; TypeError, ValueError or IndexError if it is invalid."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED_DTYPES:
         kind = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {kind}")
@@ -143,7 +143,7 @@ def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         if outside.any():
             index = int(outside.nonzero()[0])
             raise IndexError(
-                f"edge_index[{row}, {index}] = {int(edges[row, index])} is no {side}: expected "
+                f"edge_index[{row}, {index}] = {int(edges[row, index])} is not a {side}: expected "
                 f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
             )
     return edges
@@ -156,14 +156,14 @@ def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
     first, second = (keys == unique_keys[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first].tolist()
     raise ValueError(
-        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} stands at "
+        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} is at "
         f"{first} and {second}), but a graph is a set: pass coalesce=True to keep the first of each, "
-        "or give them a multiplicity m by bias=log(m)"
+        "or pass each edge once with bias=log(m) for its m copies"
     )
 
 
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return the edges from ``src`` to ``dst``, with each token replaced by its index in that list."""
+    """Return the edges from ``src`` to ``dst``, with tokens replaced by their indices in these lists."""
     new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
     new_edges = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
     return new_edges[:, (new_edges >= 0).all(0)]

@@ -1,7 +1,7 @@
 """Edges from an index ``[..., dst, K]`` of chosen senders, or of chosen blocks of senders.
 
-The sorted, distinct rows of all samples and heads, one after the other, are a CSR matrix. No tensor
-has tokens x tokens elements.
+The rows of all samples and heads, sorted and without repeats, are concatenated into one CSR matrix.
+No tensor has tokens x tokens elements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gnn_attention.graph import edge_list, rules
 from gnn_attention.graph.edge_list import SIGNED_DTYPES, unwrap_tensor
 from gnn_attention.graph.edges import ChosenEdges, RuleEdges, log_count
 
-# The value of coalesce that asks for multiplicities
+# With this value of coalesce, repeated senders are counted.
 COUNT = "count"
 
 
 def read_table(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
 ) -> Int[Tensor, "batch heads dst K"]:
-    """Check an index and copy it to four axes, as int32 if possible; ``num_src`` stands for no sender."""
+    """Check an index and copy it to four axes, int32 if possible, with ``num_src`` in place of -1."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
         raise TypeError(
             f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; use "
@@ -60,12 +60,12 @@ def _valid_mask(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
         raise TypeError(f"count must be a tensor of signed integers, got {quote(count)}")
     count = unwrap_tensor("count", count)
     if count.shape != index.shape[:-1]:
-        raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
-    most = index.shape[-1]
+        raise ValueError(f"count must have shape {list(index.shape[:-1])}, got {list(count.shape)}")
+    width = index.shape[-1]
     low, high = (int(count.min()), int(count.max())) if count.numel() else (0, 0)
-    if low < 0 or high > most:
-        raise IndexError(f"count must be in 0 .. {most}, the K of index, got {low} .. {high}")
-    return torch.arange(most, device=index.device) < count.unsqueeze(-1)
+    if low < 0 or high > width:
+        raise IndexError(f"count must be in 0 .. {width}, the K of index, got {low} .. {high}")
+    return torch.arange(width, device=index.device) < count.unsqueeze(-1)
 
 
 def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
@@ -77,16 +77,16 @@ def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
 
 
 class Rows:
-    """The sorted rows of an index: which entries are valid, and which repeat the entry before."""
+    """The rows of an index, which are sorted in place: their valid and their repeated entries."""
 
     def __init__(
         self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
     ) -> None:
         self.num_src = num_src
-        # Only a graph of one slice needs the order of its index, and a copy costs more than the sort.
+        # Only a graph of one slice keeps the order of its index. A copy costs more than the sort.
         self.unsorted_table = table.clone() if table.shape[:2] == (1, 1) else table
         if table.device.type == "cpu":
-            # torch takes twenty times as long for many short rows.
+            # torch takes twenty times as long as NumPy to sort many short rows.
             table.numpy().sort(axis=-1)
         self.table = table if table.device.type == "cpu" else table.sort(dim=-1).values
         self.is_valid = self.table < num_src
@@ -101,9 +101,9 @@ class Rows:
             return
         src, dst = _find_first(self.table, self.is_repeat)
         raise ValueError(
-            f"index holds sender {src} more than once for receiver {dst} (entries that repeat: "
-            f"{self.is_repeat.sum()}), but a graph is a set: pass coalesce=True to take it once, or "
-            "coalesce='count' to weigh it by its multiplicity"
+            f"index holds sender {src} more than once for receiver {dst} (repeated entries in all: "
+            f"{self.is_repeat.sum()}), but a graph is a set: pass coalesce=True to keep each sender "
+            "once, or coalesce='count' to also get a score_mod that counts repeats"
         )
 
     def check_causal(self) -> None:
@@ -115,12 +115,12 @@ class Rows:
             edge = "{} -> {}".format(*_find_first(table, is_late))
             raise ValueError(
                 f"index holds the edge {edge}, which is not causal (src <= dst): put -1 in its place, "
-                "or leave causal out"
+                "or omit causal=True"
             )
 
     @cached_property
     def is_edge(self) -> Bool[Tensor, "batch heads dst K"]:
-        """Which entries are edges: valid, and the first of equal ones."""
+        """True at the first of equal valid entries."""
         return self.is_valid if self.is_repeat is None else self.is_valid & ~self.is_repeat
 
     def count_entries(self) -> log_count:
@@ -130,7 +130,7 @@ class Rows:
         return log_count.from_keys(keys[self.is_valid], (*self.table.shape[:3], self.num_src))
 
     def to_edges(self) -> ChosenEdges:
-        # torch widens bools before it adds them up, so slices are added one by one.
+        # torch copies bools to int64 before it sums them. Summing slice by slice keeps the copies small.
         ends = torch.cat([edge.sum(-1) for edge in self.is_edge.flatten(0, 1)]).cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
         all_edges = int(ptr[-1]) == self.is_edge.numel()
@@ -151,7 +151,7 @@ class Rows:
 def read_senders(
     index: Tensor, num_src: int, count: Tensor | None, coalesce: object, causal: bool
 ) -> tuple[ChosenEdges, log_count | None]:
-    """Return the edges of ``TokenGraph.from_indices``, and their multiplicities if asked for."""
+    """Return the edges and, for ``coalesce="count"``, the score_mod of ``TokenGraph.from_indices``."""
     if not isinstance(coalesce, bool) and coalesce != COUNT:
         raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quote(coalesce)}")
     num_src = checks.size("num_src", num_src)
@@ -181,8 +181,8 @@ def read_block_rows(index: Tensor, block_size: int, num_dst: int, num_src: int) 
     if rows.is_repeat is not None:
         src, dst = _find_first(rows.table, rows.is_repeat)
         raise ValueError(
-            f"index holds block {src} more than once for block of receivers {dst} (entries that "
-            f"repeat: {rows.is_repeat.sum()}), but a graph is a set: put -1 in the place of all but one"
+            f"index holds block {src} more than once for the block of receivers {dst} (repeated "
+            f"entries in all: {rows.is_repeat.sum()}), but a graph is a set: replace repeats by -1"
         )
     return rows
 

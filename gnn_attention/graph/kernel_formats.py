@@ -1,7 +1,7 @@
-"""Graphs in the forms of attention kernels: SDPA's mask, FlexAttention's BlockMask, varlen, a window.
+"""Convert graphs to what attention kernels take: an SDPA mask, a BlockMask, varlen, a window.
 
-A graph that a kernel cannot express raises ValueError. Only SDPA's mask visits every pair. The
-functions are public in ``gnn_attention.convert``.
+The functions raise ValueError for a graph that the kernel cannot express, and are public in
+``gnn_attention.convert``. Only ``to_sdpa_mask`` visits every pair.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device | str = "cpu") -> BlockMask:
     """Return FlexAttention's ``BlockMask`` of the graph, made without a ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule, and tiles that reach over the border are partial. The
-    lists hold an int32 for every tile. ``device`` must be that of the queries, where the kernels
-    read the lists and the tables of the rule; ``BlockMask.to`` does not move the tables. Raises
-    ValueError for a graph without receivers or senders, and above 2^28 tiles.
+    Its ``mask_mod`` is the graph's rule, and tiles that extend beyond the graph are partial. The
+    lists hold int32 numbers for every tile. ``device`` must be that of the queries, where the
+    kernels read the lists and the tables of the rule; ``BlockMask.to`` does not move the tables.
+    Raises ValueError for a graph without receivers or senders, or with more than 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -62,12 +62,12 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     checks.instance("graph", graph, TokenGraph)
     block_size = checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
-        raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}")
+        raise ValueError(f"a BlockMask needs at least one receiver and one sender, got {graph!r}")
     tiling = tiles(graph, block_size)
     if tiling.num_tiles > MAX_TILES:
         raise ValueError(
             f"the lists of {tiling.num_tiles} tiles would take {32 * tiling.num_tiles / 2**30:.0f} GiB "
-            f"for {graph!r}: take a larger block_size than {block_size}, or the runs of tiling.tiles"
+            f"for {graph!r}: take a larger block_size than {block_size}, or use tiling.tiles"
         )
     kinds = tiling.table()
     # FlexAttention does not mask full tiles, so a tile at the border must be partial.
@@ -83,8 +83,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    An edge is a pair in a full block, or in a partial block if ``mask_mod`` is True. The graph
-    differs by head or sample if the lists of the mask do. Raises TypeError for another object.
+    A pair is an edge in a full block, or in a partial block if ``mask_mod`` is True. The graph
+    differs by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns
     >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)
@@ -97,12 +97,12 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
         lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
     tables = []
-    for number, columns in lists:
-        # Only the first ``number`` columns of a row are listed. The others are padding.
-        is_listed = torch.arange(columns.shape[-1], device="cpu") < number.cpu().unsqueeze(-1)
+    for count, columns in lists:
+        # Only the first ``count`` columns of a row are blocks. The others are padding.
+        is_listed = torch.arange(columns.shape[-1], device="cpu") < count.cpu().unsqueeze(-1)
         columns = columns.cpu().long()
         tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0)
-    batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
+    batch, heads = (size if size > 1 else None for size in tables[0].shape[:2])
     sizes = (*mask.seq_lengths, heads, batch, "block_mask")
     tile_rules = (partial(rules.look_up_blocks, table, *mask.BLOCK_SIZE) for table in tables)
     partial_tiles, *full_tiles = (TokenGraph.from_rule(rule, *sizes) for rule in tile_rules)
@@ -111,7 +111,7 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
 
 
 class Varlen(NamedTuple):
-    """Packed documents in the form of ``torch.nn.attention.varlen`` and flash-attention.
+    """Packed documents as ``torch.nn.attention.varlen`` and flash-attention take them.
 
     Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. A token attends to
     itself, to ``window[0]`` tokens before it and to ``window[1]`` tokens after it in the same
@@ -126,8 +126,8 @@ class Varlen(NamedTuple):
 def to_varlen(graph: TokenGraph) -> Varlen:
     """Return the graph as packed documents with one window for all of them.
 
-    Documents are causal, full or local, without edges between them. Raises ValueError for any other
-    graph, including one that differs by head or sample or is not square.
+    There are no edges between documents, which are causal, full or local. Raises ValueError for any
+    other graph, including one that is not square or differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_varlen(patterns.documents([3, 1, 2]))
@@ -146,7 +146,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     left, right, longest = (int(x.max()) if len(lengths) else 0 for x in (num_before, num_after, lengths))
     expected = _band(left, right, 0) & (look_up(document, dst) == look_up(document, src))
     if not graph.has_edges_of(RuleEdges(expected)):
-        raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
+        raise ValueError(f"{graph!r} is not a packing of documents with one window: see to_block_mask")
     window = _window_side(left, longest - 1), _window_side(right, longest - 1)
     return Varlen(bounds.to(torch.int32), longest, window)
 
@@ -155,8 +155,8 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     """Return flash-attention's ``window_size=(left, right)``: tokens before and after, -1 for all.
 
     Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` is
-    ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is no such
-    window, or that differs by head or sample.
+    ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is not
+    such a window, or that differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9))
@@ -165,12 +165,12 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     _check_one_slice(graph)
     shift = graph.num_src - graph.num_dst
     num_before, num_after = _count_before_and_after(graph, shift)
-    # A receiver that comes before all senders reaches over the gap between.
+    # The window of a receiver before all senders includes the gap up to the first sender.
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
     num_after = torch.where(num_after > 0, num_after + gap, 0)
     left, right = (int(counts.max()) if len(counts) else 0 for counts in (num_before, num_after))
     if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
-        raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
+        raise ValueError(f"{graph!r} is not a window (left, right): see to_varlen, to_block_mask")
     return _window_side(left, graph.num_src - 1), _window_side(right, graph.num_dst - 1)
 
 
@@ -184,6 +184,7 @@ def _check_one_slice(graph: TokenGraph) -> None:
 
 
 def _window_side(count: int, furthest: int) -> int:
+    """Return ``count``, or -1 if it reaches the furthest token."""
     return -1 if count >= furthest else count
 
 

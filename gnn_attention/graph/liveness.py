@@ -46,7 +46,7 @@ def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edg
 
 def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
     src, width, last = bands.src, bands.width, bands.dst + bands.rows - 1
-    # A band may be skipped if the next one has the same senders further down.
+    # A band is skipped if the next one has the same senders and ends further down.
     selected = torch.ones_like(src, dtype=torch.bool)
     selected[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
     band, column = enumerate_groups(width[selected])
@@ -54,10 +54,10 @@ def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
 
 
 def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Column c of a box meets diagonal ``width - 1 - c`` in row 0, and the next ones in the rows below."""
+    """Column c of a box crosses diagonal ``width - 1 - c`` in row 0, and the next ones further down."""
     is_edge, _, _ = quadtree.profile(edges, piece)
     boxes, index = piece.boxes, torch.arange(len(is_edge), device="cpu")
-    # For each diagonal, the last one up to it that has edges, which may lie in a box before.
+    # For each diagonal, the last one up to it that has edges. It may belong to an earlier box.
     last_filled = torch.where(is_edge, index, -1).cummax(0).values
     length = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)

@@ -35,7 +35,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """Return the graph of rows ``start .. stop - 1`` over all senders, as in decoding; else IndexError.
+        """Return rows ``start .. stop - 1``, over all senders, as in decoding; IndexError if out of range.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
@@ -44,16 +44,14 @@ class GraphOperators(Frozen):
         """
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
-            raise IndexError(
-                f"rows({start}, {stop}): expected 0 <= start <= stop <= {self.num_dst} = num_dst"
-            )
+            raise IndexError(f"rows({start}, {stop}): expected start <= stop <= {self.num_dst} = num_dst")
         edges, offset = self.edges.rows(start, stop), self.dst_offset + start
         name = f"{text.parenthesize(self.name)}.rows({start}, {stop})"
         return replace(self, edges=edges, num_dst=stop - start, name=name, dst_offset=offset)
 
     @not_compiled
     def select(self: G, batch: int = 0, head: int = 0) -> G:
-        """Return the graph of one sample and one head. Raises IndexError for an unknown one."""
+        """Return the graph of one sample and one head; IndexError if out of range."""
         for argument, index, size in (("batch", batch, self.batch), ("head", head, self.heads)):
             checks.position(argument, index)
             if size is not None and not 0 <= index < size:
@@ -66,7 +64,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def coalesce(self: G) -> G:
-        """Return the graph with the first of each set of parallel edges: itself if it has none."""
+        """Return the graph with only the first of each set of parallel edges; itself if it has none."""
         edges = self.edges.unique_edges
         return self if edges is self.edges else replace(self, edges=edges)
 
@@ -104,14 +102,14 @@ class GraphOperators(Frozen):
     def __matmul__(self: G, other: G) -> G:
         """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        Raises ValueError unless the middle tokens are the same, and if a graph differs by slice.
+        Raises ValueError unless the middle tokens are the same, or if a graph differs by slice.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
             raise ValueError(
-                f"graphs joined by @ must meet: expected {self.num_src} receivers from {self.src_offset} on, "
-                f"the senders of {self.name}, got {other.num_dst} receivers of {other!r}"
+                f"graphs joined by @ must meet: expected {self.num_src} receivers from position "
+                f"{self.src_offset} on, the senders of {self.name}, got {other!r}"
             )
         left, right = cast("tuple[Graph, Graph]", (self.coalesce(), other.coalesce()))
         edge_index = edge_list.product(
@@ -122,10 +120,10 @@ class GraphOperators(Frozen):
         return replace(self, edges=edges, num_src=other.num_src, name=name, src_offset=other.src_offset)
 
     def __pow__(self: G, hops: int) -> G:
-        """Return the graph of exactly ``hops`` hops: ``g ** 2 == g @ g``; ValueError unless square."""
+        """Return the graph of exactly ``hops`` hops: ``g ** 2 == g @ g``; ValueError if not square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
-            raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
+            raise ValueError(f"only a graph whose senders are its receivers has powers, got {self!r}")
         loops = torch.arange(self.num_dst, device="cpu").expand(2, -1)
         edges = ListedEdges(loops, self.num_dst, self.num_src)
         result = replace(self, edges=edges, heads=None, batch=None, name="loops")
@@ -140,12 +138,12 @@ def _combine(left: G, right: G, sign: str, operation: Callable[..., Any]) -> G:
     """Apply a set operator to the edges of two graphs with the same tokens."""
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
         return cast("G", NotImplemented)
-    nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
+    fields = ("num_dst", "num_src", "dst_offset", "src_offset")
     sizes = ((left.heads, right.heads), (left.batch, right.batch))
-    same_nodes = all(getattr(left, name) == getattr(right, name) for name in nodes)
-    if not same_nodes or any(None not in pair and pair[0] != pair[1] for pair in sizes):
+    same_tokens = all(getattr(left, field) == getattr(right, field) for field in fields)
+    if not same_tokens or any(None not in pair and pair[0] != pair[1] for pair in sizes):
         raise ValueError(
-            f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
+            f"graphs joined by {sign} must have the same tokens (number and position), heads and batch, "
             f"got {left!r} and {right!r}"
         )
     heads, batch = left.heads or right.heads, left.batch or right.batch
@@ -160,15 +158,15 @@ def _combine(left: G, right: G, sign: str, operation: Callable[..., Any]) -> G:
 def _combine_stored_edges(
     operands: tuple[EdgeSet, EdgeSet], sign: str, sizes: tuple[int, int], graph: Graph
 ) -> EdgeSet | None:
-    """Combine edges into a list or rows; None where a rule may add edges that are not stored."""
+    """Combine edges into a list or chosen rows; None if a rule may add edges that are not stored."""
     left, right = operands
     if sign in "&-":
         edges = left.restrict_to(right, sign == "&", sizes)
         return right.restrict_to(left, True, sizes) if edges is None and sign == "&" else edges
-    first, second = left.listed(), right.listed()
-    if sizes != (1, 1) or first is None or second is None:
+    left_list, right_list = left.listed(), right.listed()
+    if sizes != (1, 1) or left_list is None or right_list is None:
         return None
-    all_edges = torch.cat([first, second], dim=1)
+    all_edges = torch.cat([left_list, right_list], dim=1)
     union = ListedEdges(all_edges, graph.num_dst, graph.num_src, "keep").unique_edges
     if sign == "|":
         return union

@@ -56,7 +56,7 @@ def transpose(inner: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
 def map_tokens(
     inner: Rule, dst_map: int | Tensor, src_map: int | Tensor, b: Token, h: Token, dst: Token, src: Token
 ) -> Any:
-    """Evaluate ``inner`` on other tokens: an int is added to them, a tensor is a table of them."""
+    """Evaluate ``inner`` on mapped tokens: a map is an int to add, or a table of tokens."""
     return inner(b, h, _map_token(dst_map, dst), _map_token(src_map, src))
 
 
@@ -73,7 +73,7 @@ def embed_rule(inner: Rule, rectangle: Shape, b: Token, h: Token, dst: Token, sr
     top, left, height, width = rectangle
     i, j = dst - top, src - left
     is_inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
-    # The inner rule must see its own tokens only, but a range may reach beyond them.
+    # The inner rule must not see tokens outside the rectangle, except in a range.
     if not isinstance(dst, Interval):
         i, j = i.clamp(0, height - 1), j.clamp(0, width - 1)
     return is_inside & inner(b, h, i, j)
@@ -101,7 +101,7 @@ def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
     """Return ``table[b, h, *index]``, without ``b`` or ``h`` where the table has no such axis."""
     table = table.to(index[0].device)
     num_leading_axes = table.dim() - len(index)
-    # Next to an axis of samples, heads may have an axis of size 1.
+    # If the table has both axes, that of heads may have size 1.
     if num_leading_axes == 2:
         return table[(b, h % table.shape[1], *index)]
     return table[(h, *index)] if num_leading_axes else table[index]
@@ -113,12 +113,12 @@ def look_up_blocks(table: Tensor, height: int, width: int, b: Token, h: Token, d
 
 
 def drop_future(rule: Rule, is_causal: bool = True) -> Rule:
-    """Remove the edges from later tokens, if ``is_causal``."""
+    """Return the rule without edges from later tokens, or unchanged unless ``is_causal``."""
     return partial(combine, operator.and_, (rule, causal)) if is_causal else rule
 
 
 def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    """Map a rule that is written for single numbers over all pairs, outside of any transform."""
+    """Evaluate a rule that is written for single numbers on all pairs, outside of any transform."""
     if isinstance(dst, Interval) or dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
     return single_pairs.call_in_thread(single_pairs.map_pairs, rule, b, h, dst, src)
@@ -132,9 +132,7 @@ def check_signature(rule: object) -> None:
     try:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
-        raise TypeError(
-            f"rule must be a function of (b, h, dst, src), got the builtin {quote(rule)}"
-        ) from None
+        raise TypeError(f"rule must be a function (b, h, dst, src), got the builtin {quote(rule)}") from None
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in positional_kinds and p.default is inspect.Parameter.empty]
     if len(required) != 4:

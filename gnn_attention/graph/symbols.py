@@ -1,4 +1,4 @@
-"""Symbols for the tokens of a pair: an expression of them is a rule, which can be pickled.
+"""Symbols for the tokens of a pair. An expression of symbols is a rule, and can be pickled.
 
 ``(src <= dst) & (dst - src < 4)`` is the rule of a window of four tokens. ``&`` and ``|`` mean
 "and" and "or". :func:`compute` applies any other function of tensors, and :func:`look_up` a table.
@@ -14,7 +14,7 @@ from gnn_attention.graph import rules
 
 
 class Expression(partial[Any]):
-    """``function(*operands)`` as a function of a pair; a subexpression that occurs twice is computed once."""
+    """``function(*operands)`` as a rule; a subexpression that occurs several times is computed once."""
 
     uses = 0
     __hash__ = object.__hash__
@@ -34,7 +34,7 @@ class Expression(partial[Any]):
         return value
 
     def __bool__(self) -> bool:
-        """For ``a == b``, return whether both are the same object, which ``in`` needs; TypeError otherwise.
+        """Return whether a and b of ``a == b`` are the same object, as ``in`` needs; otherwise TypeError.
 
         Python evaluates ``a < b < c`` as ``a < b and b < c``, which would silently drop ``a < b``.
         """
@@ -44,7 +44,7 @@ class Expression(partial[Any]):
 
 
 def compute(function: Callable[..., Any], *operands: Any) -> Any:
-    """Return ``function(*operands)`` of numbers, tables and expressions, which it must not modify."""
+    """Return the expression ``function(*operands)``; the function must not modify an operand."""
     for operand in operands:
         if isinstance(operand, Expression):
             operand.uses += 1
@@ -78,10 +78,10 @@ for _name in ARITHMETIC + LOGIC:
 
 
 def look_up(table: Tensor, *index: Any) -> Any:
-    """Return the entry of a table at some tokens, and at the sample and head where it has such axes."""
+    """Return the entry of a table at an index of tokens, after sample and head if it has such axes."""
     return compute(rules.look_up, table, sample, head, *index)
 
 
 def any_of(expressions: Iterable[Any]) -> Any:
-    """Return the expression that is True where any of ``expressions`` is; without any, it is False."""
+    """Return the expression that is True where any of ``expressions`` is, or False if there is none."""
     return reduce(operator.or_, expressions, (dst < 0) & (src < 0))

@@ -1,4 +1,4 @@
-"""Graphs as text: names of expressions, and small pictures of a mask with its in-edges."""
+"""Graphs as text: summaries, names of expressions, and small pictures of a mask."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ LONGEST_NAME = 120
 
 
 def summary(graph: Any) -> str:
-    """Return ``repr(graph)``: name, sizes, and the position of the first token unless it is 0."""
+    """Return ``repr(graph)``: name, sizes, and the first positions unless they are 0."""
     properties = {"batch": graph.batch, "heads": graph.heads}
     properties |= {"src from": graph.src_offset, "dst from": graph.dst_offset}
     details = "".join(f", {name} {value}" for name, value in properties.items() if value)
@@ -29,7 +29,7 @@ def parenthesize(name: str) -> str:
 
 
 def format_list(values: Sequence[object], noun: str, max_length: int = 6) -> str:
-    """Format a list as Python does, or a list above ``max_length`` by its length: ``[50 lengths]``."""
+    """Format a list as Python does, or only its length above ``max_length``: ``[50 lengths]``."""
     return str(list(values)) if len(values) <= max_length else f"[{len(values)} {noun}]"
 
 

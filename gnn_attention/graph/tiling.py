@@ -27,12 +27,12 @@ Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of a graph, ``block x block`` pairs each, as runs along each row of tiles.
+    """The tiles of a graph, each of ``block x block`` pairs, as runs along the rows of tiles.
 
     Run i covers columns ``first[i] .. stop[i] - 1`` of row ``row[i]``. It is a sequence of full
     tiles if ``full[i]``, and otherwise one partial tile with ``edges[i]`` edges (0 for full tiles).
-    Other tiles are empty. Rows are numbered through ``[batch or 1, heads or 1, rows]``, and runs
-    are sorted. A tile at the border is full if all of its pairs inside the graph are edges.
+    Other tiles are empty. A row is numbered by its flat index in ``[batch or 1, heads or 1, rows]``,
+    and runs are sorted. A tile at the border is full if all its pairs inside the graph are edges.
     """
 
     graph: TokenGraph
@@ -44,7 +44,7 @@ class Tiles:
     edges: Int[Tensor, " runs"]
 
     def at(self, index: Tensor) -> "Tiles":
-        """Return the runs of an index or a bool mask."""
+        """Return the tiles of selected runs; ``index`` may be a bool mask."""
         columns = (self.row, self.first, self.stop, self.full, self.edges)
         return Tiles(self.graph, self.block, *(column[index] for column in columns))
 
@@ -70,7 +70,7 @@ class Tiles:
 
     @property
     def num_partial(self) -> int:
-        """Number of tiles with edges and non-edges."""
+        """Number of tiles in which some but not all pairs are edges."""
         return int((self.stop - self.first)[~self.full].sum())
 
     @property
@@ -102,15 +102,15 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """Return the empty, full and partial tiles of a graph.
 
     Takes time proportional to the partial tiles of a structured graph, and O(E log E) for a list. A
-    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. The runs are
-    cached for each block. Raises TypeError or ValueError unless ``block`` is a positive integer.
+    rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory. The runs
+    are cached for each ``block``. Raises TypeError or ValueError unless it is a positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
     Tiles(causal(1000000), 128: 7813 x 7813, 30517578 empty, 30517578 full, 7813 partial, in 15625 runs)
     """
     checks.instance("graph", graph, TokenGraph)
-    # The cache holds the runs only, because a graph must not refer to itself.
+    # The graph caches the runs only, because it must not refer to itself.
     return Tiles(graph, block, *memoized(_runs, graph, checks.size("block", block, 1)))
 
 
@@ -120,7 +120,7 @@ def _runs(graph: TokenGraph, block: int) -> Columns:
     else:
         pieces = decompose(graph.edges, root(graph.shape4), block, grid=True)
         columns = runs_of_pieces(graph.edges, pieces, block, -(-graph.num_dst // block))
-    # Sort the runs, and merge full ones that touch.
+    # Sort the runs, and merge adjacent full runs.
     row, first, stop, _, _ = columns
     order = (row * (int(stop.max()) + 1 if len(stop) else 1) + first).argsort()
     row, first, stop, full, edges = (column[order] for column in columns)
@@ -157,7 +157,7 @@ def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> C
 
 
 def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, rows: int) -> Columns:
-    """Return the runs of pieces of a grid, in which each owner has ``rows`` rows of tiles."""
+    """Return the runs of pieces, whose boxes are tiles; each owner has ``rows`` rows of tiles."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
     runs: list[Columns] = [(empty, empty, empty, empty.bool(), empty)]
     for piece in pieces:
@@ -175,7 +175,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
 
 
 def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return the number of selected tiles in each row, and their columns, followed by the others."""
-    number = selected.sum(-1).to(torch.int32)
+    """Return the number of selected tiles in each row, and all columns, the selected ones first."""
+    count = selected.sum(-1).to(torch.int32)
     columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
-    return number, columns
+    return count, columns

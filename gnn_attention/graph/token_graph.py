@@ -52,7 +52,7 @@ class TokenGraph(GraphOperators):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # Set by gnn_attention.backends: from_indices and from_block_indices in a traced program.
+    # gnn_attention.backends sets these: from_indices and from_block_indices in a traced program.
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
@@ -73,9 +73,9 @@ class TokenGraph(GraphOperators):
         """Return the graph of all pairs ``(src, dst)`` for which ``rule(b, h, dst, src)`` is True.
 
         ``rule`` maps broadcastable int64 tensors to a bool tensor, as FlexAttention's ``mask_mod``
-        does. A rule that needs single numbers, as a trial on one pair shows, is mapped over the
-        pairs by ``torch.vmap``. ``num_src=None`` means ``num_dst``. ``heads`` and ``batch`` are
-        required if the rule uses them. Raises TypeError for a wrong rule, ValueError for a wrong size.
+        does. If a trial on one pair shows that it needs single numbers, ``torch.vmap`` maps it over
+        the pairs. ``num_src=None`` means ``num_dst``. ``heads`` and ``batch`` are required if the
+        rule uses them. Raises TypeError for an invalid rule, ValueError for an invalid size.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -106,10 +106,10 @@ class TokenGraph(GraphOperators):
         """Return the graph of the edges ``edge_index [2, E]``: row 0 senders, row 1 receivers.
 
         The order of the edges is kept. Sizes come from the caller, never from the largest index.
-        ``parallel`` says what to do with parallel edges: "error" raises, "merge" keeps the first of
-        each (as ``coalesce=True`` does), "keep" makes a multigraph: each copy has its own bias and
-        weight, as in torch_geometric, while :meth:`mask`, the set operators and ``==`` see it once.
-        Raises TypeError (no integers), ValueError (shape, parallel edges) or IndexError (range).
+        ``parallel`` says what to do with parallel edges: "error" raises ValueError, "merge" keeps
+        the first of each set (as ``coalesce=True`` does), "keep" makes a multigraph: each copy has
+        its own bias and weight, as in torch_geometric; masks, set operators and ``==`` merge them.
+        Raises TypeError (not integers), ValueError (shape, parallel edges) or IndexError (range).
 
         >>> edges = torch.tensor([[0, 2, 2], [1, 1, 1]])
         >>> graph = TokenGraph.from_edges(edges, 3, parallel="keep")
@@ -173,9 +173,9 @@ class TokenGraph(GraphOperators):
         receiver, and ``coalesce="count"`` returns ``(graph, score_mod)``: with this score_mod,
         ``attend`` gives a sender that was chosen m times the score ``score + log m`` (unsupported
         by flex). ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for
-        ``E = heads * dst * K``, without a dst x src tensor. :attr:`edge_index` is sorted by receiver,
-        in the order of the index within each. A program of ``torch.compile`` or ``torch.export``
-        may compute the index, or take another one at every call. Raises TypeError (no integers),
+        ``E = batch * heads * dst * K``, without a dst x src tensor. :attr:`edge_index` is sorted by
+        receiver, and keeps the order of the index for each. A program of ``torch.compile`` or
+        ``torch.export`` may compute the index or take it as an input. Raises TypeError (not integers),
         ValueError (shape, duplicates, not causal, unknown ``coalesce``) or IndexError (range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
@@ -201,8 +201,8 @@ class TokenGraph(GraphOperators):
         """Return the graph in which each block of receivers attends to the blocks of senders it chose.
 
         An edge has ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if
-        ``causal``. ``index`` is as in :meth:`from_indices`, with blocks in place of tokens, and so
-        are compiled programs and errors. The graph stores a table of blocks, not a list of edges.
+        ``causal``. Index, compiled programs and errors are as in :meth:`from_indices`, with blocks in
+        place of tokens. The graph stores a table of blocks, not a list of edges.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
@@ -219,7 +219,7 @@ class TokenGraph(GraphOperators):
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
         A list keeps its order; other edges are sorted by receiver, then sender. Cached: do not
-        write into it. ValueError for a graph that differs by head or sample, and for lack of memory.
+        write into it. ValueError for a graph that differs by head or sample, or for lack of memory.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -228,7 +228,7 @@ class TokenGraph(GraphOperators):
         if self.heads is not None or self.batch is not None:
             raise ValueError(
                 f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single "
-                "edge list; use mask(), or select(batch, head) for one of them"
+                "edge list; use mask(), or select(batch, head) for one slice"
             )
         return memoized(derived.edge_index, self, device)
 
@@ -240,8 +240,8 @@ class TokenGraph(GraphOperators):
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
-        It is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs by
-        head or sample. Cached: do not write into it. Raises ValueError for lack of memory.
+        The shape is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs
+        by head or sample. Cached: do not write into it. Raises ValueError for lack of memory.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")
@@ -268,7 +268,7 @@ class TokenGraph(GraphOperators):
         return torch.arange(offset, offset + count, device=device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any] | None:
-        """Return a function ``call -> (out, lse)`` to run instead of the backend, or None."""
+        """Return None; a subclass may return ``call -> (out, lse)`` to run instead of the backend."""
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
@@ -282,7 +282,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def has_empty_rows(self) -> bool:
-        """True if there is an isolated receiver, one without in-edges."""
+        """True if there is an isolated receiver, that is, a receiver without in-edges."""
         return bool(memoized(derived.has_empty_rows, self))
 
     def is_full(self) -> bool:
@@ -296,9 +296,9 @@ class TokenGraph(GraphOperators):
     def prepare(self) -> TokenGraph:
         """Mark the graph as one that will be used many times, and return it.
 
-        A training loop may make a new list of edges in every step, so ``attend(backend="auto")``
-        plans for a list at the third call along the same graph and chooses by its length until
-        then. After ``prepare`` it plans at the first call, as it always does for a rule.
+        A training loop may make a new list of edges in every step. So ``attend(backend="auto")``
+        chooses a backend by the length of a list in the first two calls along a graph, and plans in
+        the third. After ``prepare`` it plans in the first call, as it always does for a rule.
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3).prepare().num_edges
         2
@@ -308,7 +308,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def is_prepared(self) -> bool:
-        """False for the first calls along a list, for which counting and planning do not pay."""
+        """False in the first calls along a list, in which counting and planning do not pay off."""
         return self.edges.listed() is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
 
     def count_call(self) -> None:

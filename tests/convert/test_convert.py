@@ -242,6 +242,6 @@ class TestPyG:
         """Duplicates are never summed into one value."""
         edges = torch.tensor([[0, 1, 1], [2, 0, 0]])
         coo = torch.sparse_coo_tensor(edges, torch.ones(3), (3, 3), check_invariants=False)
-        with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
+        with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 is at 1 and 2\)"):
             convert.from_pyg(coo)
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]

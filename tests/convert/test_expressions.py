@@ -132,7 +132,7 @@ class TestRefusals:
             ("__import__('os').system('true')", "column 1, .*: this is not part of the language"),
             ("causal.__globals__", "column 1, .*: this is not part of the language"),
             ("window(4, -1)", r"column 1, 'window\(4, -1\)': w must be at least 0, got -1"),
-            ("causal(4) | causal(5)", "column 1, .*must have the same nodes"),
+            ("causal(4) | causal(5)", "column 1, .*must have the same tokens"),
             ("causal(*[3])", "not part of the language"),
             ("causal(n=3, n=4)", r"column 1, 'causal\(n=3, n=4\)': .*arguments that are each written"),
             ("'\ud800' | full(3)", "not an expression .*surrogates not allowed"),

@@ -50,7 +50,7 @@ BOXED = GRAPHS | PLAIN
 def by_boxes(monkeypatch):
     """Search small graphs by boxes, too."""
     monkeypatch.setattr(enumerate_pairs, "FEW_PAIRS", -1)
-    monkeypatch.setattr(counting, "MANY_PAIRS", -1)
+    monkeypatch.setattr(counting, "FEW_PAIRS_TO_LIST", -1)
 
 
 @pytest.mark.usefixtures("by_boxes")

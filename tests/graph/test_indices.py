@@ -83,7 +83,7 @@ def test_count_and_coalesce():
         ([[True]], {}, TypeError, "bool and shape .* convert.from_mask for a mask"),
         ([0], {}, ValueError, r"index must be \[dst, K\]"),
         ([[0, 1]], {"count": torch.tensor([3])}, IndexError, "count must be in 0 .. 2"),
-        ([[0, 1]], {"count": torch.tensor([[1]])}, ValueError, r"count must be \[1\]"),
+        ([[0, 1]], {"count": torch.tensor([[1]])}, ValueError, r"count must have shape \[1\]"),
         ([[0, 1]], {"count": 1}, TypeError, "count must be a tensor"),
         ([[0, 0]], {"coalesce": "sum"}, ValueError, "coalesce must be True, False or 'count', got"),
         ([[0, 0]], {"coalesce": 1}, ValueError, "coalesce must be True, False or 'count', got"),
@@ -137,9 +137,7 @@ def test_block_indices_of_other_sizes_are_refused():
     with pytest.raises(IndexError, match=r"holds 5 for block of receivers 0: expected 0 .. 4 \(5 blocks of"):
         TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
     # from_block_indices has no coalesce that the message could advise.
-    with pytest.raises(
-        ValueError, match=r"holds block 4 more than once .*: put -1 in the place of all but one"
-    ):
+    with pytest.raises(ValueError, match=r"holds block 4 more than once .*: replace repeats by -1"):
         TokenGraph.from_block_indices(torch.full((6, 2), 4), 8, 45, 37)
 
 

@@ -108,12 +108,12 @@ class TestBlockMask:
     def test_what_is_refused(self):
         by_head, causal = TokenGraph.from_rule(by_both, 4, heads=2), patterns.causal
         too_many = r"the lists of 976562500 tiles would take 29 GiB .* larger"
-        packing, window = "no packing of documents with one window", r"is no window \(left, right\)"
+        packing, window = "not a packing of documents with one window", r"is not a window \(left, right\)"
         cases = [
             (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, too_many),
             (lambda: convert.from_block_mask(causal(8)), TypeError, "mask must be a BlockMask, got"),
             (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
-            (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "without a receiver or a"),
+            (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "at least one receiver and"),
             (lambda: convert.to_sdpa_mask(causal(3), torch.int64), TypeError, "dtype must be a floating"),
             (lambda: convert.to_varlen(by_head), ValueError, r"take one with select\(batch, head\)"),
             (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),

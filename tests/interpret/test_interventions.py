@@ -216,7 +216,7 @@ WRONG_INTERVENTIONS = [
     (lambda: trace.cut((0, 1), layers=[0, 3]), IndexError, "layers must be in 0 .. 2, the attention layers"),
     (lambda: trace.mute((0, 1), heads=3), IndexError, r"heads must be in 0 .. 2, got 3"),
     (lambda: trace.cut((3, 1)), ValueError, NO_EDGE.format(1, "cut")),
-    (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
+    (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same tokens"),
     (lambda: trace.mute((0, 1), factor="2"), TypeError, "factor must be a number, got"),
     (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
     (lambda: patch_from(7, (0, 1), layers=3), IndexError, r"must be among \[0, 1, 2\], which the run has"),

@@ -265,7 +265,7 @@ def test_a_program_names_wrong_edges():
     torch.compiler.reset()
     layer = MessagePassingAttention(heads())
     for run in (layer, torch.compile(layer, fullgraph=True, backend="eager")):
-        with pytest.raises(IndexError, match=r"edge_index\[1, 0\] = 9 is no receiver"):
+        with pytest.raises(IndexError, match=r"edge_index\[1, 0\] = 9 is not a receiver"):
             run(drawn(9, 12), torch.tensor([[0, 1], [9, 2]]))
 
 

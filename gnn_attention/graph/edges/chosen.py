@@ -1,7 +1,7 @@
 """Edges that are stored as chosen rows: the senders that each receiver chose.
 
-The rows of all samples and heads, one after the other, are one CSR matrix. No tensor has tokens x
-tokens elements, and none leaves the device on which the senders were chosen.
+The rows of all samples and heads are concatenated into one CSR matrix, on the device on which the
+senders were chosen. No tensor has tokens x tokens elements.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ChosenEdges(EdgeSet):
     """Row ``r = (b * heads + h) * num_dst + dst`` holds the senders ``src[ptr[r] : ptr[r + 1]]``.
 
     The senders of a row are sorted and distinct. ``shape`` is ``(batch, heads, num_dst, num_src)``,
-    with 1 where the graph does not differ. One slice may have ``index_order``, its edges in the
-    order of the index that they came from, instead of by receiver, then sender.
+    with 1 where the graph does not differ. If it has one slice, ``index_order`` may hold the edges
+    in the order of the index from which they were read.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -37,7 +37,7 @@ class ChosenEdges(EdgeSet):
 
     @classmethod
     def from_rows(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> ChosenEdges:
-        """Build the edges from the row and sender of each, sorted and distinct."""
+        """Build the edges from their rows and senders, which are sorted by row and distinct."""
         ends = torch.bincount(row, minlength=math.prod(shape[:3])).cumsum(0)
         return cls(torch.cat([ends.new_zeros(1), ends]), src.to(torch.int32), shape)
 
@@ -96,14 +96,14 @@ class ChosenEdges(EdgeSet):
 
     def _slice_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         ptr = self.ptr[start : stop + 1]
-        begin, end = ptr[[0, -1]].tolist()
-        return ptr - begin, self.src[begin:end]
+        first, end = ptr[[0, -1]].tolist()
+        return ptr - first, self.src[first:end]
 
     def select(self, batch: int, head: int) -> EdgeSet:
         if self.num_slices == 1:
             return self
         batches, heads, num_dst, num_src = self.shape
-        # Rows of one sample serve all samples, and rows of one head all heads.
+        # If there is one sample, its rows are those of every sample. The same holds for heads.
         first = (batch % batches * heads + head % heads) * num_dst
         ptr, src = self._slice_rows(first, first + num_dst)
         return ChosenEdges(ptr, src, (1, 1, num_dst, num_src))

@@ -1,7 +1,7 @@
 """The interface of all edge sets.
 
-A method returns ``None`` where the storage does not hold the answer: then the caller searches the
-pairs, with ``graph.regions``. Code outside of ``graph/`` never asks for the class of an edge set.
+A method returns ``None`` if the storage does not hold the answer. The caller then searches the
+pairs with ``graph.regions``. Code outside of ``graph/`` never checks the class of an edge set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gnn_attention.graph.rules import Rule
 class EdgeSet:
     """The edges of a graph, without its sizes and name.
 
-    ``rule`` is :meth:`contains` in FlexAttention's form: built from functions and tables, and
-    evaluated on tensors only. ``has_structure`` is False for edges that are chosen again in every
-    step, for which a search for tiles would take longer than a call. ``has_slices`` is True if
-    several samples or heads have their own chosen rows, which are searched one by one.
+    ``rule`` is :meth:`contains` as FlexAttention's ``mask_mod``: built from functions and tables,
+    and evaluated on tensors only. ``has_structure`` is False for edges that are chosen again in
+    every step, for which a search for tiles would take longer than a call. ``has_slices`` is True
+    if samples or heads have their own chosen rows, so that slices are searched one by one.
     """
 
     rule: Rule
@@ -41,12 +41,12 @@ class EdgeSet:
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why the edges cannot be evaluated on ranges, so that every pair is visited."""
+        """The reason why edges cannot be evaluated on ranges and every pair is visited, or None."""
         return None
 
     @property
     def unique_edges(self) -> EdgeSet:
-        """The same edges, each once."""
+        """The edges without the repeats of parallel edges."""
         return self
 
     def count(self) -> int | None:
@@ -78,13 +78,13 @@ class EdgeSet:
         raise NotImplementedError
 
     def transposed(self) -> EdgeSet:
-        """Reverse every edge."""
+        """Return the edges with senders and receivers exchanged."""
         raise NotImplementedError
 
     def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
-        """Keep the stored edges for which membership in ``other`` equals ``is_edge``.
+        """Return the stored edges whose membership in ``other`` equals ``is_edge``.
 
-        Return None if no edges are stored for ``sizes = (batch, heads)``, by which the two differ.
+        Return None unless edges are stored for the ``sizes = (batch, heads)`` of the result.
         """
         return None
 
@@ -97,7 +97,7 @@ class EdgeSet:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Return a rule, or a value bound to one, as functions whose tables are all on ``device``.
+    """Return a rule, or an argument bound to one, with all its tables on ``device``.
 
     FlexAttention cannot compile a ``mask_mod`` that copies a table from another device.
 

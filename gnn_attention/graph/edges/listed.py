@@ -14,7 +14,7 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import RuleEdges
 from gnn_attention.graph.rules import Rule, Shape
 
-# Lists up to this length are sorted without their order, which few of them need.
+# Up to this length, lists are sorted without the permutation, which few of them need.
 SHORT_LIST = 2**14
 # What to do with an edge that occurs several times in a list
 Parallel = Literal["error", "merge", "keep"]
@@ -25,7 +25,7 @@ class ListedEdges(EdgeSet):
     """The edges ``edge_index [2, E]`` in this order, int64 on the CPU.
 
     With ``parallel="keep"`` an edge may repeat, as in a multigraph; masks, set operators and
-    comparisons see it once. Otherwise the caller promises that the edges are distinct.
+    comparisons count it once. Otherwise the caller promises that the edges are distinct.
     """
 
     edge_index: Int[Tensor, "2 edges"]
@@ -47,7 +47,7 @@ class ListedEdges(EdgeSet):
         """``dst * num_src + src`` of every edge in ascending order."""
         if self.count() > SHORT_LIST:
             return self._sorted_edges[0]
-        # NumPy sorts keys without their order in a third of the time that torch takes.
+        # NumPy sorts keys without the permutation in a third of the time that torch takes.
         keys = edge_list.edge_keys(self.edge_index, self.num_src)
         edge_list.numpy_view(keys).sort()
         return keys
@@ -58,9 +58,9 @@ class ListedEdges(EdgeSet):
 
     @cached_property
     def unique_edges(self) -> ListedEdges:
-        """The first of each set of parallel edges."""
+        """The edges, with only the first of each set of parallel edges."""
         if not self.has_parallel_edges:
-            # This spares rows and the transpose the search for parallel edges.
+            # Rows and the transpose then need not search for parallel edges.
             self.parallel = "error"
             return self
         keys, order = edge_list.edge_keys(self.edge_index, self.num_src).sort(stable=True)
@@ -109,7 +109,7 @@ class ListedEdges(EdgeSet):
         return ListedEdges(edges[:, is_in_other == is_edge], self.num_dst, self.num_src)
 
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        # A sender that the list does not have would share its key with another pair.
+        # A sender beyond those of the list would share its key with another pair.
         if num_src > self.num_src:
             return self, []
         dst, src = self.keys() // max(self.num_src, 1), self.keys() % max(self.num_src, 1)
@@ -118,11 +118,11 @@ class ListedEdges(EdgeSet):
 
 
 @dataclass(frozen=True, eq=False)
-class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
-    """The score_mod ``score + log m`` for pairs that occur m times in a sample and head of a graph.
+class log_count:  # noqa: N801 (named like the score_mods of score_mods.py)
+    """The score_mod ``score + log m`` for pairs that occur m times in a slice of a graph.
 
-    ``keys`` are the sorted ``r * num_src + src`` of pairs with m > 1, followed by the largest
-    int64. ``logs`` are their log m, followed by 0.
+    ``keys`` are the sorted ``r * num_src + src`` of pairs with m > 1, where r is the index of the
+    row, followed by the largest int64. ``logs`` are their log m, followed by 0.
     """
 
     keys: Int[Tensor, " repeated_and_one"]

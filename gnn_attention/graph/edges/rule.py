@@ -21,8 +21,8 @@ from gnn_attention.graph.rules import Rule
 class RuleEdges(EdgeSet):
     """All pairs for which ``rule(b, h, dst, src)`` is True.
 
-    A rule that raises an error on ranges of tokens, because it was written for tensors only, is not
-    evaluated on ranges again, and :attr:`obstacle` holds the error.
+    A rule that was written for tensors only raises an error on ranges of tokens. It is not evaluated
+    on ranges again, and :attr:`obstacle` holds the error.
     """
 
     rule: Rule
@@ -92,7 +92,7 @@ class CombinedEdges(EdgeSet):
         return CombinedEdges(self.operation, tuple(edges.transposed() for edges in self.operands))
 
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        pairs = [edges.remove_lists(num_dst, num_src) for edges in self.operands]
-        keys = [key for _, keys_of_operand in pairs for key in keys_of_operand]
-        edges = CombinedEdges(self.operation, tuple(edges for edges, _ in pairs))
+        splits = [edges.remove_lists(num_dst, num_src) for edges in self.operands]
+        keys = [keys for _, removed_lists in splits for keys in removed_lists]
+        edges = CombinedEdges(self.operation, tuple(edges for edges, _ in splits))
         return edges if keys else self, keys

@@ -3,7 +3,7 @@
 A rule that is called with an ``Interval`` for ``dst`` and ``src`` returns a ``TriState``: can there
 be an edge in this box of receivers and senders, are all its pairs edges, and what does the answer
 depend on? The operators never rule out an edge that may exist. An operator without bounds for its
-operands returns :class:`Unknown`, and one that is missing here raises :class:`UnsupportedError`.
+operands returns :class:`Unknown`, and one that is not implemented raises :class:`UnsupportedError`.
 """
 
 import operator
@@ -20,7 +20,7 @@ from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an operator return :class:`Unknown` where it has no bounds."""
+    """Return the operator, which returns :class:`Unknown` where it has no bounds."""
 
     @wraps(function)
     def guarded_function(*operands: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def _multiply(a: Any, b: Any) -> Interval:
     if a.slope and isinstance(b.offset, int) and b.slope == (0, 0):
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
     if _magnitude(a) * _magnitude(b) > values.MAX_MAGNITUDE:
-        raise values.UnboundedError("a product that may wrap round")
+        raise values.UnboundedError("a product may overflow")
     return _hull(operator.mul, box, a, b, dtype)
 
 
@@ -98,7 +98,7 @@ def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
 def _remainder(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _as_intervals(a, b)
     _check_divisor(b)
-    # The remainder rises with a if no multiple of b lies between.
+    # The remainder rises with a if no multiple of b lies between the bounds of a.
     is_rising = (b.low == b.high) & (a.low // b.low == a.high // b.low)
     low = torch.where(is_rising, a.low % b.low, 0)
     high = torch.where(is_rising, a.high % b.low, b.high - 1)
@@ -107,13 +107,13 @@ def _remainder(a: Any, b: Any) -> Interval:
 
 def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> None:
     if rounding_mode != "floor":
-        raise values.UnsupportedError("a quotient that is not rounded down")
+        raise values.UnsupportedError("a quotient must be rounded down")
     if not bool((divisor.low > 0).all()):
-        raise values.UnboundedError("a division by a number that may not be positive")
+        raise values.UnboundedError("a divisor may be zero or negative")
 
 
 def _hull(function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: Any) -> Interval:
-    """Return the range of a function that is monotonic in each operand, from its corners."""
+    """Return the range of a function that is monotonic in each operand, from all pairs of bounds."""
     corners = torch.stack([function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
     return interval(box, corners.amin(0), corners.amax(0), a.axes | b.axes, dtype)
 
@@ -134,12 +134,12 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Return ``a ^ b`` of truth values, or of numbers from 0 on, of which only the lower bits vary."""
+    """Return ``a ^ b`` of truth values, or of nonnegative numbers, whose high bits may be fixed."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _not_equal_bools(a, b)
     box, a, b, dtype = _as_intervals(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
-        raise values.UnboundedError("bits of negative numbers")
+        raise values.UnboundedError("a number may be negative")
     varying_bits = (a.low ^ a.high) | (b.low ^ b.high)
     # Set every bit below the highest one that varies.
     for shift in (1, 2, 4, 8, 16, 32):
@@ -196,7 +196,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
     _, a, b, dtype = _as_intervals(values.as_interval(box, a), b)
-    # The result is a if the condition holds for every pair, b if for none, and else their union.
+    # The result is a if the condition holds for every pair, b if for none, otherwise their union.
     any_true, all_true = condition.any_true, condition.all_true
     low = torch.minimum(torch.where(any_true, a.low, b.low), torch.where(all_true, a.low, b.low))
     high = torch.maximum(torch.where(any_true, a.high, b.high), torch.where(all_true, a.high, b.high))
@@ -204,9 +204,9 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Implement ``a |= b`` of truth values, which changes the object itself as in torch."""
+    """Implement operators such as ``a |= b`` of truth values, which change ``a`` as in torch."""
     if not isinstance(a, TriState):
-        raise values.UnsupportedError("a number changed in place")
+        raise values.UnsupportedError("a number must not be changed in place")
     result = values.as_tristate(a.box, function(a, b))
     for name in ("any_true", "all_true", "axes"):
         object.__setattr__(a, name, getattr(result, name))
@@ -214,16 +214,16 @@ def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def _look_up(table: Any, index: Any) -> Interval | TriState:
-    """Return the range of ``table[index]``, of which only one index may be a range."""
+    """Return the range of ``table[index]``, where only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
     box = box_of(*index)
     has_integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
     if not has_integers or table.dim() != len(index) or not table.numel():
-        raise values.UnsupportedError("only tables of integers or bools, with an index for every axis")
+        raise values.UnsupportedError("a table must hold integers or bools and be indexed on every axis")
     spans = [values.as_interval(box, i) for i in index]
     range_axes = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())]
     if len(range_axes) > 1:
-        raise values.UnboundedError("a table looked up by more than one range")
+        raise values.UnboundedError("more than one index of a table is a range")
     axis = range_axes[0] if range_axes else len(spans) - 1
     # The other indices are constant in each box. Together they are one flat index.
     lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
@@ -241,7 +241,7 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
 
 def _search_sorted(table: Any, a: Any, *, right: bool = False, **options: Any) -> Interval:
     if options or not isinstance(a, Interval):
-        raise values.UnsupportedError("searchsorted only takes a range, a sorted table and right")
+        raise values.UnsupportedError("searchsorted takes only a sorted table, a range and right")
     low, high = (torch.searchsorted(table, end.contiguous(), right=right) for end in (a.low, a.high))
     return interval(a.box, low, high, a.axes)
 
@@ -255,7 +255,7 @@ def _full_like(a: Any, value: Any, dtype: torch.dtype | None = None, **options: 
 def _new_bool(a: Any, value: bool, size: Any, dtype: Any = None, **options: Any) -> TriState:
     """Implement ``new_ones((), dtype=torch.bool)``, which torch's and transformers' ``and_masks`` call."""
     if size != () or dtype != torch.bool:
-        raise values.UnsupportedError("only a single bool can be new")
+        raise values.UnsupportedError("new_ones and new_zeros must make a single bool")
     return values.as_tristate(a.box, value)
 
 
@@ -263,7 +263,7 @@ def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: function(b, a)
 
 
-# Each operator with its names in torch. The first is also Python's: `a + b` calls `__add__`.
+# Each operator and its names in torch. The first name is also Python's: `a + b` calls `__add__`.
 _BINARY: dict[Callable[[Any, Any], Any], str] = {
     lambda a, b: _sum(*_as_intervals(a, b)): "add",
     _subtract: "sub subtract",
@@ -288,14 +288,14 @@ _UNARY_AND_COMPARISONS: dict[Callable[..., Any], str] = {
     _not: "invert bitwise_not logical_not",
 }
 for _function, _names in (_BINARY | _UNARY_AND_COMPARISONS).items():
-    _python = f"__{_names.split()[0]}__"
-    values.OPERATORS |= dict.fromkeys((*_names.split(), _python), with_unknown_bounds(_function))
-    setattr(values.Value, _python, with_unknown_bounds(_function))
+    _method = f"__{_names.split()[0]}__"
+    values.OPERATORS |= dict.fromkeys((*_names.split(), _method), with_unknown_bounds(_function))
+    setattr(values.Value, _method, with_unknown_bounds(_function))
 for _function, _names in _BINARY.items():
-    _first = _names.split()[0]
-    values.OPERATORS[f"__r{_first}__"] = with_unknown_bounds(_swap(_function))
-    setattr(values.Value, f"__r{_first}__", with_unknown_bounds(_swap(_function)))
-    setattr(values.Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
+    _name = _names.split()[0]
+    values.OPERATORS[f"__r{_name}__"] = with_unknown_bounds(_swap(_function))
+    setattr(values.Value, f"__r{_name}__", with_unknown_bounds(_swap(_function)))
+    setattr(values.Value, f"__i{_name}__", partialmethod(partial(_in_place, _function)))
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "long": lambda a: a.to(torch.int64),

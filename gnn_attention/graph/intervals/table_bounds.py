@@ -1,4 +1,4 @@
-"""Bounds of tables over ranges: lowest and highest entries, and the boxes with a listed edge."""
+"""Bounds of the entries of a table in a range, and of the edges of a list in a box."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Ranges = Int[Tensor, " ranges"]
 
 
 def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges) -> tuple[Tensor, Tensor]:
-    """Return bounds of ``table[lead, first .. last]``, with one flat index ``lead`` of the other axes.
+    """Return bounds of ``table[lead, first .. last]``, where ``lead`` is a flat index of the other axes.
 
-    They are exact for aligned ranges of a power of two, as in a grid of boxes, and otherwise those
-    of two such ranges that cover it. An index outside the table gets bounds of the whole table.
+    They are exact for an aligned range of ``2^k`` entries, as in a grid of boxes. Two such ranges
+    that cover it bound any other range. An index outside the table gets bounds of the whole table.
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
     is_inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
@@ -37,10 +37,10 @@ def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges
 
 
 def _pyramid(table: Tensor, axis: int) -> Levels:
-    """Return for each k the lowest and highest of ``2^k`` entries along ``axis``, [other, n / 2^k]."""
+    """Return for each k the minima and maxima of ``2^k`` entries along ``axis``, [other, n / 2^k]."""
     levels_of_axis = _pyramids.setdefault(table, {})
     flat_table = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
-    # The copy shows whether a buffer was overwritten since.
+    # Comparing with the copy shows whether the table was overwritten since.
     if axis not in levels_of_axis or not torch.equal(levels_of_axis[axis][0], flat_table):
         copy = flat_table.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]
@@ -58,7 +58,7 @@ def _reduce_pairs(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
 
 
 class Grid(NamedTuple):
-    """Cells of ``height x width`` pairs, numbered row by row, one of which begins at ``(top, left)``."""
+    """Cells of ``height x width`` pairs, numbered row by row. One cell begins at ``(top, left)``."""
 
     height: int
     width: int
@@ -83,8 +83,8 @@ _grids: MutableMapping[Tensor, tuple[Grid, Tensor]] = WeakIdKeyDictionary()
 def has_edge_in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
     """Return whether boxes hold a listed edge; ``keys`` are sorted and end with the largest int64.
 
-    The answer is exact for boxes that are cells of one grid, and otherwise on the safe side. It
-    never says that all pairs of a box are listed.
+    ``any_true`` is exact for boxes that are cells of one grid. Other boxes may get it without an
+    edge. No box gets ``all_true``.
     """
     axes = torch.full_like(dst.axes, ANYTHING)
     all_true = torch.zeros_like(dst.low, dtype=torch.bool)
@@ -104,6 +104,6 @@ def has_edge_in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) 
     # A box touches at most the four cells at its corners.
     corners = torch.stack([grid.cell(*pair) for pair in product((dst.low, dst.high), (src.low, src.high))])
     has_edge = (cells[torch.searchsorted(cells, corners)] == corners).any(0)
-    # A sender that the list does not have would share its key with another pair.
+    # A sender beyond those of the list would share its key with another pair.
     any_true = has_edge | (src.low < 0) | (src.high >= num_src)
     return tristate(dst.box, any_true, all_true, axes)

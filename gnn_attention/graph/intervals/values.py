@@ -17,20 +17,20 @@ from gnn_attention._support.shapes import Tensor
 
 # The name of torch's function or method -> its implementation
 OPERATORS: dict[str, Callable[..., Any]] = {}
-# Bits of what a value depends on: only dst, only src, only dst - src, or anything else.
+# What a value depends on, as bits: only dst, only src, only dst - src, or anything else.
 DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8
-# No value is larger. int64 overflows at twice this, so a sum or difference of two values never does.
+# No value is larger. A sum of two values does not overflow, as int64 ends at twice this number.
 MAX_MAGNITUDE = 2**62
-# The product of a slope and one of 2^32 tokens stays below MAX_MAGNITUDE.
+# The product of a slope and a position below 2^32 stays below MAX_MAGNITUDE.
 MAX_SLOPE = 2**29
 
 
 class UnsupportedError(TypeError):
-    """The rule uses an operator that has no arithmetic of ranges."""
+    """The rule uses an operator that cannot be evaluated on ranges."""
 
 
 class UnboundedError(UnsupportedError):
-    """An operator has no bounds for these operands, though it may have bounds for others."""
+    """An operator has no bounds for these operands, but may have bounds for others."""
 
 
 class Box(NamedTuple):
@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """Base class without a truth value, whose functions and methods come from :data:`OPERATORS`."""
+    """Base class of values. Torch's functions and methods of them come from :data:`OPERATORS`."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -63,7 +63,7 @@ class Value:
 
 def _operator(name: str) -> Callable[..., Any]:
     if name not in OPERATORS:
-        raise UnsupportedError(f"{name} has no arithmetic of ranges")
+        raise UnsupportedError(f"{name} cannot be evaluated on ranges")
     return OPERATORS[name]
 
 
@@ -71,8 +71,8 @@ def _operator(name: str) -> Callable[..., Any]:
 class Interval(Value):
     """The integers ``low .. high`` that an expression can be in each box.
 
-    With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; None means another
-    form. ``axes`` are bits of what it depends on, 0 where it is constant. ``dtype`` is that of
+    With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; otherwise the slope
+    is None. ``axes`` are the bits of what it depends on, 0 where it is constant. ``dtype`` is that of
     torch's result, which must not overflow; a number has None and takes that of the other operand.
     """
 
@@ -89,7 +89,7 @@ class Interval(Value):
     def __post_init__(self) -> None:
         lowest, highest = limits(self.dtype)
         if len(self.low) and not lowest <= int(self.low.min()) <= int(self.high.max()) <= highest:
-            raise UnboundedError(f"values beyond the range of {self.dtype} wrap round")
+            raise UnboundedError(f"values may overflow {self.dtype}")
 
     def to(self, *args: Any, **kwargs: Any) -> Interval:
         """Change the dtype; a device is ignored."""
@@ -111,7 +111,7 @@ class TriState(Value):
 
     def to(self, *args: Any, **kwargs: Any) -> TriState:
         if _find_dtype(args, kwargs) not in (None, torch.bool):
-            raise UnsupportedError("a bool is no number")
+            raise UnsupportedError("a bool must not be used as a number")
         return self
 
 
@@ -130,8 +130,8 @@ class Unknown(Value):
 
 def unknown(box: Box) -> TriState:
     """Return the answer that is always correct: there may be an edge, and some pair may not be one."""
-    yes = torch.ones_like(box.dst_low, dtype=torch.bool)
-    return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
+    true = torch.ones_like(box.dst_low, dtype=torch.bool)
+    return TriState(box, true, ~true, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 
 
 def _find_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -143,15 +143,15 @@ def limits(dtype: torch.dtype | None) -> tuple[int, int]:
     try:
         info = torch.iinfo(dtype or torch.int64)
     except TypeError:
-        raise UnsupportedError(f"{dtype} is no dtype of integers") from None
+        raise UnsupportedError(f"{dtype} is not an integer dtype") from None
     return max(info.min, -MAX_MAGNITUDE), min(info.max, MAX_MAGNITUDE)
 
 
 def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int64) -> Interval:
-    """Return the interval of ``p dst + q src + offset``, slope (p, q); the offset may differ by box."""
+    """Return the interval of ``p dst + q src + offset`` for ``slope = (p, q)``; the offset may be ``[K]``."""
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
-        raise UnboundedError("numbers so large that int64 would wrap round")
+        raise UnboundedError("values may overflow int64")
     dst = (box.dst_low, box.dst_high) if p >= 0 else (box.dst_high, box.dst_low)
     src = (box.src_low, box.src_high) if q >= 0 else (box.src_high, box.src_low)
     low, high = (p * dst[end] + q * src[end] + offset for end in (0, 1))
@@ -165,7 +165,7 @@ def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = tor
 
 
 def tristate(box: Box, any_true: Tensor, all_true: Tensor, axes: Tensor) -> TriState:
-    """Return the answer, which depends on nothing where it is certain."""
+    """Return the answer, with no axes where it is certain."""
     return TriState(box, any_true, all_true, axes.masked_fill(all_true | ~any_true, 0))
 
 
@@ -184,7 +184,7 @@ def scalar(value: Any) -> Any:
 def as_interval(box: Box, value: Any) -> Interval:
     """Convert an operand to an interval; a number or a tensor of one element is constant."""
     if isinstance(value, TriState):
-        raise UnsupportedError("a bool is no number")
+        raise UnsupportedError("a bool must not be used as a number")
     return value if isinstance(value, Interval) else affine(box, (0, 0), int(scalar(value)), None)
 
 
@@ -193,6 +193,6 @@ def as_tristate(box: Box, value: Any) -> TriState:
     if isinstance(value, (TriState, Unknown)):
         return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
-        raise UnsupportedError("a number is no bool")
+        raise UnsupportedError("a number must not be used as a bool")
     truth = torch.full_like(box.dst_low, value, dtype=torch.bool)
     return TriState(box, truth, truth, torch.zeros_like(box.dst_low, dtype=torch.uint8))

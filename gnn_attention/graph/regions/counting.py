@@ -1,8 +1,8 @@
 """Exact degrees, counts, edge lists and equality, from boxes (``regions.quadtree``) if the graph is large.
 
-Let ``R`` be an expression of edges that includes lists, and ``R_0`` the same with empty lists. The
-two differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: structured
-edges are counted by boxes, and scattered pairs, which would break the boxes, one by one.
+Let ``R`` be an expression of edge sets that includes lists, and ``R_0`` the same with empty lists.
+They differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: structured
+edges are counted by boxes, and scattered pairs, which would split the boxes, one by one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gnn_attention.graph.regions import enumerate_pairs, quadtree
 from gnn_attention.graph.regions.quadtree import Bands, Boxes, Piece, bands_of_piece, enumerate_groups
 from gnn_attention.graph.rules import Shape
 
-# Up to this number of pairs it is fastest to visit all of them for a list, which is then sorted.
-MANY_PAIRS = 2**20
-# Two rules are first compared at this number of tokens.
+# Up to this number of pairs, visiting all of them is the fastest way to a sorted list.
+FEW_PAIRS_TO_LIST = 2**20
+# Two edge sets are first compared at this number of receivers and senders.
 PROBES = 64
 
 
 class SplitEdges(NamedTuple):
-    """Edges without their lists, and the listed pairs: distinct, sorted by receiver, then sender."""
+    """Edges without their lists, and the distinct listed pairs, sorted by receiver, then sender."""
 
     edges: EdgeSet
     src: Int[Tensor, " pairs"]
@@ -38,14 +38,14 @@ class SplitEdges(NamedTuple):
 
 
 def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges | None:
-    """Split edges into those without lists and the listed pairs; None if there is no list."""
+    """Separate the listed pairs from the other edges; None if there is no list."""
     structured_edges, keys = edges.remove_lists(num_dst, num_src)
     if not keys:
         return None
     # The keys of a single list are sorted already.
-    key = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
-    key = key[(key >= 0) & (key < num_dst * num_src)]
-    return SplitEdges(structured_edges, key % max(num_src, 1), key // max(num_src, 1))
+    pairs = keys[0] if len(keys) == 1 else torch.unique(torch.cat(keys))
+    pairs = pairs[(pairs >= 0) & (pairs < num_dst * num_src)]
+    return SplitEdges(structured_edges, pairs % max(num_src, 1), pairs // max(num_src, 1))
 
 
 def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
@@ -65,7 +65,7 @@ def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
         return
     for box, pair in _find_boxes(split, boxes, sizes):
         dst, src = split.dst[pair], split.src[pair]
-        owner, b, h = (number[box].expand_as(dst) for number in (boxes.owner, boxes.batch, boxes.head))
+        owner, b, h = (column[box].expand_as(dst) for column in (boxes.owner, boxes.batch, boxes.head))
         is_edge, was_edge = (
             enumerate_pairs.evaluate(x.contains, "this graph", b, h, dst, src).expand_as(dst).to(torch.int64)
             for x in (edges, split.edges)
@@ -80,13 +80,13 @@ def _find_boxes(split: SplitEdges, boxes: Boxes, sizes: tuple[int, int]) -> Iter
         yield from ((box, slice(None)) for box in range(len(boxes)))
         return
     grid = Grid.from_boxes(boxes.dst, boxes.src, int(boxes.height.max()), int(boxes.width.max()), sizes[1])
-    cells = (sizes[0] // grid.height + 3) * grid.columns
+    num_cells = (sizes[0] // grid.height + 3) * grid.columns
     slice_of_box = boxes.batch * (int(boxes.head.max()) + 1) + boxes.head
-    keys, order = (slice_of_box * cells + grid.cell(boxes.dst, boxes.src)).sort()
+    keys, order = (slice_of_box * num_cells + grid.cell(boxes.dst, boxes.src)).sort()
     cell = grid.cell(split.dst, split.src)
-    # Going through the slices one by one keeps memory proportional to the number of pairs.
-    for number in torch.unique(slice_of_box).tolist():
-        key = number * cells + cell
+    # Searching slice by slice keeps memory proportional to the number of pairs.
+    for slice_index in torch.unique(slice_of_box).tolist():
+        key = slice_index * num_cells + cell
         index = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
         pair = (keys[index] == key).nonzero().flatten()
         yield order[index[pair]], pair
@@ -96,7 +96,7 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
     if enumerate_pairs.has_few_pairs(shape):
         return enumerate_pairs.dense_mask(edges.contains, name, shape).sum(-1)
     batch, heads, num_dst, _ = shape
-    # The change of the degree from each receiver to the next: a band of any length changes two.
+    # The change of the degree from one receiver to the next. A band of any length sets two entries.
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
     for bands in bands_of_boxes(edges, quadtree.root(shape)):
         first = bands.owner * (num_dst + 1) + bands.dst
@@ -108,24 +108,23 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """Return the number of edges in each box."""
     boxes = piece.boxes
-    number = torch.arange(len(boxes), device="cpu")
+    group = number = torch.arange(len(boxes), device="cpu")
     if piece.kind == quadtree.DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
         key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
         # Boxes of equal shape on the same diagonals are equal, so one of each group is counted.
         unique_keys, group = torch.unique(key, dim=1, return_inverse=True)
         boxes = boxes.at(torch.empty_like(unique_keys[0]).scatter_(0, group, number))
-        number = group
     boxes = replace(boxes, owner=torch.arange(len(boxes), device="cpu"))
     total = torch.zeros_like(boxes.owner)
     for bands in bands_of_boxes(edges, boxes):
         total.index_add_(0, bands.owner, bands.rows * bands.width)
-    return total[number]
+    return total[group]
 
 
 def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
     """Return True if the edges depend only on ``dst - src`` in a box around all boxes.
 
-    In each box alone they may depend on it in another way, for instance in different documents.
+    Each box may depend on it in its own way, for instance if the boxes lie in different documents.
     """
     zero = torch.zeros_like(boxes.dst)
     height, width = zero + (boxes.dst + boxes.height).max(), zero + (boxes.src + boxes.width).max()
@@ -140,7 +139,7 @@ def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bo
     if enumerate_pairs.has_few_pairs(shape):
         left_mask = enumerate_pairs.dense_mask(left.contains, name, shape)
         return torch.equal(left_mask, enumerate_pairs.dense_mask(right.contains, name, shape))
-    # Rules that differ nearly always do so at some of these pairs, which are spread over all tokens.
+    # Unequal edge sets nearly always differ at some of these pairs, which are spread over all tokens.
     batch, heads, num_dst, num_src = shape
     dst, src = (torch.linspace(0, n - 1, PROBES, device="cpu").round().long() for n in (num_dst, num_src))
     b, h = (torch.arange(n, device="cpu").view(-1, 1, 1)[:PROBES] for n in (batch, heads))
@@ -156,7 +155,7 @@ def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bo
 
 def edge_list(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "2 edges"]:
     """Return the edges of the first sample and head, sorted by receiver, then sender."""
-    if math.prod(shape[2:]) <= MANY_PAIRS:
+    if math.prod(shape[2:]) <= FEW_PAIRS_TO_LIST:
         mask = enumerate_pairs.dense_mask(edges.contains, name, (1, 1, *shape[2:]))
         return mask[0, 0].nonzero().t().flip(0)
     return edges_in(edges, quadtree.root((1, 1, *shape[2:])), shape[3])

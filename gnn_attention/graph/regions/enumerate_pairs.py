@@ -1,4 +1,4 @@
-"""Evaluate a rule on all pairs, a bounded number at a time."""
+"""Evaluate a rule on all pairs, a bounded number of pairs at a time."""
 
 import math
 from functools import partial
@@ -9,7 +9,7 @@ from gnn_attention._support import single_pairs
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.rules import Rule, Shape, map_pairs
 
-# A rule computes int64 numbers for this many pairs at a time, 4 MiB.
+# A rule is evaluated on this many pairs at a time: 4 MiB of int64 numbers.
 CELLS_AT_ONCE = 2**19
 # Up to this number of pairs it is fastest to visit all of them.
 FEW_PAIRS = 2**18
@@ -35,7 +35,7 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
 
 
 def fit_rule(rule: Rule, name: str) -> Rule:
-    """Return the rule, or :func:`map_pairs` of it if it needs single numbers. Its own errors propagate."""
+    """Return the rule, mapped over pairs if it needs single numbers; errors of the rule propagate."""
     if not single_pairs.broadcasts(rule) and single_pairs.call_in_thread(_needs_single_pairs, rule, name):
         return partial(map_pairs, rule)
     b = h = torch.zeros(1, 1, dtype=torch.int64)

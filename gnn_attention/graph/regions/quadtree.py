@@ -3,8 +3,8 @@
 A rule is evaluated on many boxes at once (``intervals.arithmetic``), starting with one box for the
 graph. A box without edges is dropped. A box is done if all its pairs are edges, or if the rule
 depends only on the receiver, only on the sender, or only on their difference inside it: then one
-column, one row or one profile of diagonals decides it. Any other box is cut in four by four, down
-to boxes of ``LEAF`` tokens, whose pairs are visited.
+column, one row or one profile of diagonals decides it. Any other box is cut into four by four
+boxes, down to boxes with sides of ``LEAF`` tokens, whose pairs are visited.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE
 EMPTY = 255
 # The smallest boxes have this number of tokens on a side.
 LEAF = 32
-# At most this number of boxes is evaluated at once.
+# A rule is evaluated on at most this number of boxes at once.
 MAX_BOXES = 2**15
-# The boxes of a piece have about this number of rows and columns in all.
+# The boxes of a piece have at most about this number of rows and columns in total.
 MAX_PIECE_SIDES = 2**21
 Items = Int[Tensor, " items"]
 
@@ -38,7 +38,7 @@ Items = Int[Tensor, " items"]
 class Boxes:
     """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    Each has one sample and head, and a number ``owner`` of the caller, which its parts inherit.
+    Each has one sample and head. Its ``owner``, a number that the caller chose, passes to its parts.
     """
 
     owner: Tensor
@@ -81,7 +81,7 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
     stack = [boxes]
     while stack:
         boxes = stack.pop()
-        # The other boxes follow when those below these are done, which keeps the stack small.
+        # The other boxes wait until these are cut down completely, which keeps the stack small.
         if len(boxes) > MAX_BOXES:
             stack.append(boxes.at(slice(MAX_BOXES, None)))
             boxes = boxes.at(slice(MAX_BOXES))
@@ -131,7 +131,7 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
 
 
 def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
-    """Return the group and the number in the group of each item, for ``counts[g]`` items in group g."""
+    """Return the group of each item and its number in the group, which has ``counts[group]`` items."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
@@ -160,19 +160,19 @@ def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items
 
 
 def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
-    """Evaluate the pairs of boxes, some boxes at a time; False beyond the border of a box."""
+    """Yield some boxes at a time and the mask of their pairs, False beyond the border of a box."""
     if not len(boxes):
         return
     row = torch.arange(int(boxes.height.max()), device="cpu").view(-1, 1)
     column = torch.arange(int(boxes.width.max()), device="cpu")
     step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, len(row) * len(column)))
     for start in range(0, len(boxes), step):
-        selected = boxes.at(slice(start, start + step))
-        columns = (getattr(selected, field.name).view(-1, 1, 1) for field in fields(selected))
+        chunk = boxes.at(slice(start, start + step))
+        columns = (getattr(chunk, field.name).view(-1, 1, 1) for field in fields(chunk))
         _, b, h, top, left, height, width = columns
         dst, src = top + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
         is_edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
-        yield selected, is_edge & (row < height) & (column < width)
+        yield chunk, is_edge & (row < height) & (column < width)
 
 
 class Bands(NamedTuple):
@@ -193,13 +193,13 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)
         return
     if piece.kind == CELLS:
-        for selected, is_edge in cells(edges, boxes):
+        for chunk, is_edge in cells(edges, boxes):
             # A band is a run of edges in one row.
             padded_mask = torch.nn.functional.pad(is_edge, (1, 1))
             box, row, first = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
             last = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
-            dst, src = selected.dst[box] + row, selected.src[box] + first
-            yield Bands(selected.owner[box], dst, src, torch.ones_like(row), last - first + 1)
+            dst, src = chunk.dst[box] + row, chunk.src[box] + first
+            yield Bands(chunk.owner[box], dst, src, torch.ones_like(row), last - first + 1)
         return
     is_edge, box, number = profile(edges, piece)
     boxes, number = boxes.at(box[is_edge]), number[is_edge]
@@ -209,7 +209,7 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
     elif piece.kind == SRC:
         yield Bands(boxes.owner, boxes.dst, boxes.src + number, boxes.height, ones)
     else:
-        # The row and column of the box at which the diagonal enters it
+        # The diagonal enters the box at this row and column.
         row, column = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
         rows = torch.minimum(boxes.height - row, boxes.width - column)
         yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, rows, ones, slope=1)
