@@ -1,7 +1,5 @@
 """The command ``gnn-attention explore``: write a page that shows a model's attention."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

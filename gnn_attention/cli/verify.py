@@ -1,7 +1,5 @@
 """The command ``gnn-attention verify``: run some or all checks, and record them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 Tokens are counted from the graph's first receiver and first sender, as in ``edge_index``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from collections.abc import Callable

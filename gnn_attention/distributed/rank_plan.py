@@ -4,8 +4,6 @@ Bytes are those of keys and values that are sent in the forward pass: a sender i
 key/value heads and samples. The backward pass sends as many bytes of gradients back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

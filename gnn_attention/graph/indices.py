@@ -4,8 +4,6 @@ The rows of all samples and heads, sorted and without repeats, are concatenated 
 No tensor has tokens x tokens elements.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cached_property, partial
 

@@ -1,7 +1,5 @@
 """Methods of :class:`TokenGraph` that return graphs: rows, slices, set operators, products and powers."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace

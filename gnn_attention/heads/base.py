@@ -1,7 +1,5 @@
 """The base class of all forms of attention heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

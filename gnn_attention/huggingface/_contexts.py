@@ -1,7 +1,5 @@
 """Apply the contexts of ``use_graph`` and ``trace.intervene`` to the modules of a model."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence

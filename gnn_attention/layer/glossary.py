@@ -1,7 +1,5 @@
 """The parts of attention: their names in this library and in four other views."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

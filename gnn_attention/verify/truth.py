@@ -1,7 +1,5 @@
 """The problems of checks, calls of ``attend`` or of layers, and the truth that judges their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial

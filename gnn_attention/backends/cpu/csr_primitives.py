@@ -8,8 +8,6 @@ Many heads with few edges are faster together, as one head of a larger graph tha
 along the diagonal, except that the query heads of a group attend to the same senders.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace

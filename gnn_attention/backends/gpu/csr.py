@@ -7,8 +7,6 @@ Long rows are split into chunks, so that no program runs long after all others. 
 of chunks, combined in order, are so few that their workspace is small (:data:`MOST_CHUNKS`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

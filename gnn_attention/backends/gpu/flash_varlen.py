@@ -6,8 +6,6 @@ and bfloat16. ``torch.nn.attention.activate_flash_attention_impl`` can activate 
 Tests replace the two calls of the kernel by the formula.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

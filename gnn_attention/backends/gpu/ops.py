@@ -6,8 +6,6 @@ recomputes the weights from lse, so that nothing is saved for each edge. lse is 
 second derivatives raise an error. The first call loads Triton.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

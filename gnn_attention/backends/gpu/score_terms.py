@@ -5,8 +5,6 @@
 for their parameters; a chain of these may begin with one ``softcap``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,8 +5,6 @@ masks. If a tile depends on the receiver, the sender or their difference alone, 
 each receiver, sender or diagonal is evaluated and compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -9,8 +9,6 @@ visited are sampled, too, so that an estimate visits a bounded number of pairs. 
 single receivers with many edges in the middle of the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Edges that are stored as a rule, and edges that set operators combine from others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ They differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R
 edges are counted by boxes, and scattered pairs, which would split the boxes, one by one.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator
