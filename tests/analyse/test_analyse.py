@@ -192,7 +192,7 @@ class TestErrors:
     def test_wrong_layers(self):
         causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
-            (PER_HEAD, ValueError, r"differs by head: take a select\(batch, head\)"),
+            (PER_HEAD, ValueError, r"differs by head: use select\(batch, head\)"),
             (patterns.cross(3, 4), ValueError, "must be square, .*: compose .* by @"),
             (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
             ([], ValueError, "at least one layer's graph, got an empty list"),

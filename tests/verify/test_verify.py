@@ -198,7 +198,7 @@ def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, c
     output = capsys.readouterr().out
     number = r"-?\d[\d.e+-]*"
     assert re.search(rf"expected {number}, got {number}; error allowed {number}, measured {number}", output)
-    assert f"alone: gnn-attention verify --only '{label}'" in output
+    assert f"again: gnn-attention verify --only '{label}'" in output
     assert output.splitlines()[-1].startswith("1 checks, 1 FAILED")
 
 
@@ -253,9 +253,9 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
         ({"backends": ["nope"]}, "backends must be one of .*, got "),
         ({"selection": "nope"}, "selection must be .*, got "),
         ({"device": "nope"}, r"device must be one that torch knows, got 'nope': Expected one of cpu"),
-        ({"only": "no such label"}, "only: no check has 'no such label' in its label"),
+        ({"only": "no such label"}, "only must be in a label like .*, got 'no such label'"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
-        ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "2 processes take backends by name"),
+        ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "jobs must be 1 for a Backend value, got 2"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):

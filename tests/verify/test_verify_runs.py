@@ -119,7 +119,7 @@ def test_an_earlier_failure_stays():
 @pytest.mark.parametrize("name", ["device", "torch", "sources"])
 def test_a_record_of_elsewhere_is_not_carried_on(name):
     earlier = Report((), {**verify.environment("cpu"), name: "other"})
-    with pytest.raises(ValueError, match=f"the earlier record was made with other {name}"):
+    with pytest.raises(ValueError, match=f"the earlier record has another {name}"):
         verify.run(**OPTIONS, resumed=earlier)
 
 
