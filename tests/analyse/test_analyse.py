@@ -179,9 +179,9 @@ witness(causal(4), 0, 1, layers=1.5) -> TypeError: layers must be an integer, go
 path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
 components(cross(3, 4)) -> ValueError: must be square
-summary(PER_HEAD) -> ValueError: differs by head: take one, select\(batch, head\)
+summary(PER_HEAD) -> ValueError: differs by head: use select\(batch, head\)
 diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got 3 of type int
-diameter(window(8193, 1)) -> ValueError: takes at most 8192 tokens, got .*: take
+diameter(window(8193, 1)) -> ValueError: takes at most 8192 tokens, got .*: use
 """
 
 

@@ -135,7 +135,7 @@ def views(rank, world):
             (lambda: ga.attend(x, x, x, mine, bias=bias), NotImplementedError, bias_error),
             (lambda: distributed.local(mine), TypeError, whole_error),
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
-            (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
+            (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the rank's 3 tokens"),
             (lambda: distributed.scatter([0.0], partition), TypeError, "x must be a Tensor, got .* list"),
             (lambda: distributed.scatter(y, partition, axis=7), IndexError, r"axis must be in -2 .. 1"),
             (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
@@ -147,5 +147,5 @@ def views(rank, world):
 
 @pytest.mark.slow
 def test_a_rank_graph_raises_what_it_does_not_support():
-    names = [f"RankGraph(causal(6): rank {rank} of 2, 3 own src -> 3 own dst)" for rank in range(2)]
+    names = [f"RankGraph(causal(6): rank {rank} of 2, 3 local src -> 3 local dst)" for rank in range(2)]
     assert ranks.run(2, views) == names

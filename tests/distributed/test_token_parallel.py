@@ -207,10 +207,10 @@ MESSAGES = [
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
     "all ranks must give the same backend: rank 0 has dense, but rank 1 has rows",
     "rank 0: backend 'varlen' does not support .*; rank 1: backend 'varlen' does not support",
-    "partition has 3 ranks, but there are 2",
+    "partition must have 2 ranks, got 3",
     "rank 0: TypeError: backend must be a name or a .*Backend, got int",
     "all ranks must give the same options: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
-    "rank 0: ValueError: x must have the 4 own tokens",
+    "rank 0: ValueError: x must have the rank's 4 tokens",
 ]
 
 
@@ -223,5 +223,5 @@ def test_a_wrong_argument_of_one_rank_raises_on_all():
 
 def test_without_a_process_group_the_error_shows_the_way():
     x = torch.ones(1, 1, 4, 4)
-    with pytest.raises(ValueError, match="is not initialised: start the program with torchrun"):
+    with pytest.raises(ValueError, match="is not initialised: start with torchrun"):
         distributed.attend(x, x, x, patterns.causal(4))
