@@ -156,7 +156,7 @@ class TestSummary:
 
 
 class TestLongOrDeep:
-    """What visiting every edge in every layer would take hours for, or memory that there is not."""
+    """Visiting every edge in every layer would take hours here, or more memory than there is."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("residual", [True, False])

@@ -1,4 +1,4 @@
-"""What was chosen, counted by hand from masks."""
+"""The numbers of a selection equal those counted by hand from masks."""
 
 from __future__ import annotations
 

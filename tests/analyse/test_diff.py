@@ -34,7 +34,7 @@ KINDS = (PAST, COMPLEMENT, TRANSPOSED, LATER, EARLIER, "only in self loops")
 
 
 def kinds(first, second):
-    """Which kinds of difference the remarks name."""
+    """Return the kinds of difference that the remarks name."""
     text = "\n".join(analyse.diff(first, second).remarks)
     return {kind for kind in KINDS if kind in text}
 

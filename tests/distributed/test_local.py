@@ -16,7 +16,7 @@ SIZES = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16)
 
 
 def models(rank, world):
-    """Outputs and gradients of a model, and of a layer with rotary heads and grouped keys."""
+    """Return outputs and gradients of a model, and of a layer with rotary heads and grouped keys."""
     torch.manual_seed(0)
     graph = patterns.window(19, 6) | patterns.sinks(19, 2)
     mine = distributed.local(graph, "zigzag")
@@ -96,7 +96,7 @@ def compiled(rank, world):
 
 @pytest.mark.slow
 def test_a_layer_is_compiled_around_its_attention():
-    """With a break in the graph, which fullgraph=True refuses."""
+    """The graph has a break, which fullgraph=True refuses."""
     for error, refusal in ranks.run(2, compiled, deadline=120.0):
         assert error <= 1
         assert re.search("function run .* was wrapped with `torch.compiler.disable`", refusal)

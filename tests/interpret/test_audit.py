@@ -386,7 +386,7 @@ def test_use_graph_holds_for_the_copy_that_is_audited():
     graph = patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
-        (override,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE.get()
+        (override,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE_CONTEXTS.get()
         before = dict(override.names), dict(override.numbers)
         assert audit(model, graph, (12,), layers=2).exact
         assert (override.names, override.numbers) == before
