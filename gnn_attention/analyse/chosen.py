@@ -32,7 +32,7 @@ class Choice:
 
     def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
         """Return senders, except rare ones, that this share of their possible receivers chose."""
-        # Fewer than half as many receivers as for other senders could have chosen a rare one.
+        # A sender is rare if its possible receivers are fewer than half of the largest number.
         is_common = self.possible >= int(self.possible.max()) / 2
         return ((self.chosen >= share * self.possible) & is_common).nonzero().flatten()
 

@@ -1,7 +1,7 @@
 """Count exactly, without running anything, what a form of the parameters and a graph cost.
 
 A pass over a graph takes ``receivers * receive + senders * send + edges * (logit + weighting) +
-receivers * collect`` multiply-accumulates. This is work, not time. Only numbers matter:
+receivers * collect`` multiply-accumulates. This is work, not time. The factors are:
 
 ======== ============================ ========================= ======= =========================
 form     receiver                     sender                    edge    cached per sender
@@ -167,7 +167,7 @@ def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The number of edges of a graph, the causal and the full graph, over all samples and heads.
+    """The numbers of edges of a graph and of the causal and full graph, over samples and heads.
 
     ``cached`` is the largest number of senders in the cache while decoding, where a sender leaves
     after its last receiver; for a graph between two sequences it counts the senders with an edge.

@@ -170,7 +170,7 @@ def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
     for layer in range(layers):
         walks = masks[layer % len(masks)] @ walks
         if bool((walks >= MAX_WALKS).any()):
-            raise ValueError(f"layers must be at most {layer}, got {layers}: some pair has 2^53 walks")
+            raise ValueError(f"layers must be at most {layer}, got {layers}: two tokens have 2^53 walks")
     return walks.long()
 
 

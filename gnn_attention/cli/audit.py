@@ -17,8 +17,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention audit``, which exits with 1 if information leaks."""
     add = command.add_argument
     add("expression", help="the declared graph, e.g. 'window(32, 8) | sinks(32, 2)', or a file")
-    add("--model", metavar="FILE", help="file of gnn_attention.model.save (default: the shipped model)")
-    add("--run-over", metavar="EXPRESSION", help="graph of the model (default: expression)")
+    add("--model", metavar="FILE", help="a file of gnn_attention.model.save (default: the shipped model)")
+    add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: expression)")
     add("--layers", type=int, metavar="L", help="number of layers (default: that of the model)")
     add("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
     atomic_files.add_json(command)

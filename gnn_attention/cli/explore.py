@@ -31,11 +31,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", nargs="?", help="the text to read, or @FILE (default: a few lines, with a tour)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="file to write (default %(default)s)")
-    model = "smollm2, file of gnn_attention.model.save, or name or folder of a Hugging Face model"
+    model = "smollm2, a file of gnn_attention.model.save, or a Hugging Face model's name or folder"
     add("--model", metavar="NAME", help=model)
-    graph = "a graph to show, e.g. 'window(n, 4)', where n is tokens plus room; may be repeated"
+    graph = "a graph to show, e.g. 'window(n, 4)', where n counts tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
-    add("--room", type=int, default=16, metavar="N", help="tokens to be added at most (default 16)")
+    add("--room", type=int, default=16, metavar="N", help="number of tokens that may be added (default 16)")
     add("--layers", type=int, nargs="+", metavar="L", help="layers of a Hugging Face model to show")
     add("--title", help="title of the page (default: the text)")
     add("--force", action="store_true", help="replace FILE even if this command did not write it")

@@ -23,8 +23,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention verify``."""
     command.set_defaults(run=run_verify)
     add = command.add_argument
-    add("--all", action="store_true", help="run all checks (default: a few cover all pairs of values)")
-    add("--only", metavar="LABEL", help="run checks whose label has this text; failures print it")
+    add("--all", action="store_true", help="run all checks (default: a few that cover all pairs of values)")
+    add("--only", metavar="LABEL", help="run only checks whose label contains this text; failures print it")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--backend", action="append", choices=list(BACKENDS), help="check only this backend; may be repeated")
     atomic_files.add_json(command)

@@ -132,7 +132,7 @@ def _build_rank_graph(graph: TokenGraph, partition: Partition, rank: int, group:
 
 def _resolve_group(group: Any) -> Any:
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError("torch.distributed is not initialised: start with torchrun, call init_process_group")
+        raise ValueError("torch.distributed is not initialised: use torchrun and init_process_group first")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(f"group must have one axis, got {group.ndim}: take mesh['tokens']")

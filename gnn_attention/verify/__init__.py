@@ -48,7 +48,7 @@ def run(
     ValueError for an unknown name, device or label, and for a report of another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
-        raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}; name the backends")
+        raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}: use 1, or name the backends")
     device, selection = _resolve_device(device), choice("selection", selection, ("pairs", "all"))
     selected = _select_checks(list(checks(device, backends)), selection, only)
     is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"

@@ -223,5 +223,5 @@ def test_a_wrong_argument_of_one_rank_raises_on_all():
 
 def test_without_a_process_group_the_error_shows_the_way():
     x = torch.ones(1, 1, 4, 4)
-    with pytest.raises(ValueError, match="is not initialised: start with torchrun"):
+    with pytest.raises(ValueError, match="is not initialised: use torchrun"):
         distributed.attend(x, x, x, patterns.causal(4))
