@@ -21,7 +21,7 @@ from benchmarks.methods import Prepared
 from benchmarks.workloads import Problem
 from gnn_attention import TokenGraph
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Outcome, Truth, errors_of, gradients_of, judge, largest_of
+from gnn_attention.verify.measure import Outcome, Truth, differentiate, judge, measure_errors, merge_errors
 
 __all__ = ["Checked", "in_edges_of", "sampled_receivers"]
 
@@ -42,8 +42,8 @@ class Checked:
         out, gradients = self._solved(torch.float64, oracle.attention)
         orders = (partial(oracle.sdpa, number=number) for number in range(ORDERS))
         attempts = (self._solved(problem.grad_out.dtype, order) for order in orders)
-        errors = (errors_of(attempt, (out, gradients)) for attempt in attempts)
-        self.truth = Truth(out, gradients, largest_of(errors))
+        errors = (measure_errors(attempt, (out, gradients)) for attempt in attempts)
+        self.truth = Truth(out, gradients, merge_errors(errors))
 
     def verdict(self, prepared: Prepared, backward: bool) -> Outcome:
         """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN before."""
@@ -55,7 +55,7 @@ class Checked:
             out = prepared.call(*leaves.values())
         # 0 for all other receivers
         grad_out = torch.zeros_like(out).index_copy(self.axis, self.rows, self.direction)
-        gradients = self._sampled(gradients_of(out, grad_out, leaves)) if backward else {}
+        gradients = self._sampled(differentiate(out, grad_out, leaves)) if backward else {}
         return judge(out.index_select(self.axis, self.rows), gradients, self.truth)
 
     def _inputs(self) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class Checked:
         parts = {name: x.index_select(self.axis, self._tokens(name)) for name, x in self._inputs().items()}
         leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in parts.items()}
         out = self._formula(leaves, core)
-        return out.detach(), gradients_of(out, self.direction, leaves)
+        return out.detach(), differentiate(out, self.direction, leaves)
 
     def _formula(self, leaves: Mapping[str, Tensor], core: Callable[..., Tensor]) -> Tensor:
         scale = self.problem.dim**-0.5

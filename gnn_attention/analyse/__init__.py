@@ -1,4 +1,4 @@
-"""What a graph lets information do: how far and how fast it travels, what is connected, how two differ.
+"""Analyse graphs: how information travels, what is connected, and how two graphs differ.
 
 Functions about layers take one graph, or a list with a graph for each layer.
 """

@@ -12,7 +12,7 @@ from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.edges import RuleEdges
 
 Layers = TokenGraph | Sequence[TokenGraph]
-# A function from tokens to all their senders, which may repeat a sender of several tokens.
+# A function that maps tokens to all their senders; a sender of several tokens may repeat.
 SenderLookup = Callable[[Tensor], Tensor]
 # A list of this many edges takes 1 GB.
 MAX_EDGES = 2**26
@@ -30,9 +30,9 @@ def stack(graphs: Layers) -> list[TokenGraph]:
     for index, graph in enumerate(layers):
         checks.instance(f"graphs[{index}]", graph, TokenGraph)
         if graph.varying_axes:
-            raise ValueError(f"graphs: {graph!r} differs by {graph.varying_axes}: take a select(batch, head)")
+            raise ValueError(f"graphs: {graph!r} differs by {graph.varying_axes}: use select(batch, head)")
         if not is_square(graph):
-            raise ValueError(f"graphs must be square, got {graph!r}: compose those of other tokens by @")
+            raise ValueError(f"graphs must be square, got {graph!r}: compose graphs of other tokens by @")
         if graph.frame != layers[0].frame:
             raise ValueError(f"graphs must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:
@@ -89,20 +89,20 @@ def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
 def spread(layers: Sequence[SenderLookup], start: int, tokens: int) -> Iterator[Tensor]:
     """Yield the tokens that are reached for the first time in layer 1, 2, ...; layers are cycled.
 
-    A token stays reached (the residual stream), so each layer follows its in-edges only once.
+    The residual stream keeps a token reached, so each layer follows its in-edges only once.
     """
     is_reached = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     is_reached[start] = True
     queues = [[torch.tensor([start], device="cpu")] for _ in layers]
-    layers_without_new = 0
+    idle_layers = 0
     for find_senders, queue in cycle(zip(layers, queues, strict=True)):
         senders = find_senders(torch.cat(queue))
-        new = torch.unique(senders[~is_reached[senders]])
-        is_reached[new] = True
+        new_tokens = torch.unique(senders[~is_reached[senders]])
+        is_reached[new_tokens] = True
         queue.clear()
         for other_queue in queues:
-            other_queue.append(new)
-        layers_without_new = 0 if len(new) else layers_without_new + 1
-        yield new
-        if layers_without_new == len(layers):
+            other_queue.append(new_tokens)
+        idle_layers = 0 if len(new_tokens) else idle_layers + 1
+        yield new_tokens
+        if idle_layers == len(layers):
             return

@@ -1,4 +1,4 @@
-"""Describe a selection: which senders many receivers chose, how far back, and how selections overlap."""
+"""Describe a selection by its senders, its distances, and its overlap with other selections."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Choice:
     distance: Int[Tensor, " distances"]
 
     def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
-        """Return the widely available senders that at least this share of the receivers chose."""
-        is_available = self.possible >= int(self.possible.max()) / 2
-        return ((self.chosen >= share * self.possible) & is_available).nonzero().flatten()
+        """Return senders, except rare ones, that this share of their possible receivers chose."""
+        # A sender is rare if its possible receivers are fewer than half of the largest number.
+        is_common = self.possible >= int(self.possible.max()) / 2
+        return ((self.chosen >= share * self.possible) & is_common).nonzero().flatten()
 
     def within(self, share: float) -> int:
         """Return the smallest distance that at least this share of the edges does not exceed."""
@@ -50,7 +51,7 @@ class Choice:
 
 
 def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
-    """Describe which edges of ``among`` the graph chose: how far back, and which senders are sinks.
+    """Describe which edges of ``among`` the graph chose, by distances and sinks.
 
     ValueError if the graphs have different tokens, or the graph has no edge.
 
@@ -63,7 +64,7 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
     checks.instance("graph", graph, TokenGraph)
     checks.instance("among", among, TokenGraph)
     if graph.frame[:2] != among.frame[:2] or not graph.num_edges:
-        raise ValueError(f"graph must have edges, and the tokens of {among!r}, got {graph!r}")
+        raise ValueError(f"graph must have edges, and the same tokens as {among!r}, got {graph!r}")
     lists = _list_slices(graph)
     src, dst = torch.cat(lists, 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
@@ -76,9 +77,9 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
     """Compute Jaccard's index ``|A & B| / |A | B|`` of the edges of any two graphs; 1 if both are empty.
 
-    Several ``graphs``, such as those of layers or steps, are compared with each other; where they differ
-    by head or sample the index is a mean over those. Of a single graph the heads are compared.
-    :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
+    Several ``graphs``, such as those of layers or steps, are compared with each other; if they differ
+    by head or sample, the index is the mean over heads and samples. A single graph has its heads
+    compared. :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
 
     >>> from gnn_attention import patterns
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7

@@ -1,4 +1,4 @@
-"""How two graphs differ, in numbers and in words."""
+"""Say how two graphs differ, in numbers and in words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Difference:
 
     ``only_first``, ``only_second`` and ``common`` count edges. ``example`` is the first differing
     edge ``(src, dst)``, ordered by receiver, then sender, and ``example_in`` the number (1 or 2) of
-    the graph that has it. ``remarks`` are sentences about the kind of difference; the likely
-    mistakes come first: transposed, complemented, shifted, self loops.
+    the graph that has it. ``remarks`` are sentences that explain the difference by a likely
+    mistake (self loops, complement, shift, transposition, causality), or else describe it.
     """
 
     first: str
@@ -77,13 +77,16 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     for name, graph in (("first", first), ("second", second)):
         checks.instance(name, graph, TokenGraph)
         if graph.varying_axes:
-            raise ValueError(f"{name} {graph!r} differs by {graph.varying_axes}: take a select(batch, head)")
+            raise ValueError(f"{name} {graph!r} differs by {graph.varying_axes}: use select(batch, head)")
     if first.frame != second.frame:
         raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
     only_first, only_second = first - second, second - first
-    numbers = ((1, only_first), (2, only_second))
-    examples = [(*_first_edge(graph), number) for number, graph in numbers if graph.num_edges]
-    dst, src, number = min(examples, default=(0, 0, None))
+    examples = list[tuple[int, int, int]]()
+    for number, graph in ((1, only_first), (2, only_second)):
+        if graph.num_edges:
+            dst = int(graph.in_degree().nonzero()[0])
+            examples.append((dst, int(graph.rows(dst, dst + 1).edge_index[0].min()), number))
+    example_dst, example_src, example_in = min(examples, default=(0, 0, None))
     remarks: list[str] = []
     if only_first.num_edges or only_second.num_edges:
         graphs = (("first", first), ("second", second))
@@ -96,15 +99,10 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
         only_first=only_first.num_edges,
         only_second=only_second.num_edges,
         common=(first & second).num_edges,
-        example=(src, dst) if examples else None,
-        example_in=number,
+        example=(example_src, example_dst) if examples else None,
+        example_in=example_in,
         remarks=tuple(remarks),
     )
-
-
-def _first_edge(graph: TokenGraph) -> tuple[int, int]:
-    dst = int(graph.in_degree().nonzero()[0])
-    return dst, int(graph.rows(dst, dst + 1).edge_index[0].min())
 
 
 def _explain_by_mistakes(
@@ -115,7 +113,7 @@ def _explain_by_mistakes(
     if not ((only_first | only_second) - loops).num_edges:
         for word, missing in (("second", only_first), ("first", only_second)):
             if missing.num_edges:
-                yield f"they differ in self loops alone: the {word} lacks {missing.num_edges}"
+                yield f"they differ only in self loops: the {word} lacks {missing.num_edges}"
     if second == ~first:
         yield "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
@@ -125,14 +123,14 @@ def _explain_by_mistakes(
         if second == first.T:
             yield "the second is the first transposed: senders and receivers are exchanged"
         if second == first & past:
-            yield "the second is the first with the edges src <= dst alone"
+            yield "the second is the first without its edges from later tokens (src > dst)"
         if first == second & past:
-            yield "the first is the second with the edges src <= dst alone"
+            yield "the first is the second without its edges from later tokens (src > dst)"
 
 
 def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    unshifted = (src - step).clamp(0, max(count - 1, 0))
-    return inner(b, h, dst, unshifted) & (src - step >= 0) & (src - step < count)
+    original = (src - step).clamp(0, max(count - 1, 0))
+    return inner(b, h, dst, original) & (src - step >= 0) & (src - step < count)
 
 
 def _describe_edges(

@@ -1,7 +1,7 @@
-"""Count exactly, without running anything, what a form of the weights and a graph cost.
+"""Count exactly, without running anything, what a form of the parameters and a graph cost.
 
 A pass over a graph takes ``receivers * receive + senders * send + edges * (logit + weighting) +
-receivers * collect`` multiply-accumulates. This is work, not time. Only the number of edges matters:
+receivers * collect`` multiply-accumulates. This is work, not time. The factors are:
 
 ======== ============================ ========================= ======= =========================
 form     receiver                     sender                    edge    cached per sender
@@ -62,7 +62,7 @@ class Macs:
 
 @dataclass(frozen=True)
 class FormCost:
-    """The cost of a layer in one form of the weights over one graph.
+    """The cost of a layer whose parameters have one form, over one graph.
 
     ``macs`` counts one pass over all receivers, ``step`` the last receiver alone, with the others in the
     cache. ``parameters`` is a number; the rest is in bytes: ``activations`` (queries or patterns, keys and
@@ -122,8 +122,8 @@ def of_form(
     """Compute the cost of a layer of "standard", "factored" or "merged" heads.
 
     The layer runs over ``graph`` or ``causal(tokens)``, by default one token with a self loop. Sizes are
-    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for both tokens and
-    graph, and for a graph of another number of heads. An example with a head of Llama 3 8B (seed S1.12):
+    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for tokens
+    with a graph, and for a graph of other heads. An example with a head of Llama 3 8B (seed S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -167,7 +167,7 @@ def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Number of edges over all samples and heads, beside those of the causal and the full graph.
+    """The numbers of edges of a graph and of the causal and full graph, over samples and heads.
 
     ``cached`` is the largest number of senders in the cache while decoding, where a sender leaves
     after its last receiver; for a graph between two sequences it counts the senders with an edge.
@@ -196,7 +196,7 @@ def of_graph(graph: TokenGraph) -> GraphCost:
     """
     checks.instance("graph", graph, TokenGraph)
     copies = (graph.batch or 1) * (graph.heads or 1)
-    # The causal in-degrees grow by one from that of the first receiver on.
+    # In the causal graph each receiver has one in-edge more than the receiver before it.
     first = graph.dst_offset - graph.src_offset + 1
     causal_degrees = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
@@ -209,7 +209,7 @@ def of_graph(graph: TokenGraph) -> GraphCost:
 
 
 def most_cached(graph: TokenGraph) -> int:
-    """Return the largest size of a cache that a token enters once all its senders have entered."""
+    """Return the largest number of cached senders; a token enters once all its senders have."""
     last = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())

@@ -30,7 +30,7 @@ def influence(
     receivers: Iterable[int] | None = None,
     senders: Iterable[int] | None = None,
 ) -> Float[Tensor, "dst src"]:
-    """Compute the share of each sender's input in each receiver's last state, summed over all walks.
+    """Compute each sender's share in each receiver's final state, summed over all walks.
 
     The result is ``A_L ... A_2 A_1`` with ``A = residual * I + (1 - residual) * W``: in each layer
     a token keeps the share ``residual`` (its residual stream) and takes the remainder from its
@@ -41,8 +41,8 @@ def influence(
         graphs: one graph, or a list of one for each layer; a shorter list is cycled.
         layers: number of layers.
         residual: a share in 0 .. 1, or a list of one for each layer; a shorter list is cycled.
-        weights: ``[E]`` in the order of ``edge_index``, or a list of them, cycled likewise; None is
-            ``1 / in-degree``, a uniform softmax.
+        weights: ``[E]`` in the order of ``edge_index``, or a list of such tensors, also cycled;
+            None is ``1 / in-degree``, a uniform softmax.
         receivers: the tokens of the rows, in this order; None for all.
         senders: the tokens of the columns; None for all.
 
@@ -109,8 +109,8 @@ def by_hop(
     hops = torch.full(influence.shape, -1, device="cpu")
     for row, dst in zip(hops, rows.tolist(), strict=True):
         row[dst] = 0
-        for count, new in enumerate(spread([find_senders], dst, tokens), 1):
-            row[new] = count
+        for count, new_tokens in enumerate(spread([find_senders], dst, tokens), 1):
+            row[new_tokens] = count
     hops = hops.to(influence.device)
     total = influence.new_zeros(len(rows), int(hops.max()) + 1)
     return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
@@ -184,7 +184,7 @@ def _layer_matrix(graph: TokenGraph, residual: float, weights: Tensor | None) ->
     if weights is None:
         values = graph.in_degree().double()[edges[1]].reciprocal()
     elif not isinstance(weights, Tensor) or tuple(weights.shape) != (edges.shape[1],):
-        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quote(weights)}")
+        raise ValueError(f"weights must have shape [{edges.shape[1]}] for {graph!r}, got {quote(weights)}")
     else:
         values = weights.detach().cpu().double()
         if not bool(((values >= 0) & values.isfinite()).all()):

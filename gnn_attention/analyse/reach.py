@@ -1,4 +1,4 @@
-"""How far information travels: receptive fields, layers to reach, shortest and all paths.
+"""Compute how far information travels: receptive fields, depths, shortest paths and walks.
 
 Every function takes one graph, used in every layer, or a list of one graph for each layer, layer 1 first;
 beyond its end the list is cycled. The residual stream always keeps a token's own state, with or without a
@@ -66,14 +66,14 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     if src == dst:
         return 0
     steps = enumerate(spread([sender_lookup(graph.T) for graph in stacked], src, count), 1)
-    return next((layer for layer, new in steps if dst in new), None)
+    return next((layer for layer, new_tokens in steps if dst in new_tokens), None)
 
 
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
     """Return a shortest path of information from ``src`` to ``dst``, or None if there is none.
 
     The list has ``src`` and the token that holds the information after each layer; where layers differ, a
-    token may be repeated (the residual stream). With ``layers`` the path takes at most that many.
+    token may be repeated (the residual stream). The path takes at most ``layers`` layers.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -87,8 +87,8 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     first_layer = torch.full((count,), -1, device="cpu")
     first_layer[src] = 0
     steps = islice(spread([sender_lookup(graph.T) for graph in stacked], src, count), limit)
-    for layer, new in enumerate(steps, 1):
-        first_layer[new] = layer
+    for layer, new_tokens in enumerate(steps, 1):
+        first_layer[new_tokens] = layer
         if first_layer[dst] >= 0:
             break
     if first_layer[dst] < 0:
@@ -122,15 +122,15 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
     """Return the fewest layers after which every receiver has received from its senders in ``target``.
 
     None if that never happens. ``target`` is a graph, by default the causal one if all layers are
-    causal, else the full one. ``layers_to_full_reach(g, ~never_hears(g))`` is the depth beyond
-    which no receptive field grows. ValueError for more than 8192 tokens.
+    causal, else the full one. ``layers_to_full_reach(g, ~never_hears(g, full))``, with the full
+    graph, is the depth beyond which no receptive field grows. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> layers_to_full_reach(patterns.window(100, 4)), layers_to_full_reach(patterns.documents([4, 4]))
     (33, None)
     """
     stacked = stack(graphs)
-    return _layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
+    return _count_layers(stacked, _target_bits("layers_to_full_reach", stacked, target))
 
 
 def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
@@ -144,7 +144,7 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     """
     stacked = stack(graphs)
     target_bits = _target_bits("never_hears", stacked, target)
-    reach = _one_cycle([_layer_bits(graph) for graph in stacked])
+    reach = reduce(_compose, [_layer_bits(graph) for graph in stacked])
     while not torch.equal(reach, double_reach := _compose(reach, reach)):
         reach = double_reach
     missing_bits, count = (target_bits & ~reach).numpy(), stacked[0].num_src
@@ -154,7 +154,7 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
 
 
 def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
-    """Count the walks of exactly ``layers`` hops from src to dst: the product of the layers' masks.
+    """Count the walks of exactly ``layers`` hops from src to dst, the product of the layers' masks.
 
     ValueError for more than 8192 tokens, and for 2^53 walks or more, which float64 cannot count.
 
@@ -164,26 +164,24 @@ def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
     """
     stacked = stack(graphs)
     layers, count = checks.size("layers", layers), stacked[0].num_dst
-    check_all_pairs("path_counts", stacked[0], "take fewer")
+    check_all_pairs("path_counts", stacked[0], "take fewer tokens")
     masks = [graph.mask().double() for graph in stacked]
     walks = torch.eye(count, dtype=torch.float64, device="cpu")
     for layer in range(layers):
         walks = masks[layer % len(masks)] @ walks
         if bool((walks >= MAX_WALKS).any()):
-            raise ValueError(
-                f"layers: a pair of tokens has 2^53 walks of {layer + 1} hops or more; take fewer"
-            )
+            raise ValueError(f"layers must be at most {layer}, got {layers}: two tokens have 2^53 walks")
     return walks.long()
 
 
 def _target_bits(function: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    check_all_pairs(function, stacked[0], "take single tokens: receptive_field or layers_between")
+    check_all_pairs(function, stacked[0], "use receptive_field or layers_between")
     if target is None:
         causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
         target = TokenGraph.from_rule(rules.causal if causal else rules.all_pairs, stacked[0].num_dst)
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
-    return _pack(target.mask())
+    return _pack_bits(target.mask())
 
 
 def check_all_pairs(function: str, graph: TokenGraph, advice: str) -> None:
@@ -194,31 +192,31 @@ def check_all_pairs(function: str, graph: TokenGraph, advice: str) -> None:
 # Below, the reach of all tokens is a bool matrix [dst, src], packed along src into bytes.
 
 
-def _layers_until(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]) -> int | None:
+def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]) -> int | None:
     """Return the fewest layers whose reach contains ``target``, by about ``2 log2(cycles)`` products."""
     layers = [_layer_bits(graph) for graph in graphs]
     # cycles[p] is the reach of 2^p cycles. Their number is doubled until it suffices, then bisected;
     # single layers follow.
-    cycles = [_one_cycle(layers)]
+    cycles = [reduce(_compose, layers)]
     while bool((target & ~cycles[-1]).any()):
         double_reach = _compose(cycles[-1], cycles[-1])
         if torch.equal(double_reach, cycles[-1]):
             return None
         cycles.append(double_reach)
-    reach, count = _pack(torch.eye(len(target), dtype=torch.bool, device="cpu")), 0
+    reach, count = _pack_bits(torch.eye(len(target), dtype=torch.bool, device="cpu")), 0
     for power in reversed(range(len(cycles) - 1)):
-        longer_reach = _compose(cycles[power], reach)
+        longer_reach = _compose(reach, cycles[power])
         if bool((target & ~longer_reach).any()):
             reach = longer_reach
             count += 2**power * len(layers)
     while bool((target & ~reach).any()):
-        reach = _compose(layers[count % len(layers)], reach)
+        reach = _compose(reach, layers[count % len(layers)])
         count += 1
     return count
 
 
-def _compose(later: Int[Tensor, "dst bytes"], earlier: Int[Tensor, "mid bytes"]) -> Int[Tensor, "dst bytes"]:
-    """Compute the boolean product of packed matrices: the reach of ``later`` after ``earlier``.
+def _compose(earlier: Int[Tensor, "mid bytes"], later: Int[Tensor, "dst bytes"]) -> Int[Tensor, "dst bytes"]:
+    """Compute the reach of both: the boolean product ``later @ earlier`` of packed matrices.
 
     A table holds all unions of eight rows (the method of four Russians), which is ten times as fast
     at 4096 tokens as a product of float32 matrices.
@@ -234,13 +232,9 @@ def _compose(later: Int[Tensor, "dst bytes"], earlier: Int[Tensor, "mid bytes"])
     return product
 
 
-def _one_cycle(layers: Sequence[Tensor]) -> Tensor:
-    return reduce(lambda reach, layer: _compose(layer, reach), layers)
-
-
 def _layer_bits(graph: TokenGraph) -> Tensor:
-    return _pack(graph.mask() | torch.eye(graph.num_dst, dtype=torch.bool, device="cpu"))
+    return _pack_bits(graph.mask() | torch.eye(graph.num_dst, dtype=torch.bool, device="cpu"))
 
 
-def _pack(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst bytes"]:
+def _pack_bits(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst bytes"]:
     return torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little"))

@@ -69,7 +69,7 @@ class Summary:
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
-            answers = {True: "yes", False: "no", None: "not worked out"}
+            answers = {True: "yes", False: "no", None: "unknown"}
             rows += [(name, answers[getattr(self, name)]) for name in ("symmetric", "causal", "acyclic")]
         return "\n".join([self.name, *(f"  {name:<16}{text}" for name, text in rows)])
 
@@ -77,7 +77,7 @@ class Summary:
 def summary(graph: TokenGraph) -> Summary:
     """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
-    ValueError for a graph that differs by head or sample: take one with ``select(batch, head)``.
+    ValueError for a graph that differs by head or sample: use ``select(batch, head)``.
 
     >>> from gnn_attention import patterns
     >>> print(summary(patterns.window(100, 4)))
@@ -95,7 +95,7 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.varying_axes:
-        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: take one, select(batch, head)")
+        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: use select(batch, head)")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
     isolated_dst = (in_degree == 0).nonzero().flatten().tolist()
     isolated_src = (out_degree == 0).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""The command ``gnn-attention attribute``: the edges that a language model needs for a text."""
+"""The command ``gnn-attention attribute``: find the edges that a language model needs."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from gnn_attention.interpret.trace import Effect, attribute, prune
 def find_edges(
     model: nn.Module, ids: Tensor, share: float, count: int, metric: str, progress: Progress
 ) -> tuple[list[Effect], dict[str, Any]]:
-    """Return the ``count`` strongest edges, and the loss along all and a ``share`` of the pairs.
+    """Return the ``count`` strongest edges, and the losses along all and a ``share`` of the pairs.
 
     Effects are those on the losses of all tokens, squared and summed, or, for the metric "last", on
     the loss of the last token, with signs. ValueError for fewer than two tokens.
@@ -80,10 +80,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", help="the text that the model reads, or @FILE")
     add("--model", default="smollm2", help="a model of gnn_attention.lm (default smollm2)")
-    keep = "share of all pairs of head and edge to keep (default 0.05)"
+    keep = "share of all pairs of a head and an edge to keep (default 0.05)"
     add("--keep", type=float, default=0.05, metavar="SHARE", help=keep)
     add("--edges", type=int, default=10, metavar="N", help="number of edges to print (default 10)")
-    metric = "the losses of all tokens (default), or the loss of the last one"
+    metric = "measure effects on the losses of all tokens (default), or on the last loss"
     add("--metric", choices=["losses", "last"], default="losses", help=metric)
     add("--tokens", type=int, default=1024, metavar="N", help="read at most N tokens (default 1024)")
     atomic_files.add_json(command)

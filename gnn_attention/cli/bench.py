@@ -30,7 +30,7 @@ from gnn_attention.graph import TokenGraph
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HEADS, DIM, TOKENS = 8, 64, 2048
 PASSES = ("forward", "with backward")
-# One graph and pass takes at most this long and this many rounds.
+# Each graph and pass is timed for at most this many seconds and rounds.
 SECONDS, ROUNDS = 2.0, 15
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -67,7 +67,7 @@ class Problem:
         return torch.no_grad()(lambda: function(*leaves))
 
     def lacks_memory(self, num_bytes: int) -> bool:
-        """Whether ``num_bytes`` are more than half of the free memory."""
+        """Return whether ``num_bytes`` are more than half of the free memory."""
         is_cuda = self.inputs.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.inputs.device)[0] if is_cuda else memory.available()
         return 2 * num_bytes > free
@@ -115,7 +115,7 @@ def _prepare_conv(problem: Problem) -> Function | str:
     return function
 
 
-# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or a reason to skip.
+# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or why to skip it.
 PEERS: dict[str, Callable[[Problem], Function | str]]
 PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv": _prepare_conv}
 
@@ -128,7 +128,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     devices = ["cpu", "cuda", *gpus] if gpus else ["cpu"]
     add("--device", default="cpu", choices=devices, help="where to run (default %(default)s)")
     add("--dtype", choices=list(DTYPES), help="dtype of q, k and v (default: float32, on a GPU bfloat16)")
-    add("--no-peers", action="store_true", help="measure attend alone")
+    add("--no-peers", action="store_true", help="time attend alone")
     atomic_files.add_json(command)
     command.set_defaults(run=run_bench)
 
@@ -182,7 +182,7 @@ def measure(
 
 @dataclass
 class Samples:
-    """A call, the seconds of each round, and processor seconds: in total and of the system."""
+    """A call, the seconds of each round, and the processor seconds in total and in the system."""
 
     call: Callable[[], object]
     seconds: list[float] = field(default_factory=list)
@@ -225,7 +225,7 @@ def _summarise(sample: Samples | str, baseline: Samples) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Format a record: a row for each graph and pass, with the times of each method."""
+    """Format a record as a table: a row for each graph and pass, a column for each method."""
     cases = record["cases"]
     names = list(dict.fromkeys(case["method"] for case in cases))
     reasons = list(dict.fromkeys(case["skipped"] for case in cases if "skipped" in case))
@@ -241,6 +241,6 @@ def table(record: dict[str, Any]) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; "
     head += "{device}, {threads} threads, torch {torch}"
-    notes = ["ms (ratio to attend), share of system time, which is mostly for new pages of memory"]
+    notes = ["cells: ms (ratio to attend), share of system time, mostly for new pages of memory"]
     notes += [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([head.format_map(record), "", *lines, "", *notes])

@@ -31,24 +31,24 @@ KINDS: Mapping[str, Callable[..., Any]] = {
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention draw``."""
     add = command.add_argument
-    add("expression", help="a file, or builders with | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
-    add("--undirected", action="store_true", help="edges go both ways, if the file does not tell")
-    add("-o", "--out", metavar="FILE", help="a .svg, .png or .pdf (default: print a small mask)")
+    add("expression", help="file, or builders with | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
+    add("--undirected", action="store_true", help="let edges go both ways if the file does not say")
+    add("-o", "--out", metavar="FILE", help=".svg, .png or .pdf file (default: print a mask)")
     add("--kind", choices=list(KINDS), help="kind of picture (default mask)")
-    add("--token", type=int, metavar="N", help="receiver, for layers and hops (default: the last)")
-    add("--layers", type=int, metavar="L", help="number of layers, for layers (default 3) and hops")
+    add("--token", type=int, metavar="N", help="receiver of --kind layers or hops (default: last)")
+    add("--layers", type=int, metavar="L", help="layers of --kind layers (default 3) or hops")
     command.set_defaults(run=run_draw)
 
 
 def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[str] | None]:
     """Return the graph of an expression, or the graph and labels of a file, described on stderr."""
-    # Path.exists would raise for a long expression. For a file, load names the endings that it reads.
+    # Path.exists would raise for a long expression. For a file, load says which endings it reads.
     if Path(text).suffix.lower() not in files.READERS and not os.path.exists(text):  # noqa: PTH110
         if undirected:
-            raise ValueError(f"--undirected belongs to a file of edges, not to {text!r}")
+            raise ValueError(f"--undirected needs a file of edges, got the expression {text!r}")
         return expressions.parse(text), None
     content = files.load(text, undirected or None)
-    # Nobody may be reading stderr.
+    # stderr may have no reader.
     with suppress(OSError):
         print(content, file=sys.stderr)
     return content.graph, content.labels
@@ -77,12 +77,12 @@ def run_draw(args: argparse.Namespace) -> int:
 
 def _draw_as_text(graph: TokenGraph, kind: str | None, labels: list[str] | None) -> str:
     if kind not in (None, "mask"):
-        raise ValueError(f"--kind {kind} needs a file to draw into, add for example -o picture.svg")
+        raise ValueError(f"--kind {kind} needs a file to draw into: add for example -o picture.svg")
     text = str(graph)
     # A graph without a picture prints as its repr.
     if text == repr(graph):
         raise ValueError(
-            f"text shows one head, {LARGEST_PICTURE} tokens at most, got {graph!r}: add -o a.svg"
+            f"text shows one head and at most {LARGEST_PICTURE} tokens, got {graph!r}: add -o a.svg"
         )
     if labels in (None, [str(token) for token in range(graph.num_dst)]):
         return text

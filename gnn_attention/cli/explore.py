@@ -19,7 +19,7 @@ from gnn_attention.interpret.trace import Attribution, attribute
 # The model of gnn_attention.lm that can read a text, and the text that it reads by default.
 LANGUAGE_MODEL = "smollm2"
 SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
-# Its page shows this many layers and edges, and graphs of these shares of the strongest edges.
+# Its page shows this many layers and edges, and graphs with these shares of the strongest edges.
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
 
@@ -29,14 +29,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", nargs="?", help="the text to read, or @FILE (default: a few lines, with a tour)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="file to write (default %(default)s)")
-    model = "smollm2, a file of weights, or the name or folder of a Hugging Face model"
+    model = "smollm2, a file of gnn_attention.model.save, or a Hugging Face model's name or folder"
     add("--model", metavar="NAME", help=model)
-    graph = "a graph to show, e.g. 'window(n, 4)' where n counts tokens and room; may be repeated"
+    graph = "a graph to show, e.g. 'window(n, 4)', where n counts tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
-    add("--room", type=int, default=16, metavar="N", help="tokens that may be added (default 16)")
+    add("--room", type=int, default=16, metavar="N", help="number of tokens that may be added (default 16)")
     add("--layers", type=int, nargs="+", metavar="L", help="layers of a Hugging Face model to show")
     add("--title", help="title of the page (default: the text)")
-    add("--force", action="store_true", help="replace FILE even if it is no page of this command")
+    add("--force", action="store_true", help="replace FILE even if this command did not write it")
 
 
 def run_explore(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run_explore(args: argparse.Namespace) -> int:
     is_language_model = args.model == LANGUAGE_MODEL
     default = SENTENCE if is_language_model else explorer.FIRST
     if not (text := default if args.text is None else read_text(args.text)):
-        raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")
+        raise ValueError("text must not be empty: give one such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
         if is_language_model:
@@ -71,21 +71,21 @@ def _explore_language_model(
     """
     model, tokenizer, ids, words = load(args.model, text, progress)
     check_length(ids[0])
-    progress.begin("what cutting an edge does to the next token, for all edges")
+    progress.begin("measuring what each edge does to the next token")
     with torch.no_grad():
-        best, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
+        log_p, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
     effects = attribute(model, ids, lambda logits: logits[0, -1].float().log_softmax(-1)[token])
     weights = {layer: effects.scores(layer).double().square().sum(0) for layer in effects.layers}
     if missing := set(args.layers or ()) - set(weights):
         raise IndexError(f"--layers must be some of 0 .. {max(weights)}, got {sorted(missing)}")
-    heaviest = sorted(weights, key=lambda layer: -float(weights[layer].sum()))[:LAYERS]
-    layers = sorted(set(args.layers or heaviest))
-    progress.begin(f"layers {' '.join(map(str, layers))} are recorded")
+    strongest_layers = sorted(weights, key=lambda layer: -float(weights[layer].sum()))[:LAYERS]
+    layers = sorted(set(args.layers or strongest_layers))
+    progress.begin(f"recording layers {' '.join(map(str, layers))}")
     total = torch.stack([weights[layer] for layer in layers]).sum(0)
     masks = [_strongest_edges(effects.edge_index(layers[0]), total, share) for share in SHARES]
     options = {"room": args.room, "title": args.title, "layers": layers}
     page = explorer.page(text, (model, tokenizer), args.graph, masks, **options)
-    next_token = f"next: {tokenizer.decode([token])!r}, p = {float(best.exp()):.3g}"
+    next_token = f"next: {tokenizer.decode([token])!r}, p = {float(log_p.exp()):.3g}"
     title = f"{next_token}; what a cut adds to log p, and where to see it"
     return page, [title, *_link_edges(effects, layers, words, args.out)]
 

@@ -1,4 +1,4 @@
-"""The command ``gnn-attention graphs``: list the zoo."""
+"""The command ``gnn-attention graphs``: list the builders of graphs."""
 
 import argparse
 import importlib

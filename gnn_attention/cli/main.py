@@ -1,4 +1,4 @@
-"""``gnn-attention verify | audit | bench | graphs | draw | explore | attribute``.
+"""Parse the arguments of ``gnn-attention`` and run one of its commands.
 
 The module of a command is imported when the command or its help is called. The exit code is 0 if
 all checks passed, 1 if a check failed, 2 for wrong arguments and 130 after Ctrl-C.
@@ -19,8 +19,8 @@ COMMANDS = {
     "verify": "check every form and backend against dense attention in float64",
     "audit": "check that information in a language model flows exactly along a graph",
     "attribute": "find the edges and heads that a language model needs for a text",
-    "bench": "time attention on a few graphs, beside other installed libraries",
-    "graphs": "list the zoo: every builder with its definition and an example",
+    "bench": "time attention on a few graphs, and compare other installed libraries",
+    "graphs": "list every builder of graphs, with its definition and an example",
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
     "explore": "write a page that shows, edge by edge, how a text goes through a model",
 }
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
-        return _run(_parser(arguments).parse_args(arguments))
+        return _run(_build_parser(arguments).parse_args(arguments))
     except KeyboardInterrupt as interrupt:
         print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def _build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gnn-attention", description="Attention masks as graphs.")
     parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")

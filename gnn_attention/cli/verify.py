@@ -21,10 +21,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention verify``."""
     command.set_defaults(run=run_verify)
     add = command.add_argument
-    add("--all", action="store_true", help="run all checks (default: few that cover every pair of values)")
-    add("--only", metavar="LABEL", help="only checks with this text in their label, which failures print")
+    add("--all", action="store_true", help="run all checks (default: a few that cover all pairs of values)")
+    add("--only", metavar="LABEL", help="run only checks whose label contains this text; failures print it")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
+    add("--backend", action="append", choices=list(BACKENDS), help="check only this backend; may be repeated")
     atomic_files.add_json(command)
     add("--resume", metavar="FILE", help="continue the record in FILE without repeating its checks")
 
@@ -32,22 +32,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run_verify(args: argparse.Namespace) -> int:
     destination = args.json or args.resume
     file = None if destination == "-" else destination
-    earlier = None if args.resume is None else Report.from_file(args.resume)
-    num_earlier = 0 if earlier is None else len(earlier.results)
-    latest, last_save = earlier, time.monotonic()
+    earlier_report = None if args.resume is None else Report.from_file(args.resume)
+    num_earlier = 0 if earlier_report is None else len(earlier_report.results)
+    latest_report, last_save = earlier_report, time.monotonic()
 
     def save() -> None:
-        if file is not None and latest is not None:
-            atomic_files.write(file, latest.to_json() + "\n")
+        if file is not None and latest_report is not None:
+            atomic_files.write(file, latest_report.to_json() + "\n")
 
     with Progress("verify", unit="checks") as progress:
 
         def update(report: Report) -> None:
-            nonlocal latest, last_save
-            latest = report
-            done = len(report.results) - num_earlier
-            progress.reach(done, done + report.not_started)
-            if done:
+            nonlocal latest_report, last_save
+            latest_report = report
+            num_done = len(report.results) - num_earlier
+            progress.reach(num_done, num_done + report.not_started)
+            if num_done:
                 progress.advance(0, note=f"{report.results[-1].group}, {report.results[-1].dtype}")
             if time.monotonic() - last_save > SAVE_INTERVAL:
                 save()
@@ -61,11 +61,11 @@ def run_verify(args: argparse.Namespace) -> int:
                 only=args.only,
                 jobs=_count_processes(args.device),
                 progress=update,
-                resumed=earlier,
+                resumed=earlier_report,
             )
         except KeyboardInterrupt:
             save()
-            if file is None or latest is None:
+            if file is None or latest_report is None:
                 raise KeyboardInterrupt("nothing was written; --json FILE saves the checks") from None
             raise KeyboardInterrupt(f"the checks are in {file}; continue with --resume {file}") from None
     if destination == "-":

@@ -11,7 +11,7 @@ and otherwise is ``gnn_attention.attend``. Two lines run a model on the ranks th
 of the group must call them in the same order. The loss is the sum of the ranks' losses. All ranks
 have all parameters, whose gradients the caller must sum (or DDP averages).
 
-**Heads as shards.** :func:`shard_heads` gives each rank some heads of each layer; an all-reduce adds up.
+**Heads as shards.** :func:`shard_heads` gives each rank some heads of each layer, whose outputs are added.
 
 **Cost.** :func:`plan` counts edges and bytes before anything runs.
 """

@@ -1,4 +1,4 @@
-"""Tokens on ranks: the part of a graph on this rank, attention on it, and moving tokens."""
+"""Take the part of a graph on this rank, compute attention on it, and move tokens between ranks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: A
     if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
         raise TypeError(f"graph must be the TokenGraph of all tokens, got {describe_type(graph)}")
     partition = resolve_partition(graph, partition, distributed.get_world_size(group))
-    rank_graph: RankGraph = memoized(_build_rank_graph, graph, partition, distributed.get_rank(group), group)
-    return rank_graph
+    return memoized(_build_rank_graph, graph, partition, distributed.get_rank(group), group)
 
 
 def attend(
@@ -73,7 +72,7 @@ def attend(
 
     Raises:
         ValueError: on every rank, if the arguments of any rank do not fit, or if ranks have different
-            graphs, partitions, sizes or options. Nothing has been sent then, and the next call works.
+            graphs, partitions, sizes or options. Nothing was sent then, so the next call works.
     """
     process_group = _resolve_group(group)
     with collectives.raise_on_all_ranks(process_group, q):
@@ -109,7 +108,7 @@ def gather(
     group = _resolve_group(group)
     shares, rank = _resolve_shares(partition, side, group), distributed.get_rank(group)
     with collectives.raise_on_all_ranks(group, x):
-        _check_length(x, axis, shares.sizes[rank], f"the {shares.sizes[rank]} own tokens on axis {axis}")
+        _check_length(x, axis, shares.sizes[rank], f"the rank's {shares.sizes[rank]} tokens on axis {axis}")
     rows = x.movedim(axis, 0)
     requires_grad = torch.is_grad_enabled() and x.requires_grad
     row = f"{list(rows.shape[1:])} in {x.dtype}"
@@ -133,21 +132,16 @@ def _build_rank_graph(graph: TokenGraph, partition: Partition, rank: int, group:
 
 def _resolve_group(group: Any) -> Any:
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            "torch.distributed is not initialised: start the program with torchrun and call "
-            "torch.distributed.init_process_group first"
-        )
+        raise ValueError("torch.distributed is not initialised: use torchrun and init_process_group first")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(f"group must have one axis, got {group.ndim}: take mesh['tokens']")
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(
-            f"group must be a ProcessGroup or a DeviceMesh of one axis, got {describe_type(group)}"
-        )
+        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh, got {describe_type(group)}")
     if distributed.get_rank(group) < 0:
-        raise ValueError(f"this process, rank {distributed.get_rank()} of all, is not in the group")
+        raise ValueError(f"group must contain this process, which is rank {distributed.get_rank()}")
     return group
 
 

@@ -1,4 +1,4 @@
-"""Attention of the receivers of one rank, which fetches the senders of their halo.
+"""Compute attention for the receivers of one rank, after fetching the senders of their halo.
 
 The senders of the rank and of its halo, in order, are the senders of an ordinary graph, on which
 one call of ``gnn_attention.attend`` computes the result. One all-to-all fetches the keys and
@@ -56,7 +56,7 @@ class Neighbourhood:
         return self.dst_at is not None or self.src_at is not None
 
 
-def neighbourhood(rank_graph: RankGraph, device: torch.device) -> Neighbourhood:
+def build_neighbourhood(rank_graph: RankGraph, device: torch.device) -> Neighbourhood:
     """Return the :class:`Neighbourhood` of a rank, with indices on a device. Not a collective."""
     graph, partition, rank = rank_graph.whole, rank_graph.partition, rank_graph.rank
     local_senders, halo_senders = partition.src.tokens(rank), halo(graph, partition, rank)
@@ -78,8 +78,7 @@ def run(call: AttentionCall, backend: BackendLike) -> Result:
     # Without this module nothing is being compiled, and importing it would be slow.
     if "torch._dynamo" in sys.modules:
         eager = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
-    result: Result = eager(call, backend)
-    return result
+    return eager(call, backend)  # type: ignore[no-any-return]
 
 
 def _run(call: AttentionCall, backend: BackendLike) -> Result:
@@ -88,7 +87,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     _check_agreement(call, graph, backend)
     if call.seed is not None:
         distributed.broadcast(call.seed, group=graph.group, group_src=0)
-    hood: Neighbourhood = memoized(neighbourhood, graph, call.q.device)
+    hood: Neighbourhood = memoized(build_neighbourhood, graph, call.q.device)
     # A row holds the keys and values of a sender, for all samples and heads.
     rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (call.k, call.v)], dim=1)
     rows = collectives.exchange(rows, hood.send, hood.receive, graph.group)
@@ -154,27 +153,25 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
         "requires_grad": requires_grad,
         "options": f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {names}",
     }
-    agreed = graph.whole._memo.setdefault((_check_agreement, graph.group), set())
+    agreed_calls = graph.whole._memo.setdefault((_check_agreement, graph.group), set())
     key = tuple(values.values())
-    if key in agreed and distributed.get_backend(graph.group) != "gloo":
+    if key in agreed_calls and distributed.get_backend(graph.group) != "gloo":
         return
     collectives.check_agreement(values, "", graph.group, call.q.device)
     # All ranks have the same graph and partition now, so each may compute its neighbourhood.
     if backend != "auto":
         backend = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = _unsupported_reason(call, memoized(neighbourhood, graph, call.q.device), backend)
+        reason = _unsupported_reason(call, memoized(build_neighbourhood, graph, call.q.device), backend)
         collectives.check_agreement({}, reason, graph.group, call.q.device)
-    agreed.add(key)
+    agreed_calls.add(key)
 
 
 def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backend) -> str:
     """Return why a backend does not support the part of this rank, or an empty string."""
     if call.dropout and hood.has_gaps and backend.name not in DROPOUT_BACKENDS:
-        reason: str | None = (
-            "its dropout needs tokens in a row; use a contiguous partition, or backend='dense'"
-        )
+        reason: str | None = "its dropout needs a contiguous partition: use one, or backend='dense'"
     else:
-        # Tensors of the right shape, without memory, stand for keys and values not fetched yet.
+        # Tensors without memory stand for keys and values, which have not been fetched yet.
         kv_shape = (*call.k.shape[:2], hood.graph.num_src)
         k, v = (x.new_zeros(()).expand(*kv_shape, x.shape[3]) for x in (call.k, call.v))
         reason = backend.unsupported_reason(_use_positions(replace(call, graph=hood.graph, k=k, v=v), hood))
@@ -182,7 +179,7 @@ def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backe
 
 
 def _describe_shards(graph: TokenGraph, partition: Partition) -> dict[str, str]:
-    # Hashing a list of all edges is cheap, whereas a rule is described by its in-degrees.
+    # A rule may have too many edges to list, so its in-degrees are hashed instead of its edges.
     numbers = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
     fingerprint = hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]
     owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))

@@ -1,7 +1,7 @@
-"""Collectives: exchange rows of tokens with their gradients, and check that all ranks agree.
+"""Exchange rows of tokens with their gradients, and check that all ranks agree.
 
 All ranks call every collective, even without rows and in the backward pass; :func:`keep_in_graph`
-makes autograd reach it on each rank.
+makes autograd reach each of them on every rank.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 
 
 def exchange(
-    rows: Float[Tensor, "own channels"],
+    rows: Float[Tensor, "local channels"],
     send: Sequence[Int[Tensor, " sent"]],
     receive: Sequence[int],
     group: Any,
-) -> Float[Tensor, "own_and_received channels"]:
+) -> Float[Tensor, "all channels"]:
     """Return the local rows, followed by the rows that rank 0, 1, ... sent. A collective.
 
     ``send[r]`` lists the local rows for rank r, and ``receive[r]`` counts the rows from it. The gradient of
@@ -46,8 +46,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        grad_rows: Tensor = _AllToAll.apply(grad, ctx.receive, ctx.send, ctx.group)  # type: ignore[no-untyped-call]
-        return grad_rows, None, None, None
+        return _AllToAll.apply(grad, ctx.receive, ctx.send, ctx.group), None, None, None  # type: ignore[no-untyped-call]
 
 
 def keep_in_graph(out: Tensor, *inputs: Tensor) -> Tensor:
@@ -76,9 +75,9 @@ def check_agreement(values: Mapping[str, object], failure: str, group: Any, devi
         raise ValueError("; ".join(failures))
     first = reports[0][1]
     name, rank = next((n, r) for n in first for r, (_, other) in enumerate(reports) if other[n] != first[n])
+    text = reports[rank][1][name]
     raise ValueError(
-        f"all ranks must give the same {name}: rank 0 has {first[name]}, "
-        f"but rank {rank} has {reports[rank][1][name]}"
+        f"all ranks must give the same {name}: rank 0 has {first[name]}, but rank {rank} has {text}"
     )
 
 

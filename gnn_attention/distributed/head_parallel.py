@@ -1,9 +1,9 @@
-"""Heads as shards: each rank sums the messages of some heads, and an all-reduce adds up the sums.
+"""Shard heads: each rank sums the messages of some heads, and an all-reduce adds up the sums.
 
 The parameters become DTensors under their old names, so that checkpoints, optimizers and FSDP2 see
-whole tensors. For a call the heads are copied with the shard of this rank, and the usual code
-computes them. The gradients of what all heads share (states, norms, a learned score_mod) are summed
-over ranks. The layer, its heads and its score_mod become instances of the mixins below.
+whole tensors. Each call runs the usual code on a copy of the heads that has the shard of this rank.
+The gradients of what all heads share (states, norms, a learned score_mod) are summed over ranks.
+The layer, its heads and its score_mod become instances of the mixins below.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if not layers:
         raise ValueError(f"model must have a MessagePassingAttention, got {type(model).__name__}")
     for layer in layers:
-        _count_heads(layer.heads, mesh.size())
+        _check_heads(layer.heads, mesh.size())
     for layer in layers:
         parallelize_module(layer, mesh, HeadwiseParallel())
     return model
@@ -99,7 +99,7 @@ class HeadShard:
 
     @classmethod
     def of(cls, heads: nn.Module, mesh: DeviceMesh) -> HeadShard:
-        total = _count_heads(heads, mesh.size())
+        total = _check_heads(heads, mesh.size())
         count = total // mesh.size()
         return cls(mesh, mesh.get_local_rank() * count, count, total)
 
@@ -109,7 +109,7 @@ class HeadShard:
         return replica.to_local(grad_placements=[Partial()])
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of ``x`` over the ranks; its gradient is that of each ``x``."""
+        """Return the sum of ``x`` over the ranks; its gradient is that of every ``x``."""
         summand = DTensor.from_local(x, self.mesh, [Partial()], run_check=False)
         return summand.redistribute(placements=[Replicate()]).to_local()
 
@@ -118,9 +118,7 @@ class HeadShard:
         copy = object.__new__(type(module))
         copy.__dict__.update(module.__dict__)
         parameters, modules = module._parameters, module._modules
-        copy.__dict__["_parameters"] = {
-            name: self._local_parameter(name, x) for name, x in parameters.items()
-        }
+        copy.__dict__["_parameters"] = {n: self._local_parameter(n, x) for n, x in parameters.items()}
         copy.__dict__["_modules"] = {name: x if x is None else self.copy(x) for name, x in modules.items()}
         # The links of a chain are modules, which have been copied, or functions.
         if isinstance(module, chain):
@@ -161,7 +159,7 @@ class _ShardedLayer:
         shard, parent = self.shard, super()
         if graph.heads is not None:
             if graph.heads != shard.total:
-                raise ValueError(f"{graph!r} differs by {graph.heads} heads, but the layer has {shard.total}")
+                raise ValueError(f"graph must have the layer's {shard.total} heads or none, got {graph!r}")
             graph = memoized(_select_heads, graph, shard.first, shard.count)
         if bias is not None:
             bias = shard.replicate(bias)
@@ -194,7 +192,9 @@ class _ShardedHeads:
 
     def reset_parameters(self) -> None:
         # The numbers drawn would depend on the number of ranks.
-        raise NotImplementedError("sharded heads cannot draw parameters: draw before, or load them")
+        raise NotImplementedError(
+            "sharded heads cannot draw parameters: draw them before sharding, or load them"
+        )
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         local_heads = self.shard.copy(self)
@@ -227,7 +227,7 @@ def _change_class(module: Any, mixin: type, shard: HeadShard) -> None:
     module.shard = shard
 
 
-def _count_heads(heads: nn.Module, ranks: int) -> int:
+def _check_heads(heads: nn.Module, ranks: int) -> int:
     """Return the number of query heads, after checking that the ranks can share them."""
     kind = type(heads).__name__
     if not isinstance(heads, Heads):

@@ -1,4 +1,4 @@
-"""Partitions of tokens over ranks: equal ranges, ranges with equally many edges, or those of METIS.
+"""Partition tokens over ranks by equal ranges, by ranges with equally many edges, or by METIS.
 
 Tokens are counted from the graph's first receiver and first sender, as in ``edge_index``.
 """
@@ -122,13 +122,12 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
     >>> partition.dst, partition.src
     (Shares(4 tokens on 3 ranks: 2, 1, 1), Shares(7 tokens on 3 ranks: 3, 2, 2))
     """
-    return Partition(
-        _even_shares(graph.num_dst, world_size), _even_shares(graph.num_src, world_size), "contiguous"
-    )
+    dst, src = (_even_shares(size, world_size) for size in (graph.num_dst, graph.num_src))
+    return Partition(dst, src, "contiguous")
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``: balances causal edges.
+    """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``, to balance causal edges.
 
     In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, equally many on all ranks
     if ``2 world_size`` divides T, else at most ``T + 1`` apart. The last rank owns the middle of an odd T.
@@ -151,13 +150,12 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     >>> by_edges(patterns.causal(10), 2).dst
     Shares(10 tokens on 2 ranks: 7, 3)
     """
-    world_size, weight = checks.size("world_size", world_size, 1), receiver_edges(graph)
-    total = int(weight.sum())
-    if not total:
-        weight, total = torch.ones_like(weight), len(weight)
+    world_size, edges = checks.size("world_size", world_size, 1), receiver_edges(graph)
+    # Without edges, each receiver counts as one.
+    edges = edges if edges.any() else torch.ones_like(edges)
     # A receiver goes to the rank whose share of the edges contains the middle of its own edges.
-    twice_middle = 2 * weight.cumsum(0) - weight
-    dst = Shares(((twice_middle * world_size - 1) // max(2 * total, 1)).clamp(min=0), world_size)
+    twice_middle = 2 * edges.cumsum(0) - edges
+    dst = Shares(((twice_middle * world_size - 1) // max(2 * int(edges.sum()), 1)).clamp(min=0), world_size)
     src = dst if graph.num_src == graph.num_dst else contiguous(graph, world_size).src
     return Partition(dst, src, "by edges")
 
@@ -174,7 +172,7 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
         pymetis = importlib.import_module("pymetis")
     except ImportError:
         raise ImportError(
-            "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges, which does not"
+            "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges"
         ) from None
     is_square = graph.num_dst == graph.num_src
     if graph.num_edges > MAX_EDGES:
@@ -212,7 +210,7 @@ def resolve_partition(graph: TokenGraph, partition: object, world_size: int | No
     partition = checks.instance("partition", partition, Partition)
     num_dst, num_src = partition.dst.num_tokens, partition.src.num_tokens
     if (num_dst, num_src) != (graph.num_dst, graph.num_src):
-        raise ValueError(f"partition has {num_dst} receivers and {num_src} senders, not those of {graph!r}")
+        raise ValueError(f"partition must fit {graph!r}, got {num_dst} receivers and {num_src} senders")
     if world_size is not None:
         check_world_size(partition, world_size)
     return partition
@@ -220,7 +218,7 @@ def resolve_partition(graph: TokenGraph, partition: object, world_size: int | No
 
 def check_world_size(partition: Partition, world_size: int) -> None:
     if partition.world_size != world_size:
-        raise ValueError(f"partition has {partition.world_size} ranks, but there are {world_size}")
+        raise ValueError(f"partition must have {world_size} ranks, got {partition.world_size}")
 
 
 def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:

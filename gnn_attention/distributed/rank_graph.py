@@ -1,4 +1,4 @@
-"""The part of a graph on one rank, and the subgraph between given tokens."""
+"""Represent the part of a graph on one rank, and take the subgraph between some tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,13 +48,15 @@ class RankGraph(TokenGraph):
 
     def _refuse_change(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise NotImplementedError, because only the whole graph can be changed."""
-        raise NotImplementedError(f"{self!r}: change the whole graph, then take distributed.local of it")
+        raise NotImplementedError(
+            f"{self!r} cannot be changed: change the whole graph and call distributed.local"
+        )
 
     __or__ = __and__ = __sub__ = __xor__ = __invert__ = __matmul__ = __pow__ = rows = select = _refuse_change
     T = property(_refuse_change)
 
     def __repr__(self) -> str:
-        sizes = f"{self.num_src} own src -> {self.num_dst} own dst"
+        sizes = f"{self.num_src} local src -> {self.num_dst} local dst"
         return f"RankGraph({self.whole.name}: rank {self.rank} of {self.partition.world_size}, {sizes})"
 
 

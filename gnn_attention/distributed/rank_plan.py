@@ -36,7 +36,7 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition and its cost for each rank; ``print`` shows a table.
+    """A partition and its cost for each rank; ``str()`` is a table.
 
     ``row_bytes`` is the size of a sender's keys and values, of all key/value heads and samples.
     """

@@ -17,7 +17,7 @@ import torch
 from gnn_attention._support.checks import choice, quote, size
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify import processes
-from gnn_attention.verify.groups import GROUPS, checks_of, cover_values, unsupported_reason
+from gnn_attention.verify.groups import GROUPS, build_checks, cover_values, unsupported_reason
 from gnn_attention.verify.report import Check, Report, Result, environment
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
@@ -38,17 +38,17 @@ def run(
 ) -> Report:
     """Run checks of :func:`checks` and return their :class:`Report`.
 
-    The ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every
-    check; ``only`` takes instead all checks whose label, ``group: name [backend, dtype]``, contains
-    a text. ``progress(report)`` is called before the first check and after each check with all
+    The ``selection`` "pairs" takes a few checks that cover every pair of values, "all" takes every
+    check; ``only`` instead selects all checks whose label, ``group: name [backend, dtype]``, contains it.
+    ``progress(report)`` is called before the first check and after each check with all
     results so far. ``jobs`` processes run checks in parallel (of backends given by name), each with
     one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run: its
     results are kept, failures too, and their checks are not run again.
 
-    ValueError for an unknown name, device or label, and a report of another machine or version.
+    ValueError for an unknown name, device or label, and for a report of another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
-        raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
+        raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}: use 1, or name the backends")
     device, selection = _resolve_device(device), choice("selection", selection, ("pairs", "all"))
     selected = _select_checks(list(checks(device, backends)), selection, only)
     is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -61,13 +61,13 @@ def run(
     report = Report((), current) if resumed is None else resumed
     changes = [name for name, value in current.items() if report.environment.get(name) != value]
     if changes:
-        raise ValueError(f"the earlier record was made with other {', '.join(changes)}; begin a new record")
+        raise ValueError(f"the earlier record has another {', '.join(changes)}: begin a new record")
     old_labels = {result.label for result in report.results}
-    pending = [check for check in selected if check.label not in old_labels]
-    report = replace(report, not_started=len(pending))
+    pending_checks = [check for check in selected if check.label not in old_labels]
+    report = replace(report, not_started=len(pending_checks))
     progress(report)
-    in_parallel = jobs > 1 and len(pending) >= MIN_PARALLEL
-    results = processes.run_checks(pending, jobs) if in_parallel else (check() for check in pending)
+    is_parallel = jobs > 1 and len(pending_checks) >= MIN_PARALLEL
+    results = processes.run_checks(pending_checks, jobs) if is_parallel else (run() for run in pending_checks)
     # Closing the generator of an interrupted run ends its processes at once.
     with closing(results):
         for result in results:
@@ -92,26 +92,26 @@ def checks(device: str | None = None, backends: Sequence[str | Backend] | None =
         selected = [x for x in selected if unsupported_reason(x, device, "float32", "plain") is None]
     # Backends that compile for seconds come last.
     for compiled, (group, values) in product((False, True), GROUPS.items()):
-        yield from checks_of(group, values, device, [x for x in selected if x.compiled == compiled])
+        yield from build_checks(group, values, device, [x for x in selected if x.compiled == compiled])
 
 
-def _select_checks(every: Sequence[Check], selection: str, only: str | None) -> Sequence[Check]:
+def _select_checks(all_checks: Sequence[Check], selection: str, only: str | None) -> Sequence[Check]:
     if only is None:
-        return _cover_pairs(every) if selection == "pairs" else every
-    selected = [check for check in every if only in check.label]
+        return _cover_pairs(all_checks) if selection == "pairs" else all_checks
+    selected = [check for check in all_checks if only in check.label]
     if not selected:
-        raise ValueError(f"only: no check has {quote(only)} in its label; a label is like {every[0].label!r}")
+        raise ValueError(f"only must be in a label like {all_checks[0].label!r}, got {quote(only)}")
     return selected
 
 
-def _cover_pairs(every: Sequence[Check]) -> list[Check]:
-    """Select few checks that cover every pair of values of a group and every reason to skip."""
+def _cover_pairs(all_checks: Sequence[Check]) -> list[Check]:
+    """Select a few checks that cover every pair of values of a group and every reason to skip."""
     rows = []
-    for check in every:
+    for check in all_checks:
         values = {"backend": check.backend, "dtype": check.dtype, **check.factors}
         row = {f"{check.group}, {name}": value for name, value in values.items()}
         rows.append(row if check.skipped is None else {"skipped": check.skipped})
-    return [every[index] for index in cover_values(rows, 2)]
+    return [all_checks[index] for index in cover_values(rows, 2)]
 
 
 def _resolve_device(device: str | None) -> str:
@@ -122,5 +122,5 @@ def _resolve_device(device: str | None) -> str:
     except RuntimeError as error:
         raise ValueError(f"device must be one that torch knows, got {device!r}: {error}") from None
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: torch sees no GPU; use device='cpu' or leave it out")
+        raise ValueError(f"device must be 'cpu' or None where torch sees no GPU, got {device!r}")
     return name

@@ -112,15 +112,15 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
     striped: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
-    same = partial(case, edge=striped, layout=store_tokens_first)
-    yield same("4 heads over 1, 13 x 13", rule(striped, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
-    yield same("2 heads over 1, 150 x 150", rule(striped, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
-    yield same("4 heads over 2, 64 x 64", rule(striped, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
+    stripes = partial(case, edge=striped, layout=store_tokens_first)
+    yield stripes("4 heads over 1, 13 x 13", rule(striped, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
+    yield stripes("2 heads over 1, 150 x 150", rule(striped, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
+    yield stripes("4 heads over 2, 64 x 64", rule(striped, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
     by_both: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
-    varied = partial(case, edge=by_both, layout=store_tokens_first)
-    three_heads = partial(varied, sizes=(2, 3), kv_heads=3, dims=(24, 40))
+    varied_case = partial(case, edge=by_both, layout=store_tokens_first)
+    three_heads = partial(varied_case, sizes=(2, 3), kv_heads=3, dims=(24, 40))
     yield three_heads("3 heads over 3, 5 x 37, varied", rule(by_both, 5, 37, heads=3, batch=2))
-    one_head = partial(varied, sizes=(3, 1), kv_heads=1, dims=(64, 64))
+    one_head = partial(varied_case, sizes=(3, 1), kv_heads=1, dims=(64, 64))
     yield one_head("1 head over 1, 1 x 300, varied", rule(by_both, 1, 300, heads=1, batch=3))
 
 
@@ -162,7 +162,7 @@ class Feature:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, case: GraphCase) -> bool:
-        """Whether a graph can have the option: a per-edge bias needs one edge set for all heads."""
+        """Return whether a graph can have the option: a bias needs one edge set for all heads."""
         return "bias" not in self.extras or not case.graph.varying_axes
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def _capped_alibi(inputs: Inputs, x: Tensor, *indices: Tensor) -> Tensor:
 ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
 CAPPED_ALIBI = score_mods.chain(ALIBI, CAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
-LEARNED = ("bias", "sink_logits")
-EVERY = "alibi, softcap, bias, sinks"
+LEARNED_INPUTS = ("bias", "sink_logits")
+MIX = "alibi, softcap, bias, sinks"
 
 FEATURES = {
     "plain": Feature(),
@@ -238,17 +238,17 @@ FEATURES = {
     "log multiplicity": Feature((), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
     "edge bias": Feature(("bias",)),
     "sinks": Feature(("sink_logits",)),
-    EVERY: Feature(LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
+    MIX: Feature(LEARNED_INPUTS, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
 }
 OPTIONS = FEATURES | {
-    BIAS_AND_SINKS: Feature(LEARNED),
+    BIAS_AND_SINKS: Feature(LEARNED_INPUTS),
     "share": Feature((), lambda _: _share, _finite_share, additive=False),
     DROPOUT: Feature(arguments={DROPOUT: 0.3}),
 }
 
 
 def draw_heads(kind: str, seed: int) -> StandardHeads:
-    """Draw float64 heads: with the usual sizes, or grouped with odd sizes and biases."""
+    """Draw float64 heads: with the usual sizes, or grouped with unusual sizes and biases."""
     rng = torch.Generator().manual_seed(seed)
     heads = StandardHeads(WIDTH, HEADS)
     if kind != KINDS[0]:

@@ -1,4 +1,4 @@
-"""The groups of checks: tables of values whose combinations are the checks, and their problems.
+"""Define the groups of checks by tables of values to combine, and draw the problems of checks.
 
 Weights are nearly uniform for small inputs, and peaked as in trained heads for "inputs x5".
 """
@@ -18,10 +18,10 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify import cases
-from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, EVERY, FEATURES, GRAPHS, KINDS, OPTIONS
-from gnn_attention.verify.measure import Outcome, gradients_of, judge, judge_condition
+from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, FEATURES, GRAPHS, KINDS, MIX, OPTIONS
+from gnn_attention.verify.measure import Outcome, differentiate, judge, judge_condition
 from gnn_attention.verify.report import Check
-from gnn_attention.verify.truth import Problem, make_leaves, name_of
+from gnn_attention.verify.truth import Problem, make_leaves, name_backend
 
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -40,7 +40,7 @@ LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity
 Row = Mapping[str, str]
 
 
-def checks_of(
+def build_checks(
     group: str, values: Mapping[str, Iterable[str]], device: str, backends: Sequence[Backend]
 ) -> Iterator[Check]:
     """Yield the checks of a group on some backends; ``values`` lists the values of each factor.
@@ -58,10 +58,10 @@ def checks_of(
         option = row["option"] if "option" in row else RULES[row["rule"]][1]
         skipped = unsupported_reason(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
-            skipped = f"{backend.name}: it assumes finite tokens, which are not checked on {device}"
+            skipped = f"{backend.name}: it assumes finite tokens, so NaN is not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        run = partial(run_row, device, name_of(backend), row)
+        run = partial(run_row, device, name_backend(backend), row)
         name = ", ".join(factors.values())
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
         yield from (check, check.forward_alone()) if index in forward_rows else (check,)
@@ -165,7 +165,7 @@ def draw_problem(
 
 
 # The rules below check what no error bound expresses: exact zeros, the reach of NaN and inf, and lse.
-# (graph, option="plain", rows=None) -> a problem in one dtype, which all backends share.
+# A function (graph, option="plain", rows=None) -> Problem, whose problems all backends share.
 Problems = Callable[..., Problem]
 Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
 
@@ -177,7 +177,7 @@ def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple
         leaves = make_leaves(problem.inputs)
         out = problem.call(backend, leaves)
         out_with_info, info = problem.call(backend, leaves, return_info=True)
-        gradients = gradients_of(out.float(), torch.ones_like(out), leaves).values()
+        gradients = differentiate(out.float(), torch.ones_like(out), leaves).values()
         outputs = torch.cat([out, out_with_info])
         yield f"outputs, {option}", judge_condition(not outputs[:, :, is_isolated].any())
         yield f"lse, {option}", judge_condition((info.lse[:, :, is_isolated] == -torch.inf).all())
@@ -231,13 +231,13 @@ def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
     With ``exp(a) = exp(sink) / 2``, the second half multiplies the output by ``exp(lse) / (exp(lse) +
     exp(a))``. This uses the stored lse, so the result is judged like one of recomputed weights.
     """
-    for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, EVERY)):
+    for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, MIX)):
         problem = problems(name, option)
         leaves = make_leaves(problem.inputs)
         half_sink = leaves["sink_logits"] - math.log(2)
         half, info = problem.call(backend, leaves | {"sink_logits": half_sink}, return_info=True)
         out = half * (info.lse - half_sink.to(info.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
-        gradients = gradients_of(out, problem.direction, {key: leaves[key] for key in "qkv"})
+        gradients = differentiate(out, problem.direction, {key: leaves[key] for key in "qkv"})
         truth = problem.truth.for_backend(replace(backend, recomputes=True))
         yield f"{name} with {option}", judge(out, gradients, truth)
 
@@ -248,7 +248,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated_rows, "edge bias"),
     "NaN, inf and 1e4 reach only rows that attend to them": (_check_poison, "softcap"),
     NAN_RULE: (_check_nan, "plain"),
-    "lse is that of the logits, bias and sinks, and so are its gradients": (_check_lse, EVERY),
+    "lse is that of the logits, bias and sinks, and so are its gradients": (_check_lse, MIX),
 }
 
 GROUPS: dict[str, Mapping[str, Iterable[str]]] = {

@@ -20,7 +20,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
-# The error that float64 is allowed, as a fraction of the largest number.
+# The error that is allowed in float64, as a fraction of the largest number.
 EXACT = 1e-12
 NUM_PERTURBATIONS = 4
 # Perturbing inputs by this many roundings changes the last bits of every product.
@@ -78,15 +78,15 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     Without gradients, as under ``no_grad``, only the output is judged.
     """
     results, expected = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
-    largest_gradient = max(map(largest, truth.gradients.values()), default=0.0)
+    largest_gradient = max(map(max_abs, truth.gradients.values()), default=0.0)
     ratios, shares, limits = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, x in results.items():
         if x.dtype == torch.float64:
             factor = 1.0
-            unit = EXACT * (largest(truth.out) if name == "out" else largest_gradient)
+            unit = EXACT * (max_abs(truth.out) if name == "out" else largest_gradient)
         else:
             factor = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
-            rounding = torch.finfo(x.dtype).eps / 2 * largest(expected[name])
+            rounding = torch.finfo(x.dtype).eps / 2 * max_abs(expected[name])
             unit = max(rounding, truth.yardstick.get(name, 0.0))
         error = _largest_error(x, expected[name])
         ratios[name] = error / unit if unit > 0 else math.inf if error else 0.0
@@ -106,7 +106,7 @@ def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -
     return Outcome(0.0) if condition else Outcome(math.inf, where=where)
 
 
-def errors_of(solution: Solution, truth: Solution) -> dict[str, float]:
+def measure_errors(solution: Solution, truth: Solution) -> dict[str, float]:
     """Compute the largest error of the output, as "out", and of each gradient."""
     expected = {"out": truth[0], **truth[1]}
     return {
@@ -114,10 +114,10 @@ def errors_of(solution: Solution, truth: Solution) -> dict[str, float]:
     }
 
 
-def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the largest error of each name; a NaN is larger than any number.
 
-    >>> largest_of([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
+    >>> merge_errors([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
     {'out': 3.0, 'q': 1.0}
     """
     worst: dict[str, float] = {}
@@ -126,7 +126,7 @@ def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return worst
 
 
-def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Compute the gradient of ``sum(out * direction)`` for each input; {} under ``no_grad``."""
     if not torch.is_grad_enabled():
         return {}
@@ -142,7 +142,7 @@ def badness(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def largest(x: Tensor) -> float:
+def max_abs(x: Tensor) -> float:
     """Return the largest absolute value, 0 for an empty tensor."""
     return float(x.detach().abs().amax()) if x.numel() else 0.0
 
@@ -150,7 +150,7 @@ def largest(x: Tensor) -> float:
 def _largest_error(result: Tensor, expected: Tensor) -> float:
     if result.shape != expected.shape:
         return math.inf
-    return largest(result.detach().to(expected.device, torch.float64) - expected.detach().double())
+    return max_abs(result.detach().to(expected.device, torch.float64) - expected.detach().double())
 
 
 def _describe_error(name: str, result: Tensor, expected: Tensor, limit: float) -> str:
@@ -200,15 +200,15 @@ def widen_by_roundings(
         gradients = torch.autograd.grad(total, stored, retain_graph=True) if stored else ()
         for x, gradient in zip(stored, gradients, strict=True):
             total = total + (x * gradient * _noise(gradient, rng) * dtype_eps).sum()
-        return out.detach(), gradients_of(total, torch.ones_like(total), inputs)
+        return out.detach(), differentiate(total, torch.ones_like(total), inputs)
 
     def largest_errors(delta_eps: float, lse_eps: float) -> dict[str, float]:
         solutions = (perturb_solution(i, delta_eps, lse_eps) for i in range(1, 1 + NUM_PERTURBATIONS))
-        return largest_of(errors_of(solution, (truth.out, truth.gradients)) for solution in solutions)
+        return merge_errors(measure_errors(solution, (truth.out, truth.gradients)) for solution in solutions)
 
-    yardstick = largest_of([truth.yardstick, largest_errors(float32_eps, 0.0)])
+    yardstick = merge_errors([truth.yardstick, largest_errors(float32_eps, 0.0)])
     fused_errors = largest_errors(dtype_eps, float32_eps)
-    fused_yardstick = largest_of([yardstick, truth.fused_yardstick, fused_errors])
+    fused_yardstick = merge_errors([yardstick, truth.fused_yardstick, fused_errors])
     # A kernel that recomputes its weights rounds its output as all others do.
     del fused_yardstick["out"]
     return replace(truth, yardstick=yardstick, fused_yardstick=fused_yardstick)

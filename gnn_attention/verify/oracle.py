@@ -1,4 +1,4 @@
-"""The truth, dense attention in float64 by the formulas of its sources, and the yardstick, SDPA.
+"""Compute the truth, dense attention in float64 by the sources' formulas, and the yardstick, SDPA.
 
 Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)``
 (seed S4.6), and the layer is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x
@@ -58,7 +58,7 @@ def layer(
     scale: float,
     modify: Modify | None = None,
 ) -> Tensor:
-    """Compute a layer of standard (``W_Q``, ...) or merged weights (``pattern``, ``message``)."""
+    """Compute a layer of standard (``W_Q``, ...) or merged heads (``pattern``, ``message``)."""
 
     def linear(letter: str, x: Tensor) -> Tensor:
         y = torch.einsum("bid,hde->bhie", x, weights[f"W_{letter}"])
@@ -115,8 +115,8 @@ def sdpa(
 
     Its error on one small input is partly luck, so a yardstick takes the largest over a few orders of the
     channels, by ``number``. ``fused`` pads keys and values to equally many channels and detaches the mask,
-    because only then SDPA runs its fused kernel. That one recomputes weights from lse, so its gradients have
-    larger roundings: it is the yardstick of backends that do the same.
+    because only then SDPA runs its fused kernel. That kernel recomputes weights from lse, so its
+    gradients have larger roundings: it is the yardstick of backends that do the same.
     """
     q, k = reorder_channels(number, q, k)
     shape = *q.shape[:3], k.shape[2]
@@ -136,7 +136,7 @@ def sdpa(
     if fused:
         q, k, v = (pad(x, (0, width - x.shape[3])) for x in (q, k, v))
         additive = additive.detach()
-    # Kernels differ on rows without edges: isolated receivers attend to all and are set to 0 below.
+    # Kernels differ on rows without edges: let isolated receivers attend to all, and set them to 0.
     is_isolated = ~mask.any(-1, keepdim=True)
     additive = torch.where(is_isolated, 0.0, additive)
     # SDPA does not run fused kernels on channels that are not contiguous.

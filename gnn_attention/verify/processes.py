@@ -1,4 +1,4 @@
-"""Run checks in several processes; only the check that kills its process has failed."""
+"""Run checks in several processes; a check that kills its process fails alone."""
 
 import itertools
 import multiprocessing
@@ -12,14 +12,14 @@ import torch
 
 from gnn_attention.verify.report import FORWARD, Check, Result
 
-DIED = "the process that ran it died"
+DIED = "the check ended its process"
 
 
 def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
     """Run checks in ``jobs`` processes and yield their results in order.
 
-    Checks of one problem share a process and its truth. Checks that a dead process left unfinished run
-    again one by one in a new process. RuntimeError if a process dies before its first check.
+    Checks of one problem share a process and the problem's truth. Checks that a dead process left
+    unfinished run again one by one in a new process. RuntimeError if a process dies before its first check.
     """
     problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
     batches = [list(batch) for _, batch in problems]

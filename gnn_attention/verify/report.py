@@ -26,7 +26,7 @@ FORWARD = "forward alone"
 MAX_FAILURES = 20
 RULE = """
 Attention along the edges of such graphs, compared with dense attention in float64.
-Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."""
+Allowed errors: in float64 1e-12 of the largest number, else 2 times SDPA's, 3 for gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +62,8 @@ class Check(_CheckName):
     """A named check; call it to run it. An exception is a failure with a message.
 
     A call that the backend does not support is tried again without gradients, in case it has no backward
-    pass, and then skipped. A selection covers the values of ``factors``, backend and dtype; ``skipped`` is
-    the reason why the check cannot run. ``run`` must be picklable for another process.
+    pass, and the check is skipped if that fails, too. A selection covers the values of ``factors``,
+    backend and dtype; ``skipped`` says why the check cannot run. ``run`` must be picklable.
     """
 
     run: Callable[[], Outcome]
@@ -118,22 +118,22 @@ class Report:
         return [r for r in self.results if not r.passed and r.skipped is None]
 
     def __str__(self) -> str:
-        """A picture of a graph, the largest error of each dtype, and the failures."""
-        ran = [r for r in self.results if r.skipped is None]
+        """Format a picture of a graph, the largest error of each dtype, and the failures."""
+        results = [r for r in self.results if r.skipped is None]
         lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), RULE]
-        for dtype in dict.fromkeys(r.dtype for r in ran):
-            shares = [r.share for r in ran if r.dtype == dtype and r.share is not None]
-            lines += [f"  {dtype}: the worst error is {max(shares):.2f} of it"] if shares else []
+        for dtype in dict.fromkeys(r.dtype for r in results):
+            shares = [r.share for r in results if r.dtype == dtype and r.share is not None]
+            lines += [f"  {dtype}: largest error {max(shares):.2f} of the limit"] if shares else []
         for r in self.failures[:MAX_FAILURES]:
             command = f"gnn-attention verify --only {shlex.quote(r.label)}"
-            lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  alone: {command}"]
+            lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  again: {command}"]
         reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
         lines += [f"skipped {count}: {reason}" for reason, count in reasons.items()]
-        verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
+        verdict = f"{len(self.failures)} FAILED" if self.failures or not results else "all equal"
         verdict += f", {self.not_started} NOT STARTED" if self.not_started else ""
         keys = [key for key in ("device", "torch") if key in self.environment]
         machine = ", ".join(f"{key} {self.environment[key]}" for key in keys)
-        return "\n".join([*lines, f"{len(ran)} checks, {verdict} ({machine})"])
+        return "\n".join([*lines, f"{len(results)} checks, {verdict} ({machine})"])
 
     def to_json(self) -> str:
         """Return the environment, and a line for each result without None and empty fields."""

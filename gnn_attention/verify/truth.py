@@ -1,4 +1,4 @@
-"""The problems of checks, calls of ``attend`` or of layers, and the truth that judges their results."""
+"""Define problems, which are calls of ``attend`` or a layer, and the truth that judges them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import measure, oracle
-from gnn_attention.verify.measure import Solution, Truth, errors_of, gradients_of, largest_of
+from gnn_attention.verify.measure import Solution, Truth, differentiate, measure_errors, merge_errors
 
 # SDPA's fused kernel gives its mask, and so these inputs, no gradient.
 MASK_INPUTS = ("table", "bias")
@@ -52,9 +52,9 @@ class Problem:
         """Output and gradients in float64 of the rounded inputs, and SDPA's errors in their dtype.
 
         SDPA's largest error on one problem of few numbers is luck (half to twice its usual size). So it is
-        taken over 16 problems: this one and 15 perturbed ones, each in another order with its own truth.
+        taken over 16 problems: this one and 15 perturbed ones, each with an order of channels and a truth.
         """
-        inputs = {**self.inputs, **weights_of(self.heads)}
+        inputs = {**self.inputs, **name_parameters(self.heads)}
         with torch.enable_grad():
             exact = self.evaluate(inputs)
             if self.direction.dtype == torch.float64:
@@ -63,9 +63,9 @@ class Problem:
             for number in range(self.neighbours):
                 perturbed = {name: measure.perturb(x, number) for name, x in inputs.items()}
                 expected = self.evaluate(perturbed)
-                errors.append(errors_of(self.evaluate(perturbed, number), expected))
-                fused_errors.append(errors_of(self.evaluate(perturbed, number, fused=True), expected))
-            truth = Truth(*exact, largest_of(errors), largest_of(fused_errors))
+                errors.append(measure_errors(self.evaluate(perturbed, number), expected))
+                fused_errors.append(measure_errors(self.evaluate(perturbed, number, fused=True), expected))
+            truth = Truth(*exact, merge_errors(errors), merge_errors(fused_errors))
             return measure.widen_by_roundings(truth, self._intermediates, inputs, self.direction)
 
     def evaluate(
@@ -82,10 +82,10 @@ class Problem:
         else:
             out = self._call(leaves, number, fused)[0]
         differentiable = {name: x for name, x in leaves.items() if not (fused and name in MASK_INPUTS)}
-        return out.detach(), gradients_of(out, self.direction, differentiable)
+        return out.detach(), differentiate(out, self.direction, differentiable)
 
     def _intermediates(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the output, that of each head, and lse; for a layer also q, k and v."""
+        """Return the output, the output of each head and lse; for a layer also q, k and v."""
         out, z, q, k, v = self._call(inputs)
         logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale
         lse = oracle.lse(self.dense(inputs, logits), self.mask, inputs.get("sink_logits"))
@@ -94,7 +94,7 @@ class Problem:
     def _call(
         self, inputs: Mapping[str, Tensor], number: int | None = None, fused: bool = False
     ) -> tuple[Tensor, ...]:
-        """Return the output, that of each head, and q, k and v, computed as by :meth:`evaluate`."""
+        """Return the output, the output of each head, and q, k and v, as in :meth:`evaluate`."""
         dense, sinks = partial(self.dense, inputs), inputs.get("sink_logits")
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,16 +126,16 @@ class Problem:
             else:
                 options = self.options(leaves)
                 mod = options.pop("score_mod", None)
-                layer = MessagePassingAttention(self.heads, mod, backend=name_of(backend))
+                layer = MessagePassingAttention(self.heads, mod, backend=name_backend(backend))
                 out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
-                leaves |= weights_of(self.heads)
-        return out, gradients_of(out, self.direction, leaves)
+                leaves |= name_parameters(self.heads)
+        return out, differentiate(out, self.direction, leaves)
 
     def call(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
         """Call ``attend`` with the options of the problem and further ones."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
-        return attend(q, k, v, self.graph, backend=name_of(backend), **options)
+        return attend(q, k, v, self.graph, backend=name_backend(backend), **options)
 
 
 class _Layer(nn.Module):
@@ -151,7 +151,7 @@ class _Layer(nn.Module):
         return self.heads.collect(z), z, q, k, v
 
 
-def name_of(backend: Backend) -> str | Backend:
+def name_backend(backend: Backend) -> str | Backend:
     """Return the name of a built-in backend, as users pass it to ``attend``, or another backend."""
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
@@ -160,7 +160,7 @@ def make_leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) 
     return {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 
-def weights_of(heads: Any) -> dict[str, Tensor]:
-    """Return the weights by their names in the formulas, {} without heads."""
+def name_parameters(heads: Any) -> dict[str, Tensor]:
+    """Return the parameters of heads by their names in the formulas, {} without heads."""
     parameters = () if heads is None else heads.named_parameters()
     return {name.removeprefix("standard."): parameter for name, parameter in parameters}

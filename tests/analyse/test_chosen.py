@@ -1,4 +1,4 @@
-"""What was chosen, counted by hand from masks."""
+"""The numbers of a selection equal those counted by hand from masks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_choices_are_counted():
     assert "four: 684 of 2790 edges (0.245)" in str(choice)
     by_head = TokenGraph.from_rule(causal.rule, 30, heads=3, batch=2)
     assert torch.equal(analyse.choice(graph, by_head).possible, choice.possible)
-    with pytest.raises(ValueError, match="graph must have edges, and the tokens of"):
+    with pytest.raises(ValueError, match="graph must have edges, and the same tokens as"):
         analyse.choice(graph, patterns.causal(31))
 
 

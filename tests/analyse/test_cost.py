@@ -78,13 +78,13 @@ class TestForms:
         "build", [patterns.causal, lambda n: patterns.window(n, 4), lambda n: patterns.sinks(n, 2)]
     )
     def test_a_pass_is_the_sum_of_its_steps(self, form, build):
-        """To decode token by token costs what one pass costs."""
+        """Decoding token by token costs as much as one pass."""
         steps = [cost.of_form(form, **GROUPED, graph=build(n)).step for n in range(1, 12)]
         assert sum(steps, start=Macs()) == cost.of_form(form, **GROUPED, graph=build(11)).macs
 
     @each_form
     def test_graphs_that_differ_by_head_or_sample(self, form):
-        """Each head has edges of its own, each sample tokens of its own."""
+        """Each head has its own edges, and each sample its own tokens."""
         graphs = [patterns.window(9, 2), patterns.causal(9), patterns.full(9)]
         costs = [cost.of_form(form, 12, 3, graph=graph) for graph in graphs]
         by_head = cost.of_form(form, 12, 3, graph=algebra.per_head(*graphs))
@@ -125,7 +125,7 @@ class TestOrder:
     @settings(max_examples=100, deadline=None)
     @given(sizes=sizes_of_heads, graph=graphs)
     def test_the_differences(self, sizes, graph):
-        """What the module says they are, for heads of every size: all positive for thin heads."""
+        """The differences are those of the module's docstring; all are positive for thin heads."""
         d, H, D, V, G = sizes
         pair = D + V
         standard, factored, merged = (cost.of_form(form, *sizes, graph=graph).macs.total for form in FORMS)
@@ -154,7 +154,7 @@ class TestCaches:
             assert cache.nbytes == 11 * result.cache_per_token[kind]
 
     def test_layers_and_samples(self):
-        """Two layers, and samples with graphs of their own."""
+        """There are two layers, and each sample has its own graph."""
         graph = algebra.per_sample(patterns.window(11, 3), patterns.causal(11))
         heads, cache, x = StandardHeads(**GROUPED), KeyValueCache(graph, layers=2), torch.randn(2, 11, 24)
         for layer in range(2):

@@ -29,12 +29,12 @@ def masks(draw):
 COMPLEMENT = "the second is the complement of the first"
 TRANSPOSED = "the second is the first transposed"
 LATER, EARLIER = "every sender one token later", "every sender one token earlier"
-PAST = "with the edges src <= dst alone"
-KINDS = (PAST, COMPLEMENT, TRANSPOSED, LATER, EARLIER, "self loops alone")
+PAST = "without its edges from later tokens (src > dst)"
+KINDS = (PAST, COMPLEMENT, TRANSPOSED, LATER, EARLIER, "only in self loops")
 
 
 def kinds(first, second):
-    """Which kinds of difference the remarks name."""
+    """Return the kinds of difference that the remarks name."""
     text = "\n".join(analyse.diff(first, second).remarks)
     return {kind for kind in KINDS if kind in text}
 
@@ -74,7 +74,7 @@ class TestNumbers:
             half = torch.equal(b, a.tril()) or torch.equal(a, b.tril())
             expected |= {PAST} if half else set()
         off_diagonal = ~torch.ones_like(a).tril().logical_and(torch.ones_like(a).triu())
-        expected |= {"self loops alone"} if not bool(((a ^ b) & off_diagonal).any()) else set()
+        expected |= {"only in self loops"} if not bool(((a ^ b) & off_diagonal).any()) else set()
         expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
         assert kinds(graph_of_mask(a), graph_of_mask(b)) == expected
 
@@ -85,7 +85,7 @@ MORE, WIDER = "the second has 2 more senders per receiver", patterns.window(12, 
 ONE_IS_CAUSAL = "the {} is causal, the {} has edges from later tokens (src > dst)"
 DOCUMENTS = "the second has 1 more sender per receiver from receiver 5 on", "their dst - src is in 1 .. 5"
 TWO_EDGES = TokenGraph.from_edges(torch.tensor([[3, 2], [4, 7]]), 9)
-LOOPS = "they differ in self loops alone: the second lacks 7"
+LOOPS = "they differ only in self loops: the second lacks 7"
 REMARKS = [
     # the fifth token is of another document
     (patterns.documents([5, 5]), patterns.documents([4, 6]), DOCUMENTS),
@@ -119,7 +119,7 @@ class TestWords:
         for first, second, match in [
             (WINDOW, patterns.window(12, 3), r"same tokens, got .*window\(9, 3\).*window\(12, 3\)"),
             (CAUSAL.rows(0, 3), CAUSAL.rows(2, 5), "same tokens"),
-            (windows, WINDOW, r"first .* differs by head: take a select\(batch, head\)"),
+            (windows, WINDOW, r"first .* differs by head: use select\(batch, head\)"),
         ]:
             with pytest.raises(ValueError, match=match):
                 analyse.diff(first, second)

@@ -19,7 +19,7 @@ def cycle(tokens):
 
 
 def test_influence_along_a_window_of_two_is_binomial():
-    """Each layer moves one back with half of the attention's share."""
+    """In each layer half of the attention's share moves one token back."""
     tokens, layers, residual = 12, 7, 0.3
     row = analyse.influence(patterns.window(tokens, 2), layers, residual, receivers=[11])[0]
     p = (1 - residual) / 2
@@ -28,7 +28,7 @@ def test_influence_along_a_window_of_two_is_binomial():
 
 
 def test_influence_around_a_cycle_is_binomial_wrapped():
-    """Columns, rows and the whole agree."""
+    """Columns and rows agree with the whole matrix."""
     tokens, layers, residual = 5, 8, 0.25
     graph = cycle(tokens)
     expected = torch.zeros(tokens, dtype=torch.float64)

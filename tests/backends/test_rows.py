@@ -11,7 +11,7 @@ from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
 from gnn_attention.backends.cpu import csr_primitives
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS
-from gnn_attention.verify.groups import checks_of
+from gnn_attention.verify.groups import build_checks
 
 ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
@@ -51,7 +51,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     outcomes = []
     for dtype, names in options.items():
         values = {"dtype": [dtype], "graph": [graph], "option": names, "size": ["inputs x1"]}
-        outcomes += [check() for check in checks_of("attend", values, "cpu", (ROWS,))]
+        outcomes += [check() for check in build_checks("attend", values, "cpu", (ROWS,))]
     assert any(x.passed for x in outcomes)
     assert not [(x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
 

@@ -25,7 +25,7 @@ def small(monkeypatch):
 
 
 def test_edges_in_words_and_the_loss_of_what_is_kept(small, capsys):
-    """All edges have the model's own loss; few have another."""
+    """With all edges the loss is the model's own; with few edges it is another."""
     text = "abcab"
     ids = Letters()(text, "pt").input_ids
     with torch.no_grad():

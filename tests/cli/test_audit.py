@@ -1,4 +1,4 @@
-"""``gnn-attention audit``: its exit code, its JSON and what it refuses."""
+"""``gnn-attention audit`` has the right exit code and JSON, and refuses wrong arguments."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_the_record_and_the_table_have_every_graph_and_pass(record):
 
 
 def test_a_new_list_is_made_for_every_call(monkeypatch):
-    """The others attend along one graph, whose plan is kept."""
+    """The other problems attend along one graph, whose plan is kept."""
     graphs = []
     monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: graphs.append(graph))
     for title in ("causal", NEW_LIST):

@@ -85,9 +85,9 @@ class TestDraw:
 WRONG = """
 graphs wndow | there is no builder 'wndow'; did you mean 'window'?
 graphs --json no/such/file | --json no/such/file: expected a folder that exists
-draw 'window(64, 8)' | text shows one head, 32 tokens at most, got TokenGraph(window(64, 8)
+draw 'window(64, 8)' | text shows one head and at most 32 tokens, got TokenGraph(window(64, 8)
 draw no/such.graphml | No such file or directory: 'no/such.graphml'
-draw 'window(6, 2)' --undirected | --undirected belongs to a file of edges, not to 'window(6, 2)'
+draw 'window(6, 2)' --undirected | --undirected needs a file of edges, got the expression 'window(6, 2)'
 audit no/such.edges | No such file or directory: 'no/such.edges'
 draw 'window(6, 2)' --kind arcs | --kind arcs needs a file to draw into
 draw 'window(6, 2)' -o no/such/folder.svg | -o no/such/folder.svg: expected a folder that exists

@@ -28,7 +28,7 @@ def fast(monkeypatch):
 
 
 def wait_for(condition, seconds=30.0):
-    """Whether ``found()`` becomes true in this time."""
+    """Return whether ``found()`` becomes true in this time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
@@ -63,7 +63,7 @@ def closed_stream():
 
 
 class Broken(io.TextIOBase):
-    """A pipe without a reader."""
+    """The pipe has no reader."""
 
     def write(self, text):
         raise BrokenPipeError

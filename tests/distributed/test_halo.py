@@ -17,7 +17,7 @@ ASYMMETRIC = TokenGraph.from_edges(torch.tensor([[0, 2, 1, 8, 3, 3], [1, 1, 2, 0
 
 
 def random_partition(graph, world, seed=0):
-    """Every receiver and every sender on a random rank."""
+    """Put every receiver and every sender on a random rank."""
     draw = torch.Generator().manual_seed(seed)
     sizes = graph.num_dst, graph.num_src
     return Partition(*(Shares(torch.randint(0, world, (n,), generator=draw), world) for n in sizes))
@@ -56,7 +56,7 @@ GRAPHS = {
 @pytest.mark.parametrize("side", [2**13, 7])
 @pytest.mark.parametrize("name", thinned(GRAPHS, 0))
 def test_a_handful_of_graphs(name, side, monkeypatch):
-    """The same where rules are asked of small boxes."""
+    """The halo is the same if rules are evaluated on small boxes."""
     monkeypatch.setattr(halo_sets, "SIDE", side)
     for make, world in ((contiguous, 3), (zigzag, 3), (random_partition, 4)):
         graph = replace(GRAPHS[name])  # with nothing cached
@@ -77,7 +77,7 @@ def test_the_halo_of_a_window_is_the_tokens_before_its_first(n, w, world):
 def test_other_partitions_and_ranks_raise():
     graph = patterns.window(8, 2)
     for count in (halo_sizes, lambda graph, partition: halo(graph, partition, 0)):
-        with pytest.raises(ValueError, match=r"has 7 receivers and 7 senders, not those of .*window"):
+        with pytest.raises(ValueError, match=r"partition must fit .*window.* got 7 receivers and 7 senders"):
             count(graph, contiguous(patterns.causal(7), 2))
     with pytest.raises(IndexError, match=r"rank must be in 0 .. 1, got 2"):
         halo(graph, contiguous(graph, 2), 2)

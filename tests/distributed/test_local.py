@@ -16,7 +16,7 @@ SIZES = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16)
 
 
 def models(rank, world):
-    """Outputs and gradients of a model, and of a layer with rotary heads and grouped keys."""
+    """Return outputs and gradients of a model, and of a layer with rotary heads and grouped keys."""
     torch.manual_seed(0)
     graph = patterns.window(19, 6) | patterns.sinks(19, 2)
     mine = distributed.local(graph, "zigzag")
@@ -96,7 +96,7 @@ def compiled(rank, world):
 
 @pytest.mark.slow
 def test_a_layer_is_compiled_around_its_attention():
-    """With a break in the graph, which fullgraph=True refuses."""
+    """The graph has a break, which fullgraph=True refuses."""
     for error, refusal in ranks.run(2, compiled, deadline=120.0):
         assert error <= 1
         assert re.search("function run .* was wrapped with `torch.compiler.disable`", refusal)
@@ -135,7 +135,7 @@ def views(rank, world):
             (lambda: ga.attend(x, x, x, mine, bias=bias), NotImplementedError, bias_error),
             (lambda: distributed.local(mine), TypeError, whole_error),
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
-            (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
+            (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the rank's 3 tokens"),
             (lambda: distributed.scatter([0.0], partition), TypeError, "x must be a Tensor, got .* list"),
             (lambda: distributed.scatter(y, partition, axis=7), IndexError, r"axis must be in -2 .. 1"),
             (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
@@ -147,5 +147,5 @@ def views(rank, world):
 
 @pytest.mark.slow
 def test_a_rank_graph_raises_what_it_does_not_support():
-    names = [f"RankGraph(causal(6): rank {rank} of 2, 3 own src -> 3 own dst)" for rank in range(2)]
+    names = [f"RankGraph(causal(6): rank {rank} of 2, 3 local src -> 3 local dst)" for rank in range(2)]
     assert ranks.run(2, views) == names

@@ -34,13 +34,13 @@ def by_metis(graph, world):
 
 
 def count_edges(graph, partition):
-    """Edges of each rank, from the mask."""
+    """Count the edges of each rank in the mask."""
     mask = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
     return [int(mask[:, partition.dst.tokens(rank)].sum()) for rank in range(partition.world_size)]
 
 
 def shuffle(graph, seed=0):
-    """The same graph of tokens in a random order."""
+    """Return the same graph with its tokens in a random order."""
     order = torch.randperm(graph.num_dst, generator=torch.Generator().manual_seed(seed))
     return TokenGraph.from_edges(order[graph.edge_index], graph.num_dst)
 

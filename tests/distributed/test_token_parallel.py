@@ -26,7 +26,7 @@ def drawn(graph, dtype=torch.float64):
 
 
 def in_one_process(graph, tensors, options):
-    """Output and gradients of q, k and v."""
+    """Return output and gradients of q, k and v."""
     *leaves, factor = tensors
     leaves = [x.clone().requires_grad_() for x in leaves]
     torch.manual_seed(SEED)
@@ -42,7 +42,7 @@ def own_part(tensors, partition):
 
 
 def on_ranks(graph, partition, tensors, options):
-    """The same of this rank's tokens."""
+    """Return the same for this rank's tokens."""
     factor, *leaves = own_part((tensors[3], *tensors[:3]), partition)
     leaves = [x.clone().requires_grad_() for x in leaves]
     torch.manual_seed(SEED if torch.distributed.get_rank() == 0 else 99)  # the first rank's seed counts
@@ -52,7 +52,7 @@ def on_ranks(graph, partition, tensors, options):
 
 
 def worst(graph, partition, options):
-    """The largest error, of outputs or gradients, as a share of what is allowed."""
+    """Return the largest error of outputs or gradients as a share of the allowed error."""
     tensors = drawn(graph)
     found, wholes = on_ranks(graph, partition, tensors, options), in_one_process(graph, tensors, options)
     parts = own_part(wholes, partition)
@@ -82,7 +82,7 @@ def check(rank, world, cases):
 
 
 def learned_table(graph):
-    """A relative bias that differs by head and distance."""
+    """Add a relative bias that differs by head and distance."""
     return score_mods.relative_bias(torch.linspace(-1, 1, 9).expand(graph.heads or HQ, 9).clone())
 
 
@@ -171,7 +171,7 @@ def test_some_gradients_and_lse():
 
 
 def wrong(rank, world):
-    """What wrong arguments of one rank raise; each time the next call is served."""
+    """Return the errors of wrong arguments of one rank; the call after each of them works."""
     graph, other, first = patterns.causal(8), patterns.window(8, 3), rank == 0
     x = torch.ones(1, 1, 4, 4)
     partition = partitions.contiguous(graph, 2)
@@ -207,10 +207,10 @@ MESSAGES = [
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
     "all ranks must give the same backend: rank 0 has dense, but rank 1 has rows",
     "rank 0: backend 'varlen' does not support .*; rank 1: backend 'varlen' does not support",
-    "partition has 3 ranks, but there are 2",
+    "partition must have 2 ranks, got 3",
     "rank 0: TypeError: backend must be a name or a .*Backend, got int",
     "all ranks must give the same options: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
-    "rank 0: ValueError: x must have the 4 own tokens",
+    "rank 0: ValueError: x must have the rank's 4 tokens",
 ]
 
 
@@ -223,5 +223,5 @@ def test_a_wrong_argument_of_one_rank_raises_on_all():
 
 def test_without_a_process_group_the_error_shows_the_way():
     x = torch.ones(1, 1, 4, 4)
-    with pytest.raises(ValueError, match="is not initialised: start the program with torchrun"):
+    with pytest.raises(ValueError, match="is not initialised: use torchrun"):
         distributed.attend(x, x, x, patterns.causal(4))

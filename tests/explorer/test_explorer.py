@@ -232,7 +232,7 @@ class TestCommand:
         ("arguments", "words"),
         [
             (["@latin.txt"], "can't decode byte 0xff in position 2"),
-            ([""], "the text is empty: give some, such as"),
+            ([""], "text must not be empty: give one such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
             (["a", "--model", "none.safetensors"], "model 'none.safetensors' is no file"),

@@ -1,6 +1,6 @@
 """F3: errors of every backend in float32, bfloat16 and float16, as shares of those of torch's SDPA.
 
-Inputs have size 1, and size 5, at which cancellation shows. The largest error is judged by the rule of F1. The
+Inputs have size 1, and size 5, at which cancellation shows. The max_abs error is judged by the rule of F1. The
 mean error is taken over all samples of a case and compared with the mean of SDPA over a few orders of its
 sums, or with the mean of one rounding where that is more. Means of few numbers are luck and not judged.
 """
@@ -22,7 +22,7 @@ from gnn_attention.verify.measure import (
     ALLOWED_OUTPUT,
     Solution,
     judge,
-    largest,
+    max_abs,
 )
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Made, Numbers
@@ -31,14 +31,14 @@ from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_c
 from tests.guarantees.problems import problem_of, usual_backends
 
 ALLOWED = {
-    "largest": ALLOWED_OUTPUT,
+    "max_abs": ALLOWED_OUTPUT,
     "mean": 1.5,
-    "largest of gradients": ALLOWED_GRADIENT,
+    "max_abs of gradients": ALLOWED_GRADIENT,
     "mean of gradients": 2.0,
 }
 ORDERS = 8  # of channels, in which SDPA attempts a problem
 FEWEST_NUMBERS, FEWEST_ROWS = 1000, 256  # of which a mean is judged; rows of two edges or more
-VANISHED = 1e-9  # of the largest gradient: below it a gradient is 0 in theory
+VANISHED = 1e-9  # of the max_abs gradient: below it a gradient is 0 in theory
 LENGTHS = (33, 47, 65, 97, 113, 129)  # no multiples of the sizes of tiles
 GROUPS = ((4, 1), (2, 2), (1, 4), (2, 3))  # heads of k and v, query heads for each
 WIDTHS = (8, 17, 24, 33, 64)
@@ -115,19 +115,19 @@ def _measure(count: int, tell: Tell) -> Measured:
 
 
 def _shares(draw: ScaledDraw, backend: Backend) -> Iterator[tuple[str, float]]:
-    """The largest and the mean errors of the output and of each gradient, as shares of SDPA's."""
+    """The max_abs and the mean errors of the output and of each gradient, as shares of SDPA's."""
     (out, gradients), truth = draw.problem.solve(backend), draw.problem.truth
     outcome = judge(out, gradients, truth.for_backend(backend))
-    yield "largest", outcome.output or 0.0
-    yield "largest of gradients", outcome.gradient or 0.0
+    yield "max_abs", outcome.output or 0.0
+    yield "max_abs of gradients", outcome.gradient or 0.0
     if int((draw.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
         return
     plain, fused = draw.attempts["plain"], draw.attempts["fused"]
     if truth.out.numel() >= FEWEST_NUMBERS:
         yield "mean", _mean_share(out, truth.out, [[attempt[0] for attempt in plain]])
-    most = max(map(largest, truth.gradients.values()), default=0.0)
+    most = max(map(max_abs, truth.gradients.values()), default=0.0)
     for key, gradient in truth.gradients.items():
-        if gradient.numel() >= FEWEST_NUMBERS and largest(gradient) > VANISHED * most:
+        if gradient.numel() >= FEWEST_NUMBERS and max_abs(gradient) > VANISHED * most:
             # the fused kernel computes weights again in its backward pass, as such a backend does
             groups = [plain, fused] if backend.recomputes and key in fused[0][1] else [plain]
             others = [[attempt[1][key] for attempt in group] for group in groups]
@@ -157,7 +157,7 @@ GUARANTEE = Guarantee(
     promise=(
         "float32, bfloat16 and float16, inputs x1 and x5: errors are those of torch's SDPA in the same dtype"
     ),
-    bar="at most twice its largest error and 1.5 times its mean; gradients 3 and 2 times",
+    bar="at most twice its max_abs error and 1.5 times its mean; gradients 3 and 2 times",
     quick=6,
     full=30,
     measure=_measure,

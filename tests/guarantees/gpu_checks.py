@@ -13,7 +13,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.groups import draw_problem
-from gnn_attention.verify.measure import Outcome, gradients_of, judge, judge_condition
+from gnn_attention.verify.measure import Outcome, differentiate, judge, judge_condition
 from gnn_attention.verify.truth import Problem, make_leaves
 
 REPEATS = 3
@@ -41,7 +41,7 @@ def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
     q, k, v = (leaves[name] for name in "qkv")
     options = problem.options(leaves)
     out, info = attend(q, k, v, problem.graph, backend=backend, return_info=True, **options)
-    gradients = gradients_of(out, problem.direction, leaves)
+    gradients = differentiate(out, problem.direction, leaves)
     return {"output": out.detach(), "lse": info.lse.detach(), **gradients}
 
 
@@ -95,7 +95,7 @@ def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outco
         return out
 
     out = _compiled(device, run)(**leaves)
-    gradients = gradients_of(out, problem.direction, leaves)
+    gradients = differentiate(out, problem.direction, leaves)
     return judge(out, gradients, problem.truth.for_backend(backend))
 
 
@@ -110,7 +110,7 @@ def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
         return out
 
     out = _compiled(device, run)(**x)
-    gradients = gradients_of(out, problem.direction, x)
+    gradients = differentiate(out, problem.direction, x)
     return judge(out, gradients, problem.truth)
 
 

@@ -20,7 +20,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import GraphCase, store_tokens_first
 from gnn_attention.verify.groups import draw_problem
-from gnn_attention.verify.measure import Outcome, gradients_of, judge
+from gnn_attention.verify.measure import Outcome, differentiate, judge
 from gnn_attention.verify.truth import Problem
 
 SAMPLES = 2
@@ -111,7 +111,7 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> O
     direction = torch.zeros_like(out)
     receivers = min(FAR_RECEIVERS, tokens - FAR_WINDOW)
     direction[:, :, -receivers:].normal_(generator=rng)
-    gradients = gradients_of(out, direction, leaves)
+    gradients = differentiate(out, direction, leaves)
     compared = receivers + FAR_WINDOW
     near = {name: x.detach()[:, :, -compared:].clone() for name, x in leaves.items()}
     mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)

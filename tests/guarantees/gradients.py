@@ -20,7 +20,7 @@ from torch.func import functional_call
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify.truth import Problem, make_leaves, name_of
+from gnn_attention.verify.truth import Problem, make_leaves, name_backend
 from tests.guarantees.draws import Draw, Made, Numbers
 from tests.guarantees.families import FAMILIES, shuffled_list
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
@@ -80,7 +80,7 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
             return out
 
         return attend, list(inputs.values())
-    layer = MessagePassingAttention(problem.heads, backend=name_of(backend))
+    layer = MessagePassingAttention(problem.heads, backend=name_backend(backend))
     weights = dict(layer.named_parameters())
 
     def update(x_src: Tensor, x_dst: Tensor, *tensors: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.score_mods import ScoreMod
-from gnn_attention.verify.truth import Problem, name_of
+from gnn_attention.verify.truth import Problem, name_backend
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 
 MESSAGE_PASSING = "message_passing"  # of a layer its own four steps, edge by edge
@@ -141,7 +141,7 @@ def call(
 ) -> Any:
     """``attend`` of q, k and v in their places, with what is added to their logits."""
     q, k, v = qkv
-    return attend(q, k, v, problem.graph, backend=name_of(backend), **problem.options(inputs), **more)
+    return attend(q, k, v, problem.graph, backend=name_backend(backend), **problem.options(inputs), **more)
 
 
 def usual_backends() -> dict[str, Backend]:

@@ -120,7 +120,7 @@ PLANTED = {
 # How the verdict describes the difference between the two graphs.
 REMARKS = {
     "mask transposed": "the second is the first transposed",
-    "mask off by one": "the first is the second with the edges src <= dst alone",
+    "mask off by one": "the first is the second without its edges from later tokens (src > dst)",
     "documents crossing": "the second has 3 more senders per receiver from receiver 3 on",
     BATCH_NORM: "samples of a batch influence one another",
 }

@@ -34,7 +34,7 @@ def test_all_checks_hold_on_the_cpu():
 
 
 def test_the_oracle_is_the_dense_formula():
-    """Against torch.softmax and, with sinks, one more column without a value."""
+    """The truth equals torch.softmax, with one more column without a value for sinks."""
     rng = torch.Generator().manual_seed(0)
     shapes = (2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)
     q, k, v = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in shapes)
@@ -55,12 +55,12 @@ def test_graph_cases_define_the_edges_of_the_graph(case):
 
 
 def change_call(change):
-    """A dense backend that is given another call."""
+    """Return a dense backend that is given another call."""
     return lambda call: dense.run(change(call))
 
 
 def change_lse(change):
-    """The lse of another call; the output is right."""
+    """Return a backend with the lse of another call and the right output."""
 
     def run(call):
         out, lse = dense.run(call)
@@ -70,7 +70,7 @@ def change_lse(change):
 
 
 def change_output(change):
-    """The output made of the call and the right one."""
+    """Return a backend whose output is made of the call and the right output."""
 
     def run(call):
         out, lse = rows.run(call)
@@ -127,7 +127,7 @@ WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in FOUND_BY.items()
 
 
 def run_checks(backend, *texts, condition=lambda check: True):
-    """The results of the checks of a backend, in whose label each text is."""
+    """Return the results of a backend's checks whose label contains each text."""
     checks = verify.checks("cpu", backends=[backend])
     return [check() for check in checks if all(text in check.label for text in texts) and condition(check)]
 
@@ -184,21 +184,21 @@ def test_the_selection_covers_every_pair():
 
 
 def _pairs_of(checks):
-    """``(group, value, value)`` of what can be run."""
+    """Return ``(group, value, value)`` for all checks that can run."""
     runnable = [check for check in checks if check.skipped is None]
     rows = [(c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in runnable]
     return {(group, *pair) for group, row in rows for pair in itertools.combinations(sorted(row.items()), 2)}
 
 
 def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, capsys):
-    """The command that it prints runs that check and no other, and exits with 1."""
+    """The printed command runs this check and no other, and exits with 1."""
     monkeypatch.setitem(BACKENDS, "dense", Backend("dense", WRONG_BACKENDS["scale dropped"]))
     label = "attend: causal, plain, inputs x1 [dense, float32]"
     assert main(["verify", "--device", "cpu", "--only", label]) == 1
     output = capsys.readouterr().out
     number = r"-?\d[\d.e+-]*"
     assert re.search(rf"expected {number}, got {number}; error allowed {number}, measured {number}", output)
-    assert f"alone: gnn-attention verify --only '{label}'" in output
+    assert f"again: gnn-attention verify --only '{label}'" in output
     assert output.splitlines()[-1].startswith("1 checks, 1 FAILED")
 
 
@@ -232,13 +232,13 @@ def test_a_backend_of_your_own_is_judged_skipped_or_fails():
 
 
 def forward_only(run):
-    """Without a backward pass."""
+    """The backend has no backward pass."""
     reason = lambda call: "no backward" if call.q.requires_grad and torch.is_grad_enabled() else None  # noqa: E731
     return Backend("forward", run, unsupported_reason=reason)
 
 
 def test_without_a_backward_pass_the_output_is_judged_alone():
-    """Right outputs pass, wrong ones fail. For pytest: one by one."""
+    """Right outputs pass and wrong ones fail, one check at a time, as in pytest."""
     double = change_call(lambda call: replace(call, scale=2 * call.scale))
     backends = [forward_only(dense.run), BACKENDS["dense"], forward_only(double), Backend("double", double)]
     results = []
@@ -253,9 +253,9 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
         ({"backends": ["nope"]}, "backends must be one of .*, got "),
         ({"selection": "nope"}, "selection must be .*, got "),
         ({"device": "nope"}, r"device must be one that torch knows, got 'nope': Expected one of cpu"),
-        ({"only": "no such label"}, "only: no check has 'no such label' in its label"),
+        ({"only": "no such label"}, "only must be in a label like .*, got 'no such label'"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
-        ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "2 processes take backends by name"),
+        ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "jobs must be 1 for a Backend value, got 2"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):

@@ -21,7 +21,7 @@ OPTIONS = {"device": "cpu", "backends": ["dense"], "only": "attend: documents, p
 
 @dataclass
 class FakeRun:
-    """What a made-up check comes to: it passes, or ends its process."""
+    """Return the outcome of a made-up check: it passes, or ends its process."""
 
     number: int
 
@@ -33,7 +33,7 @@ class FakeRun:
 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_own_check_alone():
-    """Named by its label; those after it run in another."""
+    """It is named by its label, and the checks after it run in another process."""
     checks = [Check("made", "none", "float32", f"check {number}", FakeRun(number)) for number in range(20)]
     results = {result.name: result for result in processes.run_checks(checks, jobs=2)}
     assert sorted(results) == sorted(check.name for check in checks)
@@ -78,19 +78,19 @@ def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
 
 
 def names(report):
-    """Which checks, in order."""
+    """Return the labels of the checks in order."""
     return [(r.group, r.backend, r.dtype, r.name) for r in report.results]
 
 
 def read_back(report, folder):
-    """The report from its file."""
+    """Return the report that its file holds."""
     file = folder / "record.json"
     file.write_text(report.to_json())
     return Report.from_file(file)
 
 
 def test_an_interrupted_run_is_carried_on_to_the_same_report(tmp_path):
-    """Nothing twice, nothing left out, in the same order; a report that is not finished is not ok."""
+    """No check runs twice or is left out, the order is the same, and an unfinished report is not ok."""
     reports = []
 
     def stop(report):
@@ -119,12 +119,12 @@ def test_an_earlier_failure_stays():
 @pytest.mark.parametrize("name", ["device", "torch", "sources"])
 def test_a_record_of_elsewhere_is_not_carried_on(name):
     earlier = Report((), {**verify.environment("cpu"), name: "other"})
-    with pytest.raises(ValueError, match=f"the earlier record was made with other {name}"):
+    with pytest.raises(ValueError, match=f"the earlier record has another {name}"):
         verify.run(**OPTIONS, resumed=earlier)
 
 
 def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
-    """JSON cannot say it; the check has failed."""
+    """JSON has no NaN or inf; the check has failed."""
     check = Check("made", "none", "float32", "check", lambda: judge_condition(False))
     report = Report((check(),))
     assert read_back(report, tmp_path) == report
@@ -150,7 +150,7 @@ def test_the_command_carries_on(tmp_path, capsys):
 
 
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    """And what it says is there: the checks of before."""
+    """The record that it names holds the earlier checks."""
 
     def interrupt(device, *, progress, **options):
         progress(Report((Result("a", "b", "c", "d", passed=True),), {}, 1))
