@@ -60,7 +60,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
 @pytest.mark.parametrize("senders", [(), (3,), (8, 2, 5)], ids=str)
 @torch.no_grad()
 def test_one_receiver_equals_the_formula(senders, with_sinks):
-    """A step of decoding builds no lists; the receiver may be isolated."""
+    """A decoding step builds no lists; the receiver may be isolated."""
     graph = ga.TokenGraph.from_indices(torch.tensor([[*senders, -1]]), 15)
     inputs, sinks = [x.detach() for x in qkv(1, 15)], draw(4).detach() if with_sinks else None
     out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=ROWS, return_info=True)
