@@ -85,7 +85,7 @@ def test_backends_refuse_calls_that_need_too_much_memory(monkeypatch, backend):
     expected = ga.attend(q, q, q, graph, backend="reference")
     with monkeypatch.context() as patched:
         limit_memory(patched)
-        with pytest.raises(NotImplementedError, match=f"backend '{backend}' cannot hold .* GiB are left"):
+        with pytest.raises(NotImplementedError, match=f"backend '{backend}' does not support .* GiB are left"):
             ga.attend(q, q, q, graph, backend=backend)
     assert_exact(ga.attend(q, q, q, graph, backend=backend), expected)
 
