@@ -37,7 +37,7 @@ def _without_progress():
     """On a slow machine a quick command may take more than 5 s."""
     from gnn_attention._support import progress
 
-    progress.EVERY = 3600.0
+    progress.LINE_SECONDS = 3600.0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -268,7 +268,7 @@ WRONG_CALLS = [
     (ValueError, r"at least one channel \(D\), got shape \[2, 4, 9, 0\]", {"q": Q[..., :0], "k": K[..., :0]}),
     (TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention", {"graph": CAUSAL.mask()}),
     (ValueError, r"does not fit q with 9 receivers and k with 9 .*rows\(", {"graph": patterns.causal(8)}),
-    (ValueError, r"differs by heads \(3\), but q has heads 4", {"graph": THREE_HEADS}),
+    (ValueError, r"has heads=3, but q has heads=4", {"graph": THREE_HEADS}),
     (ValueError, r"differs by head has no single edge list", {"graph": FOUR_HEADS, "bias": torch.zeros(3)}),
     (ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'", {"backend": "fast"}),
     (TypeError, r"backend must be a name or a gnn_attention.Backend, got int", {"backend": 3}),

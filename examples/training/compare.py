@@ -87,7 +87,7 @@ def compare(
         files = [out / f"{one.key}-{plan}-seed{seed}.json" for seed, one in pairs]
     outcomes = [_stored(file, one) for file, (_, one) in zip(files, pairs, strict=True)]
     if None in outcomes:
-        with Progress("compare", outcomes.count(None) * recipe.steps, shown=progress) as shown:
+        with Progress("compare", outcomes.count(None) * recipe.steps, show=progress) as shown:
             known = encoded(text, recipe.pieces)
             for place, (seed, one) in enumerate(pairs):
                 if outcomes[place] is None:

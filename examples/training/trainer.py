@@ -70,7 +70,7 @@ def train(
     recipe, config, ranks = recipe or Recipe(), config or Config(1), ranks or Alone()
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
     progress = sys.stderr.isatty() if progress is None else progress
-    with Progress("train", shown=progress and ranks.rank == 0) as shown:
+    with Progress("train", show=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
         known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
         text, vocabulary, tokens, held_out = known
@@ -126,7 +126,7 @@ class _Fit:
 
     def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
         # all steps, or as many as the minutes allow; part of the report
-        shown.expect(self.recipe.steps, before=len(self.losses))
+        shown.expect(self.recipe.steps, done_before=len(self.losses))
         while (done := self.share_done()) < 1:
             share = self.recipe.repeats * (1 - _REPEATS_FALL * done)
             self.step(windows(tokens, self.recipe, share, self.generator), done)

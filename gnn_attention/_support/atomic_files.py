@@ -1,4 +1,4 @@
-"""Atomic writing of files, and the option ``--json`` of commands."""
+"""Write files atomically, and give commands the option ``--json``."""
 
 import argparse
 import json
@@ -60,7 +60,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def write_json(path: str | None, record: object, report: object) -> None:
-    """Write the record to ``path`` and print the report; for "-" print only the record."""
+    """Write the record to ``path``, if any, and print the report; for "-" print only the record."""
     text = record if isinstance(record, str) else json.dumps(record, indent=2)
     if path not in (None, "-"):
         write(path, text + "\n")

@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Tensor
 
 
 def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``function(*arguments)`` and save only the arguments for the backward pass.
+    """Return ``function(*arguments)``, and call it again in the backward pass to save memory.
 
     ``torch.func`` transforms do not support checkpointing; under them all intermediates are saved.
     """
@@ -22,7 +22,7 @@ def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def needs_every_derivative(tensors: Iterable[Tensor]) -> bool:
-    """True under a forward-mode derivative, and under nested ``torch.func`` gradients."""
+    """True if a forward-mode derivative or nested ``torch.func`` gradients are being computed."""
     return has_forward_derivative(tensors) or _transforms().count(TransformType.Grad) > 1
 
 

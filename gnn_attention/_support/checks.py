@@ -1,4 +1,4 @@
-"""Argument checks; each error names the argument, what it must be and what came."""
+"""Argument checks; each error names the argument, what it must be and what was given."""
 
 import inspect
 import math
@@ -47,7 +47,7 @@ def position(name: str, value: object) -> int:
 
 
 def index(name: str, value: object, count: int) -> int:
-    """Return ``value`` as an int in ``0 .. count - 1``, or raise as :func:`size`, or IndexError."""
+    """Return ``value`` as an int in ``0 .. count - 1``, or raise IndexError, or as :func:`size` does."""
     number = size(name, value)
     if number >= count:
         raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
@@ -55,7 +55,7 @@ def index(name: str, value: object, count: int) -> int:
 
 
 def check_order(name: str, values: object) -> None:
-    """Raise TypeError for a set or a dict, because the order of the values counts."""
+    """Raise TypeError for a set or a dict, because the order of the values matters."""
     # The nodes of a networkx graph are a mapping and a set, but have a fixed order.
     is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
     if is_dict or isinstance(values, (set, frozenset)):
@@ -65,7 +65,7 @@ def check_order(name: str, values: object) -> None:
 def sizes(
     name: str, values: Any, minimum: int = 0, any_order: bool = False, kind: str = "sizes"
 ) -> list[int]:
-    """Return ``values`` as a list of ints of at least ``minimum``, or raise as :func:`size`.
+    """Return ``values`` as a list of ints of at least ``minimum``, or raise as :func:`size` does.
 
     A set is accepted if ``any_order``. ``kind`` names the values in the error.
     """
@@ -84,7 +84,7 @@ def integers(name: str, values: object, kind: str, any_order: bool = False) -> l
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """Return ``values`` as a list with one label for each of ``count`` nodes, in their order."""
+    """Return ``values`` as a list with one label for each of ``count`` nodes, called ``nodes``."""
     check_order(name, values)
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels, got {describe_type(values)}")

@@ -10,7 +10,7 @@ from gnn_attention._support.shapes import Tensor
 
 
 def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
-    """Define an operator without a derivative, and return its qualified name."""
+    """Define ``torch.ops.gnn_attention.<name>`` without a derivative; return its qualified name."""
     qualified_name = f"gnn_attention::{name}"
     torch.library.define(qualified_name, schema)
     # torch.library.custom_op would import dynamo in every process.
@@ -30,8 +30,8 @@ def operator(
     """Define ``torch.ops.gnn_attention.<name>`` and return a function that calls it.
 
     ``run`` computes the result, ``fake`` returns empty tensors of its shapes, ``save(ctx, inputs, output)``
-    and ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The schema lists its single
-    tensors first; ``torch.vmap`` merges a mapped axis into their first axis, that of samples.
+    and ``backward(ctx, *grads)`` are methods of a ``torch.autograd.Function``. The schema lists the
+    tensors first; ``torch.vmap`` merges a mapped axis into the first axis of each, that of samples.
     """
     qualified_name = define(name, schema, run, fake)
     torch.library.register_autograd(qualified_name, backward, setup_context=save)
@@ -45,16 +45,16 @@ def operator(
             )
         return (function if torch._C._are_functorch_transforms_active() else op)(*arguments)
 
-    # Inside a gradient, vmap must call an operator that can still be differentiated.
-    rule = _make_vmap_rule(call, schema.split("->")[0].count("Tensor "))
-    torch.library.register_vmap(qualified_name, rule)
+    # The rule calls ``call``, because under vmap inside a gradient ``op`` has no derivative.
+    vmap_rule = _make_vmap_rule(call, schema.split("->")[0].count("Tensor "))
+    torch.library.register_vmap(qualified_name, vmap_rule)
 
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        # autograd.Function does not count a list as an input.
+        # For a list, autograd.Function expects None, but a registered derivative returns a list.
         return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
     # torch.func.grad supports an autograd.Function, but not a registered derivative.
-    members = {"forward": op, "setup_context": save, "backward": gradients, "vmap": rule}
+    members = {"forward": op, "setup_context": save, "backward": gradients, "vmap": vmap_rule}
     body = {member_name: staticmethod(member) for member_name, member in members.items()}
     function = type("Transformed", (torch.autograd.Function,), body).apply  # type: ignore[attr-defined]
     return call
@@ -64,7 +64,7 @@ def _make_vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
     def merge(size: int, x: Tensor, dim: int | None) -> Tensor:
         return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
-    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    def vmap_rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
         tensors = [merge(size, x, dim) for x, dim in zip(arguments[:count], in_dims, strict=False)]
         result = call(*tensors, *arguments[count:])
@@ -72,15 +72,15 @@ def _make_vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
         outputs = tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in results)
         return (outputs[0], 0) if isinstance(result, Tensor) else (outputs, (0,) * len(outputs))
 
-    return rule
+    return vmap_rule
 
 
 def gradient_operator(
-    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], advice: str
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], kernel: str
 ) -> Callable[..., Any]:
-    """Define an operator for first derivatives, which refuses second ones with ``advice``."""
+    """Define an operator for first derivatives; the error for second ones ends in ``kernel``."""
 
     def refuse(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError(f"second derivatives do not pass through {advice}")
+        raise NotImplementedError(f"second derivatives do not pass through {kernel}")
 
     return operator(name, schema, run, fake, refuse, save=lambda ctx, inputs, output: None)

@@ -6,7 +6,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 
 
 def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return ``table[index]``, with one index tensor for each axis; raise IndexError out of range.
+    """Return ``table[index]``, with an index tensor for each axis; raise IndexError if it is out of range.
 
     On a CPU the gradient is summed in float64 and in a fixed order, because torch adds the gradients of
     ``index_select`` row by row, but those of ``table[index]`` from several threads. On CUDA, for a single
@@ -21,6 +21,6 @@ def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Te
     needs_cpu_gradient = table.requires_grad and table.device.type == "cpu"
     if is_one_entry or not needs_cpu_gradient or torch._C._are_functorch_transforms_active():
         return table[index]
-    positions = torch.arange(table.numel(), device=table.device).view(table.shape)[index]
-    wide = table.flatten().double().index_select(0, positions.flatten())
-    return wide.view(positions.shape).to(table.dtype)
+    flat_index = torch.arange(table.numel(), device=table.device).view(table.shape)[index]
+    doubles = table.flatten().double().index_select(0, flat_index.flatten())
+    return doubles.view(flat_index.shape).to(table.dtype)

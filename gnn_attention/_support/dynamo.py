@@ -27,7 +27,7 @@ def not_compiled(function: F) -> F:
 
 
 @contextmanager
-def _hide_from_dynamo() -> Iterator[None]:
+def _leave_modes() -> Iterator[None]:
     no_torch_function = torch._C.DisableTorchFunction()
     no_inference_mode = torch.inference_mode(False)
     with no_torch_function, torch._C._DisableFuncTorch(), _disable_current_modes(), no_inference_mode:
@@ -37,10 +37,10 @@ def _hide_from_dynamo() -> Iterator[None]:
 def eager_mode() -> AbstractContextManager[None]:
     """Context in which torch computes real values, outside of all modes, traces and transforms.
 
-    Facts about a graph are not part of the program that uses it, and they must also serve training.
+    Facts about a graph are not part of the program that uses it, and must be usable in training.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-    is_observed = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
+    has_modes = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
     # Exiting these context managers costs ten times as much as checking whether they are needed.
-    return _hide_from_dynamo() if is_observed else nullcontext()
+    return _leave_modes() if has_modes else nullcontext()

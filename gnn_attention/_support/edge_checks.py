@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Tensor
 
 
 def axes(**tensors: tuple[Tensor, str]) -> None:
-    """Check float tensors such as ``lse=(lse, "... dst")``: axes of one name have one size."""
+    """Check float tensors such as ``lse=(lse, "... dst")``: axes with one name have one size."""
     sizes: dict[str, object] = {}
     for name, (x, axis_names) in tensors.items():
         floats(name, x, f"[{axis_names}]")

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-# For each module the locks that one thread holds, the outermost first: (thread, is brief).
+# All locks of a module belong to one thread; each is (thread, is_brief), the outermost first.
 _locks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
 _released = threading.Condition()
 
@@ -20,14 +20,14 @@ _released = threading.Condition()
 def lock_modules(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
     """Context in which only this thread changes the modules; it waits for ``brief`` locks of others.
 
-    NotImplementedError if another thread holds a lock that is not brief, since it may wait for this one.
+    Raises NotImplementedError if another lock is not brief, since its thread may wait for this one.
     """
     thread = threading.get_ident()
     with _released:
-        while foreign := [locks[0] for locks in map(_locks.get, modules) if locks and locks[0][0] != thread]:
-            if not all(is_brief for _, is_brief in foreign):
+        while rivals := [locks[0] for locks in map(_locks.get, modules) if locks and locks[0][0] != thread]:
+            if not all(is_brief for _, is_brief in rivals):
                 raise NotImplementedError(
-                    "another thread intervenes in this module: wait until it has left, "
+                    "another thread intervenes in this module: wait until it is done, "
                     "or give each thread a module of its own (copy.deepcopy)"
                 )
             _released.wait()
@@ -60,7 +60,7 @@ def ignore_warnings(message: str = "") -> Iterator[None]:
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Let torch issue its warning about sparse CSR tensors, once and ignored; users never get one."""
+    """Make torch issue its one warning about sparse CSR tensors while it is ignored."""
     with ignore_warnings("Sparse CSR tensor support"):
         pointer = torch.tensor([0], dtype=torch.int32, device="cpu")
         values = torch.zeros(0, device="cpu")

@@ -1,4 +1,4 @@
-"""Immutable values, a memo for what is computed about them, and their ids in compiled programs."""
+"""Immutable values, a memo of the results computed from them, and their ids in compiled programs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Frozen:
-    """Base of dataclasses with a memo that raise the errors of frozen ones if they are changed.
+    """Base class of dataclasses that have a memo and, like frozen ones, raise an error if changed.
 
-    They are not declared frozen: Dynamo would read every field, and before torch 2.12 takes none as constant.
+    They are not declared frozen, since Dynamo would read all fields, none as a constant before torch 2.12.
     """
 
     _memo: Any
@@ -29,7 +29,7 @@ class Frozen:
 
     @not_compiled
     def __post_init__(self) -> None:
-        # FSDP2 walks through dicts, and a cached result may hold the value itself.
+        # FSDP2 would walk through a dict without end if a cached result holds the value itself.
         self._memo = UserDict()
         self._id = f"{type(self).__name__} {next(_COUNTER)}"
         _ALIVE[self._id] = self
@@ -53,9 +53,9 @@ class Frozen:
 
 
 def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
-    """Return ``function(value, *arguments)``, computed once; ``function`` must live in a module."""
+    """Return ``function(value, *arguments)``, computed once; ``function`` must be a global."""
     if torch.compiler.is_dynamo_compiling():
-        return _constant(function, value._id, *arguments)[0]
+        return _memoize_by_id(function, value._id, *arguments)[0]
     key = (function, *arguments)
     # A look-up in the underlying dict is faster than one through the methods of UserDict.
     cache: dict[Any, T] = value._memo.data
@@ -65,14 +65,14 @@ def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         for device in arguments if on_gpu else ():
             if isinstance(device, torch.device) and device.type == "cuda":
-                # From now on other streams may read the result, without waiting for this one.
+                # Other streams will read the result without waiting for this one.
                 torch.cuda.current_stream(device).synchronize()
         cache[key] = result
     return cache[key]
 
 
 # Compilers treat an id as a constant and compare it before they reuse a program. The result is in a tuple
-# because torch before 2.11 takes all tensors that such a function returns to a program for the same one.
+# because torch before 2.11 mistakes all tensors that such a function returns for one and the same.
 @constant
-def _constant(function: Callable[..., T], value_id: str, *arguments: Any) -> tuple[T]:
+def _memoize_by_id(function: Callable[..., T], value_id: str, *arguments: Any) -> tuple[T]:
     return (memoized(function, _ALIVE[value_id], *arguments),)

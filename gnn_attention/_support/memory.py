@@ -8,10 +8,10 @@ from pathlib import Path
 from gnn_attention._support.dynamo import constant
 
 WORTH_ASKING = 2**28  # bytes; smaller requests are not checked
-UNKNOWN = 2**40  # assumed if the system does not say
-V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-FILES = {"memory": V1, "": V2}  # the controllers of a group -> its folder and file names
+DEFAULT_BYTES = 2**40  # assumed if the system does not say
+FILES_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+FILES_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+CGROUPS = {"memory": FILES_V1, "": FILES_V2}  # the controllers of a group -> its folder and file names
 
 
 @constant
@@ -21,8 +21,8 @@ def available(root: str = "/") -> int:
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for line in _read_text(Path(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers in FILES:
-            mount, limit_name, usage_name, reclaimable = FILES[controllers]
+        if controllers in CGROUPS:
+            mount, limit_name, usage_name, reclaimable = CGROUPS[controllers]
             group = Path(path.strip("/"))
             for folder in (Path(root, mount, parent) for parent in (group, *group.parents)):
                 limit = _read_text(folder / limit_name).strip()
@@ -31,18 +31,18 @@ def available(root: str = "/") -> int:
                     # The kernel can reclaim the memory of cached files.
                     stat = dict(entry.split() for entry in _read_text(folder / "memory.stat").splitlines())
                     free.append(int(limit) - int(usage) + int(stat.get(reclaimable, 0)))
-    return max(0, min([UNKNOWN, *free]))
+    return max(0, min([DEFAULT_BYTES, *free]))
 
 
 def shortage(needed: int) -> str | None:
-    """Return None if ``needed`` bytes are available, else why not.
+    """Say why ``needed`` bytes are not available, or return None if they are.
 
     >>> shortage(2**20), shortage(2**60)[:38]
-    (None, 'it would need 1,073,741,824.0 GiB, and')
+    (None, 'it would need 1,073,741,824.0 GiB, but')
     """
     if needed <= WORTH_ASKING or needed <= (free := available()):
         return None
-    return f"it would need {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are left"
+    return f"it would need {needed / 2**30:,.1f} GiB, but {free / 2**30:,.1f} GiB are left"
 
 
 def check(subject: str, needed: int, advice: str) -> None:

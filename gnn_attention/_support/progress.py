@@ -14,29 +14,29 @@ from contextlib import suppress
 
 from tqdm import tqdm
 
-EVERY = 5.0  # seconds between lines
-REFRESH = 0.5  # seconds between updates of the bar on a terminal
+LINE_SECONDS = 5.0  # seconds between lines
+BAR_SECONDS = 0.5  # seconds between updates of the bar on a terminal
 
 
 class Progress:
     """Context manager that shows how many of ``total`` steps (None: unknown) are done.
 
-    With ``shown=False`` it shows nothing.
+    With ``show=False`` it shows nothing.
 
     >>> with Progress("verify", total=2, unit="checks") as progress:
     ...     progress.advance(note="attend, float32")
     """
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "steps", shown: bool = True) -> None:
-        self.name, self.unit, self.shown = name, unit, shown
-        self._over = threading.Event()
+    def __init__(self, name: str, total: int | None = None, unit: str = "steps", show: bool = True) -> None:
+        self.name, self.unit, self.show = name, unit, show
+        self._finished = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
         self.expect(total)
 
-    def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
-        """Start to count ``total`` steps, of which ``before`` were done earlier."""
-        self.total, self.done, self.before, self.note = total, before, before, note
-        self.since = time.monotonic()
+    def expect(self, total: int | None, done_before: int = 0, note: str = "") -> None:
+        """Start to count ``total`` steps, of which ``done_before`` were done earlier."""
+        self.total, self.done, self.done_before, self.note = total, done_before, done_before, note
+        self.start_time = time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Count ``steps`` more as done; ``note`` names the step that follows."""
@@ -53,19 +53,19 @@ class Progress:
     def meter(self, columns: int | None = None) -> str:
         """Return the line to show; its bar fills the columns."""
         texts = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
-        elapsed = time.monotonic() - self.since
-        line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.before, **texts)
+        elapsed = time.monotonic() - self.start_time
+        line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.done_before, **texts)
         return str(line)
 
     def __enter__(self) -> Progress:
-        if self.shown:
+        if self.show:
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        if self.shown:
-            # A full pipe that nobody reads blocks the thread forever.
+        self._finished.set()
+        if self.show:
+            # The wait is limited, since a full pipe that nobody reads blocks the thread forever.
             self._thread.join(1.0)
 
     def _show(self) -> None:
@@ -74,7 +74,7 @@ class Progress:
             stderr = sys.stderr
             columns = shutil.get_terminal_size().columns - 1 if stderr.isatty() else 0
             end = "\r" if columns else "\n"
-            while not self._over.wait(REFRESH if columns else EVERY):
+            while not self._finished.wait(BAR_SECONDS if columns else LINE_SECONDS):
                 print(self.meter(columns or None).ljust(columns), end=end, file=stderr, flush=True)
             if columns:
                 print(" " * columns, end=end, file=stderr, flush=True)

@@ -42,7 +42,7 @@ class _LookUps(TorchFunctionMode):
 
 
 def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """Call ``function`` with each entry of ``ends``, which broadcast, by ``torch.vmap``."""
+    """Broadcast ``ends``, and call ``function`` on each of their entries by ``torch.vmap``."""
     # FlexAttention's kernels themselves call the function with scalars.
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
@@ -108,7 +108,7 @@ def needs_single_pairs(
 
 
 class _OperatorProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record whether all operators on the pairs are elementwise, or look up one number in a table."""
+    """Record whether each operator on the pairs is elementwise or looks up single numbers."""
 
     def __init__(self, ends: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

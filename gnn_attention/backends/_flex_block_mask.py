@@ -22,16 +22,16 @@ BLOCKS = {"cpu": 64, "cuda": 128}  # tokens on the side of a tile; the fastest o
 # A kernel is compiled for each length of the table, so only few lengths are allowed.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
-Plan = tuple[Tensor, tuple[Tensor, ...]]
+Tables = tuple[Tensor, tuple[Tensor, ...]]
 
 
-def block_of(device: torch.device) -> int:
+def block_size(device: torch.device) -> int:
     return BLOCKS.get(device.type, 128)
 
 
 def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """FlexAttention's ``mask_mod`` of every graph: the bit of the pair; ``block`` is a power of 2."""
-    # Shifts replace divisions, since dividing signed integers costs more than all the rest.
+    """The ``mask_mod`` of every graph: it reads the bit of the pair; ``block`` is a power of 2."""
+    # Shifts replace divisions, since dividing signed integers costs more than all other operators.
     shift = block.bit_length() - 1
     first_tile = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
     tile = first_tile + (dst >> shift) * table[STRIDE_ROW] + (src >> shift)
@@ -40,22 +40,22 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
     return ((bits >> (src & (BITS - 1))) & 1) != 0
 
 
-def plan(graph: TokenGraph, device: torch.device) -> Plan:
+def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
     """Return the table ``[capacity]`` of a graph, and four or eight lists as in a ``BlockMask``.
 
     Lists come in pairs: the number of tiles in each row ``[batch or 1, heads or 1, rows]`` and their columns
     ``[..., rows, columns]``, for partial tiles, then for full tiles, and on CUDA the same by columns for the
-    backward pass. All are int32. They are as wide as the table of tiles; on CUDA as the longest row.
+    backward pass. All are int32. Columns are as wide as the table of tiles, on CUDA as the longest row.
     """
-    block = block_of(device)
+    block = block_size(device)
     full, partial = _split_tiles(tiles(graph, block))
     lists = _list_tiles(full, partial, device.type == "cpu")
     return _make_table(graph, block, full, partial).to(device), tuple(x.to(device) for x in lists)
 
 
-def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """Return an upper bound of the bytes of :func:`plan`, without computing the plan."""
-    tiling = tiles(graph, block_of(device))
+def table_bytes(graph: TokenGraph, device: torch.device) -> int:
+    """Return an upper bound of the bytes of :func:`plan`, without making the tables."""
+    tiling = tiles(graph, block_size(device))
     num_lists = 3 if device.type == "cpu" else 5
     num_slices = (graph.batch or 1) * (graph.heads or 1)
     # Full tiles that the border of the mask cuts become partial.
@@ -77,8 +77,8 @@ def _split_tiles(tiling: Tiles) -> tuple[Tensor, Tensor]:
 
 def _list_tiles(full: Tensor, partial: Tensor, on_cpu: bool) -> list[Tensor]:
     lists: list[Tensor] = []
-    for kinds in [(partial, full)] if on_cpu else [(partial, full), (partial.mT, full.mT)]:
-        (num_partial, partial_columns), (num_full, full_columns) = map(tile_list, kinds)
+    for masks in [(partial, full)] if on_cpu else [(partial, full), (partial.mT, full.mT)]:
+        (num_partial, partial_columns), (num_full, full_columns) = map(tile_list, masks)
         width = partial_columns.shape[-1]
         if not on_cpu:
             # Older kernels need lists of one width; a width of 1 would be compiled separately.
@@ -101,7 +101,7 @@ def _table_length(tiling: Tiles, num_partial: int) -> int:
 def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) -> Int[Tensor, " capacity"]:
     tile_size = block * block // BITS
     empty_tile = HEADER + partial.numel()
-    full_tile, first = empty_tile + tile_size, empty_tile + 2 * tile_size
+    full_tile, first_partial = empty_tile + tile_size, empty_tile + 2 * tile_size
     offsets = torch.full(partial.shape, empty_tile, device="cpu").masked_fill(full, full_tile)
     integers: list[Tensor] = []
     count = 0
@@ -109,7 +109,7 @@ def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) ->
     for b, h in itertools.product(range(graph.batch or 1), range(graph.heads or 1)):
         for row, column in zip(*(x.split(TILES_AT_ONCE) for x in partial[b, h].nonzero().T), strict=True):
             index, masks = masks_of_tiles(select_slice(graph, b, h), block, row, column)
-            offsets[b, h, row, column] = first + tile_size * (index + count)
+            offsets[b, h, row, column] = first_partial + tile_size * (index + count)
             integers.append((masks.view(-1, BITS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32))
             count += len(masks)
     table = torch.zeros(_table_length(tiles(graph, block), count), dtype=torch.int32, device="cpu")
@@ -118,6 +118,6 @@ def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) ->
     strides = heads * rows * columns if graph.batch else 0, rows * columns if graph.heads else 0, columns
     table[:HEADER] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
     table[HEADER:empty_tile] = offsets.flatten()
-    table[full_tile:first] = -1
-    table[first : first + tile_size * count] = torch.cat(integers)
+    table[full_tile:first_partial] = -1
+    table[first_partial : first_partial + tile_size * count] = torch.cat(integers)
     return table

@@ -18,8 +18,8 @@ from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
-GATHERED_BYTES = 2**22  # of queries gathered together; the allocator reuses a tensor of this size
-COMPILED_EDGES = 2**16  # gathered together in a compiled program, which repeats the code for each chunk
+GATHERED_BYTES = 2**22  # of queries gathered at once; the allocator reuses a tensor of this size
+COMPILED_EDGES = 2**16  # edges gathered at once in a compiled program, which repeats the code for each chunk
 
 
 @dataclass(eq=False)
@@ -29,8 +29,8 @@ class AttentionCall:
     A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``, or None for lse if not ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
     of an edge is ``score_mod(scale * q . k) + bias``. In a slice of a call, ``first_sample`` and
-    ``first_head`` are the indices of its first sample and head, for score_mod and dropout. ``seed`` is that
-    of dropout (``backends.dropout``). ``finite``: the caller promises that q, k and v are finite.
+    ``first_head`` are the indices of its first sample and head, for score_mod and dropout. ``seed`` is the
+    seed of dropout. ``finite``: the caller promises that q, k and v are finite.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -92,7 +92,7 @@ class AttentionCall:
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         scale = scale if type(scale) is float and abs(scale) < math.inf else _check_scale(scale)
         call = cls(
-            # q takes the sign, since kernels that scale after masking would turn -inf into +inf or NaN.
+            # q takes the sign of the scale: kernels that scale after masking would turn -inf into +inf.
             q=q if scale > 0 else q * (-1.0 if scale else 0.0),
             k=k,
             v=v,
@@ -110,7 +110,7 @@ class AttentionCall:
         return call
 
     def apply_score_mod(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Apply the score_mod to ``score [B, Hq, ...]`` at local dst and src, and check the result."""
+        """Apply the score_mod to ``score [B, Hq, ...]`` for local dst and src, and check the result."""
         if self.score_mod is None:
             return score
         b, h = backends_dropout.sample_and_head(score, self.first_sample, self.first_head)
@@ -121,13 +121,13 @@ class AttentionCall:
         sizes = zip(result.shape[::-1], score.shape[::-1], strict=False)
         if result.dim() > score.dim() or any(size not in (1, expected) for size, expected in sizes):
             raise ValueError(
-                f"score_mod must return a shape that broadcasts to that of score, {list(score.shape)}, "
+                f"score_mod must return a tensor that broadcasts to score, {list(score.shape)}, "
                 f"got {list(result.shape)}"
             )
         return result.to(score.dtype).expand(score.shape)
 
     def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Apply dropout to ``weights [B, Hq, ...]`` at local dst and src."""
+        """Apply dropout to ``weights [B, Hq, ...]`` for dst and src of this slice."""
         dst = dst + self.graph.dst_offset
         src = src + self.graph.src_offset
         return backends_dropout.drop_weights(
@@ -151,10 +151,10 @@ class AttentionCall:
         dtype = edge_softmax.accumulation_dtype(self.q.dtype)
         chunk_size = COMPILED_EDGES
         if not torch.compiler.is_compiling():
-            # Each chunk adds a gradient of the size of q or k, so chunks are not below that size.
-            fewest = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
+            # Each chunk makes gradients of the size of q and k, so chunks are not smaller.
+            min_edges = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
             bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
-            chunk_size = max(fewest, GATHERED_BYTES // max(1, bytes_per_edge))
+            chunk_size = max(min_edges, GATHERED_BYTES // max(1, bytes_per_edge))
 
         def score_chunk(src: Tensor, dst: Tensor) -> Tensor:
             k = edge_softmax.per_query_head(self.k.to(dtype), self.q.shape[1])
@@ -235,7 +235,7 @@ def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
 
 
 def are_eager(tensors: Iterable[Tensor | None]) -> bool:
-    """True for tensors with values outside of compilers, modes, transforms and dual levels."""
+    """True if the tensors have values, and no compiler, mode, transform or dual level is active."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     for x in tensors:
@@ -291,12 +291,12 @@ def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool, ...]) -> tuple[Any, 
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    axes_of = {"q": "[B, Hq, dst, D]", "k": "[B, Hkv, src, D]", "v": "[B, Hkv, src, Dv]"}
-    for (name, axes), x in zip(axes_of.items(), (q, k, v), strict=True):
+    layouts = {"q": "[B, Hq, dst, D]", "k": "[B, Hkv, src, D]", "v": "[B, Hkv, src, Dv]"}
+    for (name, layout), x in zip(layouts.items(), (q, k, v), strict=True):
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            edge_checks.floats(name, x, axes)
+            edge_checks.floats(name, x, layout)
         if x.dim() != 4:
-            raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
+            raise ValueError(f"{name} must be {layout}, got shape {list(x.shape)}")
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f"{name} must be like q ({q.dtype} on {q.device}), got {x.dtype} on {x.device}")
     if k.shape[:3] != v.shape[:3]:
@@ -305,7 +305,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q must have at least one channel (D), got shape {list(q.shape)}")
     if k.shape[0] not in (1, q.shape[0]) or q.shape[3] != k.shape[3]:
         raise ValueError(
-            f"q and k must agree in B and D, or k have B = 1, got {list(q.shape)} and {list(k.shape)}"
+            f"q and k must agree in B and D (k may have B = 1), got {list(q.shape)} and {list(k.shape)}"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
@@ -323,7 +323,7 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
         )
     for axis, expected, size in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
         if expected is not None and expected != size:
-            raise ValueError(f"{graph!r} differs by {axis} ({expected}), but q has {axis} {size}")
+            raise ValueError(f"{graph!r} has {axis}={expected}, but q has {axis}={size}")
 
 
 def _check_scale(scale: float) -> float:

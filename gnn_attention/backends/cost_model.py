@@ -28,7 +28,7 @@ class Work:
     calls: int = 0
     rectangles: int = 0
     cells: int = 0
-    weighted_cells: float = 0.0  # cells of high rectangles cost less, and count for less than one
+    weighted_cells: float = 0.0  # cells of tall rectangles cost less, and count for less than one
     edges: int = 0
     nodes: int = 0
     masked_pairs: int = 0
@@ -48,7 +48,7 @@ class Costs:
     """Nanoseconds of a forward pass for a head of 64 channels in float32; training takes 3.5 times that.
 
     ``call``: one kernel call of any size. ``rectangle``: one of its rectangles. ``cell``: one pair inside a
-    rectangle. ``edge`` and ``node``: one of a listed graph. ``masked_pair`` and ``plain_pair``: one pair of
+    rectangle. ``edge`` and ``node``: one of the edge list. ``masked_pair`` and ``plain_pair``: one pair of
     scaled_dot_product_attention with and without a mask (a causal graph counts half of its pairs).
     """
 
@@ -79,7 +79,7 @@ def path_of_costs() -> Path:
 
 @cache
 def costs() -> Costs:
-    """Return the constants of this machine, else the defaults; ValueError for a damaged file."""
+    """Return the constants of this machine, or the defaults; raise ValueError for a damaged file."""
     try:
         return read(path_of_costs())
     except (OSError, RuntimeError):  # There is no such file, or no home folder.
@@ -106,10 +106,10 @@ def read(path: Path) -> Costs:
     return Costs(**constants)
 
 
-def save(measured: Costs, path: Path | None = None) -> Path:
+def save(constants: Costs, path: Path | None = None) -> Path:
     """Write the constants to a file, where later processes find them, and return its path."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_files.write(path, json.dumps({"costs": asdict(measured)}, indent=1) + "\n")
+    atomic_files.write(path, json.dumps({"costs": asdict(constants)}, indent=1) + "\n")
     costs.cache_clear()
     return path

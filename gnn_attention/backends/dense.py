@@ -1,7 +1,7 @@
 """Attention over all pairs with a mask, by torch's ``scaled_dot_product_attention`` where possible.
 
-For what SDPA lacks (a score_mod, a bias of each edge, dropout keyed by the edge, sinks, lse) the
-formula is written out on ``[dst, src]`` logits in float32 or better. On CUDA, lse of full and
+For options that SDPA lacks (score_mod, a bias of each edge, dropout keyed by the edge, sinks, lse)
+the formula is written out on ``[dst, src]`` logits in float32 or better. On CUDA, lse of full and
 causal graphs comes from SDPA's own kernel (``gpu.flash_varlen``). An isolated receiver gets exactly
 0: it attends to all senders, so that SDPA does not return NaN, and its output is replaced.
 """
@@ -28,7 +28,7 @@ from gnn_attention.graph import TokenGraph, memoized
 
 SMALL_MASK = 2**18  # pairs; smaller masks are cached in the dtype of q, larger ones as bool
 DEVICES_OF_FLASH = ("cuda",)
-COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" chooses this backend
+AUTO_LIMIT = 4 * 2**30  # bytes of mask and logits up to which "auto" chooses this backend
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -37,13 +37,13 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if _fits_sdpa(call):
         return _run_sdpa(call), None
     if _has_flash_lse(call):
-        bounds = memoized(_bounds, graph, call.q.device)
+        bounds = memoized(_make_bounds, graph, call.q.device)
         window = (-1, -1) if graph.is_full() else (-1, 0)
         return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
     # Without an edge there is no pair that a score_mod could be called with.
     call = call if graph.num_edges else replace(call, score_mod=None)
-    mask, wide = graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
-    bias = None if call.bias is None else scatter_bias(call.bias.to(wide), graph)
+    mask, dtype = graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
+    bias = None if call.bias is None else scatter_bias(call.bias.to(dtype), graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     out, lse = masked_attention(call, (call.q, call.k, call.v), mask, dst, src, bias)
     return out.to(call.q.dtype), lse
@@ -51,22 +51,22 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     shortage = None if call.q.device.type == "cuda" else memory.shortage(bytes_needed(call))
-    return shortage and f"{shortage}, for a mask and logits of all pairs; use backend='auto'"
+    return shortage and f"for a mask and logits of all pairs {shortage}; use backend='auto'"
 
 
 def bytes_needed(call: AttentionCall) -> int:
     """Estimate the extra memory: none for SDPA without a mask, else a mask, or logits of all pairs.
 
-    On a CPU SDPA never stores logits. On CUDA its flash kernel takes half types of one width up to 256. Its
-    memory-efficient kernel also takes float32, but no grouped heads. Both need rows of a multiple of 16
-    bytes, to which SDPA pads half types.
+    On a CPU SDPA never stores logits. On CUDA its flash kernel takes half precision if q and v have one
+    width, up to 256. Its memory-efficient kernel also takes float32, but no grouped heads. Both need rows of
+    a multiple of 16 bytes; for the flash kernel SDPA pads them.
     """
     q, k, v = call.q, call.k, call.v
     pairs = call.graph.num_dst * call.graph.num_src
     masks = pairs * (call.graph.batch or 1) * (call.graph.heads or 1)
     fits_flash = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST
-    aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
-    is_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
+    is_aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
+    is_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and is_aligned
     is_fused = q.device.type != "cuda" or fits_flash or is_efficient
     if (_fits_sdpa(call) and is_fused) or _has_flash_lse(call):
         return 0 if _needs_no_mask(call.graph) else 5 * masks
@@ -99,15 +99,15 @@ def scatter_bias(bias: Tensor, graph: TokenGraph) -> Tensor:
 
 def _run_sdpa(call: AttentionCall) -> Tensor:
     if _needs_no_mask(call.graph):
-        return _sdpa(call, None, is_causal=not call.graph.is_full())
+        return _call_sdpa(call, None, is_causal=not call.graph.is_full())
     is_small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
-    mask = memoized(_sdpa_mask, call.graph, call.q.dtype if is_small else torch.bool, call.q.device)
-    out = _sdpa(call, mask, is_causal=False)
+    mask = memoized(_make_mask, call.graph, call.q.dtype if is_small else torch.bool, call.q.device)
+    out = _call_sdpa(call, mask, is_causal=False)
     return out.masked_fill(~call.has_in_edges.unsqueeze(-1), 0.0) if call.graph.has_empty_rows else out
 
 
-def _sdpa_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask, bool or additive; isolated receivers get all edges, else SDPA returns NaN."""
+def _make_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the mask, bool or additive; isolated receivers get all edges, or SDPA would return NaN."""
     mask = graph.mask(device)
     if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)
@@ -116,7 +116,7 @@ def _sdpa_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> T
     return mask if dtype == torch.bool else additive_mask(mask, dtype)
 
 
-def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
+def _call_sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     q, k, v = call.q, call.k, call.v
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         # For other strides SDPA has no fused kernel and would store all weights.
@@ -147,7 +147,7 @@ def _refuse_second_derivative(grad: Tensor) -> None:
 
 
 class _Flash(torch.autograd.Function):
-    """SDPA's kernel for a CPU; ``unfused``, slower but equal, computes gradients of gradients."""
+    """SDPA's flash kernel for a CPU; the slower ``unfused`` computes second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, unfused: Any, mask: Any, causal: bool, scale: float, *inputs: Any) -> Tensor:
@@ -163,9 +163,9 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         *inputs, out, lse, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            leaves = [x for x in inputs if x.requires_grad]
-            leaf_grads = iter(torch.autograd.grad(ctx.unfused(*inputs), leaves, grad, create_graph=True))
-            grads = [next(leaf_grads) if x.requires_grad else None for x in inputs]
+            variables = [x for x in inputs if x.requires_grad]
+            new_grads = iter(torch.autograd.grad(ctx.unfused(*inputs), variables, grad, create_graph=True))
+            grads = [next(new_grads) if x.requires_grad else None for x in inputs]
         else:
             grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale)
         return None, None, None, None, *grads
@@ -186,7 +186,7 @@ def _has_flash_lse(call: AttentionCall) -> bool:
     return _needs_no_mask(call.graph) and max(call.q.shape[3], call.v.shape[3] + 1) <= flash_varlen.WIDEST
 
 
-def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
+def _make_bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
     bounds = torch.tensor([[0, graph.num_dst], [0, graph.num_src]], dtype=torch.int32, device=device)
     return bounds[0], bounds[1]
 
@@ -194,7 +194,7 @@ def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
 BACKEND = Backend(
     "dense",
     run,
-    "SDPA, without a mask on full and causal graphs, else in time and memory of dst x src",
+    "SDPA, without a mask on full and causal graphs, else time and memory grow with dst x src",
     unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(cached=True, visits_non_edges=True, instead="backend='auto'"),

@@ -9,7 +9,7 @@ from gnn_attention._support.shapes import Tensor
 ASYNCHRONOUS = ("cuda",)  # reading a value makes the host wait
 
 
-def is_program(x: Tensor) -> bool:
+def is_compiling_or_capturing(x: Tensor) -> bool:
     """True while the calling program is compiled, or captured as a CUDA graph."""
     if torch.compiler.is_compiling() or x.device.type not in ASYNCHRONOUS:
         return torch.compiler.is_compiling()

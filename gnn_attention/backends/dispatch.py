@@ -1,7 +1,7 @@
 """Choice of the backend for ``backend="auto"``, with its reasons.
 
 A small graph goes to one dense call. For others on a CPU, :mod:`gnn_attention.backends.plan.work` counts what
-each backend would visit (pairs, cells of tiles, edges, nodes), exactly for lists and by estimates for rules,
+each backend would visit (pairs, cells of tiles, edges, nodes), exactly for lists, approximately for rules,
 and :mod:`gnn_attention.backends.cost_model` turns the counts into times. The fastest backend that supports
 the call is chosen, but ``flex``, which compiles before it runs, is used on a CPU only by name.
 
@@ -32,7 +32,7 @@ FEW_NUMBERS = 2**20  # edges x heads x channels up to which a plan takes longer 
 PAIRS_OF_A_MASK = 2**15  # pairs that a dense kernel visits while a mask is built from a list
 PAIRS_OF_MESSAGES = 2**12  # pairs up to which a dense call with its mask beats message passing
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
-SLOWER = {
+SLOWDOWN = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
     "rows": {WRITTEN_OUT: 2.0},
@@ -43,7 +43,7 @@ FIRST_CALL = (
     "from the third call on, or after graph.prepare()"
 )
 UNSUPPORTED = "the others do not support it"
-VISITED = {
+STRENGTHS = {
     "dense": "most pairs are edges",
     "tiles": "its edges lie in few, well filled tiles",
     "rows": "its edges are few and far between",
@@ -56,9 +56,9 @@ TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
 FILLED = 1 / 8
 # These errors are due to the call or to memory, and say nothing about a kernel.
-ERRORS_OF_CALL = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
+CALL_ERRORS = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
 Result = tuple[Tensor, Tensor | None]
-Refusals = list[tuple[str, str]]  # backends, each with its reason
+Refusals = list[tuple[str, str]]  # names of backends, each with the reason against it
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Explanation:
     """The backend that "auto" chooses for a graph, and why; printing it shows a table.
 
     ``rules``: each backend with the cost of its forward pass; for CUDA the backends in order, each
-    with the reason why it is taken or passed over. ``estimated``: the numbers of edges and tiles
+    with the reason for or against it. ``estimated``: the numbers of edges and tiles
     come from a sample. ``obstacle``: why the rule of the graph cannot be evaluated on ranges of
     tokens, but only pair by pair.
     """
@@ -116,16 +116,16 @@ def explain(
     checks.instance("graph", graph, TokenGraph)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating point dtype of torch, got {quote(dtype)}")
-    kind = str(device or "cpu").partition(":")[0]
-    if kind == "cuda":
+    device_type = str(device or "cpu").partition(":")[0]
+    if device_type == "cuda":
         with FakeTensorMode():
             call = _empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16)
-            later = _explain_on_cuda(call, ON_CUDA)
+            final = _explain_on_cuda(call, ON_CUDA)
             if not is_first_call(call):
-                return later
-            first = _explain_on_cuda(call, _candidates_by_size(call))
-            return replace(first, reason=f"{FIRST_CALL}, {later.choice}: {later.reason}")
-    if kind != "cpu":
+                return final
+            by_size = _explain_on_cuda(call, _candidates_by_size(call))
+            return replace(by_size, reason=f"{FIRST_CALL}, {final.choice}: {final.reason}")
+    if device_type != "cpu":
         raise ValueError(f"device must be 'cpu' or 'cuda', got {quote(device)}")
     call = _empty_call(graph, heads, dim, "meta", dtype)
     final_choice = _choose_first(_rank_candidates(call), call).name
@@ -134,14 +134,14 @@ def explain(
     elif final_choice == "dense" and dense.bytes_needed(call) == 0:
         reason = "one SDPA call without a mask"
     else:
-        reason = f"{VISITED.get(final_choice, UNSUPPORTED)}; the least estimated time"
+        reason = f"{STRENGTHS.get(final_choice, UNSUPPORTED)}; the least estimated time"
     if is_first_call(call):
         reason = f"{FIRST_CALL}, {final_choice}: {reason}"
     table = []
     for name, backend in BACKENDS.items():
         seconds = _estimate_seconds(graph, name, (graph.batch or 1) * heads, dim)
         needed = backend.bytes_needed(call) if backend.bytes_needed else 0
-        extra = f"{needed / 2**20:.1f} MB more memory"
+        extra = f"{needed / 2**20:.1f} MiB more memory"
         table.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
     estimated = is_estimated(select_slice(graph, 0, 0))
     return Explanation(repr(graph), choose(call).name, reason, tuple(table), estimated, graph.edges.obstacle)
@@ -161,18 +161,18 @@ def choose(call: AttentionCall) -> Backend:
 def run_or_replace(
     run: Callable[[Backend, AttentionCall], Result], backend: Backend, call: AttentionCall
 ) -> Result:
-    """Return ``run(backend, call)``, with another backend if the kernel fails to compile or launch.
+    """Return ``run(backend, call)``, or use another backend if its kernel fails to start.
 
     One warning names the backend, the device and the error. Later calls of the same kind do not try
-    it again.
+    the failed backend again.
     """
-    if devices.is_program(call.q):
+    if devices.is_compiling_or_capturing(call.q):
         return run(backend, call)
     failed_before = failures.reason(backend.name, call)
     try:
         return run(backend, call)
     except Exception as error:  # Every compiler and driver has its own types of errors.
-        if isinstance(error, ERRORS_OF_CALL) and not isinstance(error, CompilationError):
+        if isinstance(error, CALL_ERRORS) and not isinstance(error, CompilationError):
             raise
         failures.record(backend.name, call, error)
         replacement = choose(call)
@@ -192,7 +192,7 @@ def run_or_replace(
 
 
 class Candidate(NamedTuple):
-    """A backend that ``auto`` may choose, its strength, and a function that says why not to."""
+    """A backend that ``auto`` may choose, its strength, and a function that gives a reason against."""
 
     backend: str
     strength: str
@@ -202,14 +202,14 @@ class Candidate(NamedTuple):
 def _why_not_decoding(call: AttentionCall) -> str | None:
     if rows.is_decoding_step(call) and not call.graph.is_full():
         return None
-    return "it is no step of decoding: one receiver, without gradients, over some of the senders"
+    return "it is not a decoding step: one receiver of some of the senders, without gradients"
 
 
 def _why_no_structure(call: AttentionCall) -> str | None:
     # Reading senders that were chosen on a device would make the host wait for the device.
     if call.graph.edges.has_structure:
         return None
-    return "its senders were chosen row by row: its structure is not looked at"
+    return "its senders were chosen row by row, so its structure is not examined"
 
 
 def _why_not_sdpa(call: AttentionCall) -> str | None:
@@ -234,14 +234,14 @@ def _why_not_tiles(call: AttentionCall) -> str | None:
 
 def _why_not_dense(call: AttentionCall) -> str | None:
     gib = dense.bytes_needed(call) / 2**30
-    limit = dense.COMFORTABLE / 2**30
+    limit = dense.AUTO_LIMIT / 2**30
     if gib <= limit:
         return None
-    return f"it would need {gib:.1f} GiB of mask and logits, more than {limit:.0f}"
+    return f"it would need {gib:.1f} GiB of mask and logits, more than {limit:.0f} GiB"
 
 
 ON_CUDA = (
-    Candidate("rows", "one receiver is a step of decoding", _why_not_decoding),
+    Candidate("rows", "one receiver is a decoding step", _why_not_decoding),
     Candidate("dense", "few pairs, or one SDPA call without a mask", _why_not_sdpa),
     Candidate("varlen", "packed documents, or one window for all", _why_no_structure),
     Candidate("flex", f"its tiles of {TILE} are well filled", _why_not_tiles),
@@ -250,7 +250,7 @@ ON_CUDA = (
     Candidate("reference", "edge by edge, in chunks"),
 )
 ON_CPU = {
-    name: Candidate(name, VISITED.get(name, ""), _why_not_dense if name == "dense" else None)
+    name: Candidate(name, STRENGTHS.get(name, ""), _why_not_dense if name == "dense" else None)
     for name in ("dense", "tiles", "rows", "mixed", "message_passing", "reference")
 }
 
@@ -275,7 +275,7 @@ def has_few_pairs(graph: TokenGraph) -> bool:
 
 
 def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, more_pairs: int = 0) -> bool:
-    """True if all messages have few numbers, fewer than the pairs that another kernel visits."""
+    """True if all messages together hold few numbers, no more than the pairs of another kernel."""
     batch, heads, _, dim = call.q.shape
     numbers = batch * heads * num_edges * max(dim, call.v.shape[3])
     return numbers <= min(FEW_NUMBERS, batch * heads * num_pairs + more_pairs)
@@ -330,14 +330,14 @@ def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tup
             continue
         reason = None if candidate.why_not is None else candidate.why_not(call)
         reason = reason or backend.unsupported_reason(call)
-        # If its kernel failed, rows still runs by operators of torch.
+        # If its Triton kernel failed, rows still runs by torch operators.
         if reason is None and backend.name != "rows":
             reason = failures.reason(backend.name, call)
         if reason is None:
             return candidate, refusals
         refusals.append((backend.name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals)
-    raise NotImplementedError(f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {reasons}")
+    raise NotImplementedError(f"no backend supports {call.graph!r} with {call.q.shape[1]} heads: {reasons}")
 
 
 def _empty_call(
@@ -355,12 +355,12 @@ def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Ex
     if candidate.backend == "rows" and not rows.is_decoding_step(call):
         reason = row_attention.unsupported_reason(call)
         strength += "; in the Triton kernel" if reason is None else f"; by torch operators, {reason}"
-    answers = (*refusals, (candidate.backend, "taken"))
-    return Explanation(repr(call.graph), candidate.backend, strength, rules=answers)
+    table = (*refusals, (candidate.backend, "taken"))
+    return Explanation(repr(call.graph), candidate.backend, strength, rules=table)
 
 
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
-    """Rank the backends by estimated time; of equal ones the simpler comes first."""
+    """Rank the backends by estimated time; if two are equal, the simpler comes first."""
     if not graph.edges.has_structure:
         # Senders that are chosen anew in every step are not worth counting tile by tile.
         costs = cost_model.costs()
@@ -369,7 +369,7 @@ def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[
         fastest = ("dense", "rows") if is_dense else ("rows", "dense")
         return (*fastest, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
-    factors = {name: SLOWER.get(name, {}).get(kind, 1.0) for name in names}
+    factors = {name: SLOWDOWN.get(name, {}).get(kind, 1.0) for name in names}
     times = {name: (_estimate_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
     return (*sorted(names, key=lambda name: times[name]), "reference")
 

@@ -1,6 +1,6 @@
-"""Dropout by a hash of the edge: of the seed, sample, head, receiver and sender.
+"""Dropout by a hash of the seed, sample, head, receiver and sender of an edge.
 
-So all backends drop the same edges, in the backward pass and on other ranks too. The random numbers are those
+So all backends and ranks drop the same edges, also in the backward pass. The random numbers are those
 of SplitMix64, with one generator for each sample and head, at the index of the pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-DRAWN_TOGETHER = 2**18  # weights; their random numbers take 4 MiB
+WEIGHTS_AT_ONCE = 2**18  # weights; their random numbers take 4 MiB
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -42,7 +42,7 @@ def mask(
 
 def sample_and_head(
     x: Float[Tensor, "batch heads ..."], first_sample: int, first_head: int
-) -> tuple[Int[Tensor, "batch one ..."], Int[Tensor, "one heads ..."]]:
+) -> tuple[Int[Tensor, "batch 1 ..."], Int[Tensor, "1 heads ..."]]:
     """Return the indices of the samples and heads of ``x``, with as many axes as ``x``."""
     lead = (1,) * (x.dim() - 2)
     sample = torch.arange(first_sample, first_sample + x.shape[0], device=x.device).view(-1, 1, *lead)
@@ -70,8 +70,8 @@ def drop_weights(
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
     sample, head = sample_and_head(weights, first_sample, first_head)
-    # Drawing a random number takes 16 bytes, so large tensors draw them for one head at a time.
-    is_large = weights.numel() > DRAWN_TOGETHER and not torch.compiler.is_compiling()
+    # Drawing a random number takes 16 bytes, so for large tensors they are drawn head by head.
+    is_large = weights.numel() > WEIGHTS_AT_ONCE and not torch.compiler.is_compiling()
     chunks = torch.split(head, 1, dim=1) if is_large else [head]
     masks = [mask(seed, sample, heads, dst, src, probability) for heads in chunks]
     keep = torch.cat(masks, dim=1) if len(masks) > 1 else masks[0]
@@ -79,7 +79,7 @@ def drop_weights(
 
 
 def _mix_bits(z: Tensor) -> Tensor:
-    """Apply SplitMix64's finalizer in place, which makes all bits depend on all bits of z."""
+    """Apply SplitMix64's finalizer in place, which makes every bit depend on all bits of z."""
     z.bitwise_xor_(_shift_right(z, 30)).mul_(_as_signed(FIRST))
     z.bitwise_xor_(_shift_right(z, 27)).mul_(_as_signed(SECOND))
     return z.bitwise_xor_(_shift_right(z, 31))

@@ -1,7 +1,7 @@
 """FlexAttention on our tiles: tiles without an edge are skipped, and full tiles need no mask.
 
 On a CPU it runs forward only and returns no lse; on CUDA it runs forward and backward. FlexAttention compiles
-a kernel for each ``mask_mod``, in 3 to 10 seconds, so one that looks bits up in a table serves every graph
+a kernel for each ``mask_mod``, in 3 to 10 seconds, so one that reads a table of bits serves every graph
 (``_flex_block_mask``; it takes 1.1 to 1.4 times as long as the graph's own rule), and numbers of tokens are
 symbols. A new kernel is compiled for each
 
@@ -23,7 +23,7 @@ from torch.nn import functional
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask
-from gnn_attention.backends._flex_block_mask import Plan
+from gnn_attention.backends._flex_block_mask import Tables
 from gnn_attention.backends.backend import REMEDIES, Backend, Capabilities, CompilationError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated_rows
@@ -33,9 +33,9 @@ from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_m
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-MOST_KERNELS = 128  # in one process; each stays in memory, and more mean compilation in a loop
-MOST_BYTES = 4 * 2**30  # of the lists and the table
-FEWEST_CHANNELS = 16  # that a kernel for CUDA takes; fewer are padded with zeros
+MOST_KERNELS = 128  # of one process; each stays in memory, and more mean that a loop compiles
+MOST_BYTES = 4 * 2**30  # of the lists of tiles and the table of bits
+FEWEST_CHANNELS = 16  # of a kernel for CUDA; tokens with fewer are padded with zeros
 _FAILED_KERNELS: set[str] = set()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -50,9 +50,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     device = call.q.device
     needs_lse = call.with_lse or call.sink_logits is not None
     q, k, v = (_pad_for_kernel(x, call.score_mod is None) for x in (call.q, call.k, call.v))
-    plan = memoized(_flex_block_mask.plan, call.graph, device)
+    tables = memoized(_flex_block_mask.make_tables, call.graph, device)
     score_mod = None if call.score_mod is None else _convert_score_mod(call.score_mod, device)
-    out, lse = _run_flex((q, k, v), plan, score_mod, call.scale, needs_lse)
+    out, lse = _run_flex((q, k, v), tables, score_mod, call.scale, needs_lse)
     out = out[:, :, : call.graph.num_dst, : call.v.shape[3]]
     return (out, None) if lse is None else call.with_sinks(out, lse[:, :, : call.graph.num_dst])
 
@@ -62,15 +62,15 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return None
     tensors = (call.q, call.k, call.v) if not torch.compiler.is_compiling() else ()
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
-        return "FlexAttention does not run under torch.vmap or torch.func.grad; take backend='dense'"
+        return "FlexAttention does not run under torch.vmap or torch.func.grad; use backend='dense'"
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
-        return "FlexAttention has no forward-mode derivative; take backend='dense'"
+        return "FlexAttention has no forward-mode derivative; use backend='dense'"
     if call.q.device.type == "cuda":
         no_triton = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
         reason = None if _has_triton() else no_triton
     elif torch.compiler.is_compiling():
         # The compiler would fuse the operators around the call into the kernel, which fails.
-        reason = "FlexAttention on a CPU does not run inside a compiled program; take backend='tiles'"
+        reason = "FlexAttention on a CPU does not run inside a compiled program; use backend='tiles'"
     elif torch.is_grad_enabled() and call.score_mod is not None and _try_score_mod(call).requires_grad:
         reason = (
             "it has no backward pass on cpu, and the score_mod has parameters; "
@@ -81,13 +81,13 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     gib = 0.0 if reason else bytes_needed(call) / 2**30
     limit = MOST_BYTES / 2**30
     if gib > limit:
-        return f"the lists of tiles would take {gib:.1f} GiB, the limit is {limit:.0f} GiB"
+        return f"the lists of tiles would take {gib:.1f} GiB, but the limit is {limit:.0f} GiB"
     return reason
 
 
 def bytes_needed(call: AttentionCall) -> int:
     """Estimate the bytes of the lists of tiles and of the bit table."""
-    return memoized(_flex_block_mask.plan_bytes, call.graph, call.q.device)
+    return memoized(_flex_block_mask.table_bytes, call.graph, call.q.device)
 
 
 def _try_score_mod(call: AttentionCall) -> Tensor:
@@ -100,13 +100,13 @@ def _try_score_mod(call: AttentionCall) -> Tensor:
 @cache
 def _cpu_cannot_compile() -> str | None:
     if not torch.cpu._is_avx2_supported():
-        return "FlexAttention on a CPU needs AVX2; take backend='dense'"
+        return "FlexAttention on a CPU needs AVX2; use backend='dense'"
     from torch._inductor import config
 
     names = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
     if any(name and shutil.which(name) for name in names):
         return None
-    return "FlexAttention on a CPU needs a C++ compiler, such as g++; install one, or take backend='dense'"
+    return "FlexAttention on a CPU needs a C++ compiler, such as g++; install one, or use backend='dense'"
 
 
 @constant
@@ -118,7 +118,7 @@ def _has_triton() -> bool:
 
 
 def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
-    """Pad to the channels of a kernel, and to two tokens: one would be compiled separately."""
+    """Pad to the channels that a kernel needs, and to two tokens: one would need its own kernel."""
     # A score_mod must not be called for an added token, because its tables may end at the last one.
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
     channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
@@ -126,7 +126,7 @@ def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
 
 
 def _convert_score_mod(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
-    """Compute the tensors of the score_mod beforehand: a kernel cannot change those it indexes."""
+    """Convert the tensors of a score_mod, since a kernel cannot convert tensors that it indexes."""
     if isinstance(score_mod, alibi):
         return partial(_add_alibi, _make_tensor(score_mod.slopes, device))
     if isinstance(score_mod, (relative_bias, RelativeBias)):
@@ -158,15 +158,15 @@ def _apply_in_order(
 
 
 def _run_flex(
-    tokens: Triple, plan: Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
+    tokens: Triple, tables: Tables, score_mod: ScoreMod | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Run the compiled FlexAttention; a program that is being compiled includes it instead."""
     on_cpu = tokens[0].device.type == "cpu"
     kernel = _choose_kernel(tokens[0].device, tokens[0].dtype)
     if torch.compiler.is_compiling():
-        return _attention(tokens, plan, score_mod, scale, with_lse, kernel)
+        return _attention(tokens, tables, score_mod, scale, with_lse, kernel)
     q, k, v = (_mark_dynamic(x.detach() if on_cpu else x, 0, 2) for x in tokens)
-    table, lists = plan
+    table, lists = tables
     lists = tuple(_mark_dynamic(x, *range(x.dim())) for x in lists)
     attention = _compile_attention(torch.get_num_threads() if on_cpu else 0)
     run_kernel = partial(attention, (q, k, v), (table, lists), score_mod, scale, with_lse)
@@ -179,7 +179,7 @@ def _run_flex(
         with config, torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
             try:
                 out, lse = run_kernel(kernel)
-            except Exception:  # The kernel "FLASH" is experimental.
+            except Exception:  # The kernel "FLASH" is experimental and may fail.
                 if not kernel:
                     raise
                 _FAILED_KERNELS.add(kernel)
@@ -230,7 +230,7 @@ def _translate_error(error: Exception) -> Exception:
         first_line = str(error).strip().splitlines()[0][:200]
         return CompilationError(
             f"backend 'flex' cannot compile this call ({type(error).__name__}: {first_line}): a score_mod "
-            "must be made of pointwise operators and existing tensors; or take backend='dense'"
+            "must be made of pointwise operators and existing tensors; or use backend='dense'"
         )
     if type(error) is RuntimeError and "index out of bounds" in str(error):
         message = str(error).splitlines()[0].split(", ")[-1]
@@ -246,13 +246,13 @@ def _compile_attention(threads: int) -> Any:
 
 
 def _attention(
-    tokens: Triple, plan: Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool, kernel: str
+    tokens: Triple, tables: Tables, score_mod: ScoreMod | None, scale: float, with_lse: bool, kernel: str
 ) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
     q, k, v = tokens
-    table, lists = plan
-    block = _flex_block_mask.block_of(q.device)
+    table, lists = tables
+    block = _flex_block_mask.block_size(q.device)
 
     def is_edge(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return _flex_block_mask.is_edge(table, block, b, h, dst, src)
@@ -261,7 +261,7 @@ def _attention(
         wide = score.to(torch.float32)
         dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
         result = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
-        return torch.where(wide == wide, result, wide)  # in the shape of the score
+        return torch.where(wide == wide, result, wide)  # This expands it to the shape of the score.
 
     eight_lists: Any = [*lists, None, None, None, None][:8]
     mask = BlockMask((q.shape[2], k.shape[2]), *eight_lists, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]

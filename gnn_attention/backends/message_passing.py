@@ -1,6 +1,6 @@
 """Attention by message passing: gather both ends of all edges, score, softmax over in-edges, sum.
 
-This is the formula of a layer, ``out_dst = sum over src -> dst of w_e v_src``, in torch operators that have
+A graph layer has this formula, ``out_dst = sum over src -> dst of w_e v_src``, in torch operators that have
 every derivative. It needs neither a plan nor sorted edges, so it is the fastest for few edges, above all if
 the graph changes in every step. Its messages take ``edges x heads x channels`` numbers.
 """
@@ -17,13 +17,13 @@ from gnn_attention.graph import TokenGraph, memoized
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
 
-COPIES = 8  # of the messages in a training step: gathered q, k and v, products, gradients
+COPIES = 8  # of the messages that training makes: gathered q, k and v, products, gradients
 LONGEST_SUM = 64  # messages that may be added one after the other in float32
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     src, dst = call.graph.edges_on(call.q.device)
-    # Messages to a receiver, and gradients to a sender, are added one after the other.
+    # Messages to a receiver, and gradients to a sender, are added in turn; long sums need float64.
     has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
     accumulation_dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     out, lse = attend_along(call, torch.float64 if has_hubs else accumulation_dtype, src, dst)
@@ -35,15 +35,15 @@ def attend_along(
     dtype: torch.dtype,
     src: Int[Tensor, " edges"],
     dst: Int[Tensor, " edges"],
-    first: int = 0,
+    first_receiver: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
     The edges are all in-edges of their receivers. The call has the queries of the receivers from
-    ``first`` on, and a bias of these edges.
+    ``first_receiver`` on, and a bias of these edges.
     """
     batch, heads, num_dst = call.q.shape[:3]
-    receiver = dst - first if first else dst
+    receiver = dst - first_receiver if first_receiver else dst
     q, k, v = (_flatten_tokens(x, heads).to(dtype) for x in (call.q, call.k, call.v))
     dst_row = _row_index(receiver, batch, num_dst)
     src_row = _row_index(src, batch, call.graph.num_src)
@@ -62,7 +62,7 @@ def attend_along(
     return out.view(batch, num_dst, *messages.shape[1:]).transpose(1, 2), lse
 
 
-def _flatten_tokens(x: Float[Tensor, "batch heads_of_x tokens dim"], heads: int) -> Rows:
+def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) -> Rows:
     """Return one row of all heads for each token, one sample after the other."""
     # torch gathers and sums along the first axis in a third of the time of any other axis.
     x = x if x.shape[1] == heads else edge_softmax.per_query_head(x, heads)
@@ -70,7 +70,7 @@ def _flatten_tokens(x: Float[Tensor, "batch heads_of_x tokens dim"], heads: int)
 
 
 def _row_index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
-    """Return the rows of these tokens, in every sample of ``count`` tokens."""
+    """Return the row of each token in each sample, which has ``count`` rows."""
     if batch == 1:
         return tokens
     return (count * torch.arange(batch, device=tokens.device).unsqueeze(1) + tokens).flatten()

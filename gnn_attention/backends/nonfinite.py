@@ -16,15 +16,15 @@ from gnn_attention.backends import devices, rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
 HALF = {torch.float16, torch.bfloat16}
-MOST_EDGES = 2**22  # of a range of receivers; their lists take about 100 MB
+MOST_EDGES = 2**22  # of one range of receivers; the lists of so many edges take about 100 MB
 Result = tuple[Tensor, Tensor | None]
 
 
 def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Result:
     """Return ``run(call)``, or run the call edge by edge if a token is found not to be finite."""
     out, lse = run(call)
-    is_hidden = torch.compiler.is_compiling() or call.q.device.type in ("meta", *devices.ASYNCHRONOUS)
-    if is_hidden or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    is_opaque = torch.compiler.is_compiling() or call.q.device.type in ("meta", *devices.ASYNCHRONOUS)
+    if is_opaque or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return out, lse
     # NaN and inf in v reach the output, which is smaller in decoding; gradients need v itself.
     is_small = out.numel() < call.v.numel() and not any_needs_gradients((call.q, call.k, call.v))

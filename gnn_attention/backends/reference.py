@@ -1,7 +1,7 @@
-"""Attention edge by edge in float64 (float32 if the device has no better), within 2 GB: the oracle.
+"""Attention edge by edge in float64 (float32 if the device has no better), within 2 GiB: the oracle.
 
 Edges are processed in chunks of receivers, and the backward pass recomputes each chunk, so that a causal
-graph of 2048 tokens with 8 heads of 64 stays within 2 GB. A call that needs more is refused.
+graph of 2048 tokens with 8 heads of 64 stays within 2 GiB. A call that needs more is refused.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     chunks = [(0, call.graph.num_dst, call.graph.num_edges)]
     limit = _max_edges_at_once(call)
     if call.graph.num_edges > limit:
-        # A program that is compiled for any number of samples can only compare with the limit.
+        # A program compiled for any batch size has no number for the limit, but can compare it.
         max_edges = 1
         while 2 * max_edges <= limit:
             max_edges *= 2
@@ -81,7 +81,7 @@ def _run_chunk(
 
 
 def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
-    """Split the rows into (start, stop, edges) with at most ``max_edges``, or one row that has more."""
+    """Split the rows into (start, stop, edges) of at most ``max_edges``, or of one row with more."""
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > max_edges:

@@ -23,7 +23,7 @@ from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 
-AT_ONCE = 2**19  # edges of all samples and heads whose logits are computed together
+EDGES_AT_ONCE = 2**19  # edges of all samples and heads whose logits are computed together
 MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers on edges; int32 would allow more edges
 
 
@@ -31,11 +31,11 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
     if graph.num_dst == 1 and is_decoding_step(call):
         return _run_decoding_step(call)
-    # The device alone decides for most calls on a CPU.
+    # On a CPU the device rules the kernel out, without the slower has_kernel.
     use_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:
-        return join_slices([[run(head) for head in sample] for sample in call.slices()])
+        return join_slices([[run(part) for part in row] for row in call.slices()])
     if use_kernel:
         return row_attention.run(call)
     if call.is_plain:
@@ -47,10 +47,10 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     edges = edge_rows(graph, call.q.device)
     order = edge_order(graph, call.q.device)
     batch, heads = call.q.shape[:2]
-    if batch * heads * edges.src.numel() <= AT_ONCE:
-        return _formula(call, edges.tensors, order)
+    if batch * heads * edges.src.numel() <= EDGES_AT_ONCE:
+        return _attend(call, edges.tensors, order)
     calls = [[call.select(b, h) for h in range(heads)] for b in range(batch)]
-    return join_slices([[recompute(_formula, head, edges.tensors, order) for head in row] for row in calls])
+    return join_slices([[recompute(_attend, part, edges.tensors, order) for part in row] for row in calls])
 
 
 def has_kernel(call: AttentionCall) -> bool:
@@ -75,44 +75,44 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory: the list, two numbers for each edge, and rows of one head."""
+    """Estimate the extra memory: edge list, two numbers for each edge, and rows of one head."""
     if has_kernel(call):
         return row_attention.bytes_needed(call)
     itemsize = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     num_edges = work.num_edges(call.graph)
-    heads_at_once = min(call.q.shape[0] * call.q.shape[1], 2 + AT_ONCE // max(num_edges, 1))
+    heads_at_once = min(call.q.shape[0] * call.q.shape[1], 2 + EDGES_AT_ONCE // max(num_edges, 1))
     rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * itemsize
     return num_edges * (40 + 2 * itemsize * heads_at_once) + 2 * rows
 
 
 def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Run a step of decoding without lists of edges; the heads of a group are rows."""
+    """Run a decoding step without lists of edges; the query heads of a group become rows."""
     pointers = None if torch.compiler.is_compiling() else call.graph.edges.pointers()
     src = call.graph.edges_on(call.q.device)[0] if pointers is None else pointers[1].to(call.q.device)
-    wide = edge_softmax.accumulation_dtype(call.q.dtype)
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     batch, kv_heads = call.k.shape[:2]
     shape = call.q.shape[:3]
-    q = (call.q.to(wide) * call.scale).reshape(batch, kv_heads, -1, call.k.shape[3])
-    logits = q @ call.k.index_select(2, src).to(wide).mT
+    q = (call.q.to(dtype) * call.scale).reshape(batch, kv_heads, -1, call.k.shape[3])
+    logits = q @ call.k.index_select(2, src).to(dtype).mT
     lse = None
     if call.with_lse or call.sink_logits is not None:
-        sinks = None if call.sink_logits is None else call.sink_logits.to(wide).view(kv_heads, -1, 1)
+        sinks = None if call.sink_logits is None else call.sink_logits.to(dtype).view(kv_heads, -1, 1)
         weights, lse = edge_softmax.row_softmax(logits, sinks)
     else:  # torch.softmax takes half the time.
         weights = logits.softmax(-1).masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0.0)
-    out = weights @ call.v.index_select(2, src).to(wide)
+    out = weights @ call.v.index_select(2, src).to(dtype)
     return out.reshape(*shape, -1).to(call.q.dtype), None if lse is None else lse.reshape(shape)
 
 
-def _formula(call: AttentionCall, edges: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
+def _attend(call: AttentionCall, edges: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``sum dropout(softmax(score_mod(scale q . k) + bias)) v`` over in-edges, and lse."""
-    wide = edge_softmax.accumulation_dtype(call.q.dtype)
-    q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
+    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     src, dst = edges[1].long(), edges[2].long()
     logits = call.apply_score_mod(csr_ops.products(q, k, edges) * call.scale, dst, src)
     if call.bias is not None:
-        logits = logits + call.bias.to(wide).index_select(2, order)
-    sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
+        logits = logits + call.bias.to(dtype).index_select(2, order)
+    sinks = None if call.sink_logits is None else call.sink_logits.to(dtype)
     weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks, check=False)
     out = csr_ops.incoming(call.apply_dropout(weights, dst, src), v, edges)
     return out.to(call.q.dtype), lse
@@ -121,7 +121,7 @@ def _formula(call: AttentionCall, edges: Sequence[Tensor], order: Tensor) -> tup
 BACKEND = Backend(
     "rows",
     run,
-    "edge by edge, in time and memory of the edges: for irregular graphs",
+    "edge by edge, so time and memory grow with the edges: for irregular graphs",
     unsupported_reason,
     bytes_needed,
     recomputes=True,

@@ -42,7 +42,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory, of one call of the kernel or of the logits of a few rectangles."""
+    """Estimate the extra memory: one call of the kernel, or the logits of a few rectangles."""
     return 2**26 if call.is_plain else 2**28
 
 

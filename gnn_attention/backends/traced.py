@@ -1,9 +1,9 @@
 """Graphs inside a traced program, whose edges are known only when the program runs.
 
 Under ``torch.compile`` and ``torch.export`` ``TokenGraph.from_edges`` returns a :class:`TracedEdges`, and
-``from_indices`` and ``from_block_indices`` return a :class:`TracedIndices`. One operator checks the values;
-that of an index also sorts it into rows and their transpose, or into rows of blocks. Their size depends only
-on the shape of the index, so that new values do not compile again. On a GPU the host waits for it.
+``from_indices`` and ``from_block_indices`` return a :class:`TracedIndices`. An operator checks the values;
+for an index it also makes lists of rows and their transpose, or of rows of blocks. The size of a list depends
+only on the shape of the index, so that new values need no new program. On a GPU the host waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Lists = tuple[Tensor, ...]
 
 
 @dataclass(eq=False, repr=False)
-class Traced(TokenGraph):
+class TracedGraph(TokenGraph):
     """A graph whose edges are not known yet; it exists only during a trace, so it has no memo."""
 
     def __post_init__(self) -> None:
@@ -43,11 +43,11 @@ class Traced(TokenGraph):
 
 
 @dataclass(eq=False, repr=False)
-class TracedEdges(Traced):
+class TracedEdges(TracedGraph):
     """The result of ``from_edges`` in a trace, with the same errors."""
 
     @classmethod
-    def of(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
+    def from_edge_index(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
         """Return the graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order of edges.
 
         The sizes of an EdgeIndex are not read: compilers do not guard attributes of tensors.
@@ -96,7 +96,7 @@ define(
 
 
 @dataclass(eq=False, repr=False)
-class TracedIndices(Traced):
+class TracedIndices(TracedGraph):
     """The result of ``from_indices`` and ``from_block_indices`` in a trace."""
 
     # The tensors of plan.EdgeRows, or the sorted index of blocks.
@@ -105,7 +105,7 @@ class TracedIndices(Traced):
     causal: bool = False
 
     @classmethod
-    def of(
+    def from_index(
         cls, index: Tensor, num_src: int, count: Tensor | None, coalesce: bool | str, causal: bool, name: str
     ) -> TracedIndices:
         if not isinstance(coalesce, bool):
@@ -118,7 +118,7 @@ class TracedIndices(Traced):
         return cls(UNKNOWN, index.shape[-2], num_src, heads, batch, name, lists=lists)
 
     @classmethod
-    def of_blocks(
+    def from_blocks(
         cls, index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool, name: str
     ) -> TracedIndices:
         heads, batch = _varying_sizes(index)
@@ -162,11 +162,11 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
         option = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
         raise NotImplementedError(
             f"{builder} in a traced program does not run with {option}: use 'auto' or {supported!r} without "
-            "them, or make the graph outside"
+            "score_mod, bias and dropout, or make the graph outside of the program"
         )
     if graph.block_size:
         return _attend_to_blocks(call, graph)
-    # If the index differs by query head, each of them has its own senders.
+    # If the index differs by query head, each head has its own senders, so k and v are repeated.
     heads = call.k.shape[1] if graph.heads is None else call.q.shape[1]
     k, v = (edge_softmax.per_query_head(x, heads) for x in (call.k, call.v))
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0
@@ -209,7 +209,7 @@ def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: b
     pairs = zip(
         edge_rows(graph, index.device).tensors, _fake_chosen_edges(index, count, num_src), strict=True
     )
-    return tuple(torch.cat([x, x.new_zeros(len(longer) - len(x))]) for x, longer in pairs)
+    return tuple(torch.cat([x, x.new_zeros(len(padded) - len(x))]) for x, padded in pairs)
 
 
 def _fake_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *options: bool) -> Lists:
@@ -228,4 +228,4 @@ define(
     lambda *arguments: indices.read_block_rows(*arguments).table,
     lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
 )
-TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks
+TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.from_index, TracedIndices.from_blocks

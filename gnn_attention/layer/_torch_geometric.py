@@ -169,7 +169,7 @@ class TwoPathLayer(MessagePassing):
             is_input = torch.compiler.is_compiling() and (needs_messages or self.backend == "auto")
             # The four steps take the edges in any order, so an edge_index need not be sorted.
             if is_input or (needs_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED_DTYPES):
-                return TracedEdges.of(g, num_dst, num_src)
+                return TracedEdges.from_edge_index(g, num_dst, num_src)
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(
                 "message_and_aggregate is not a step of this layer and would not run for a sparse graph: "

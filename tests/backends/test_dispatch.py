@@ -100,12 +100,12 @@ def test_the_bound_on_memory(monkeypatch):
     assert (dispatch.choose(few).name, dispatch.choose(many).name) == ("dense", "rows")
     monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *options: ("dense", "rows", "reference"))
     assert dispatch.choose(call_on(patterns.window(1024, 1000))).name == "dense"
-    monkeypatch.setattr(dense, "COMFORTABLE", 1024 * 1024)
+    monkeypatch.setattr(dense, "AUTO_LIMIT", 1024 * 1024)
     assert dispatch.choose(call_on(patterns.window(1024, 999))).name == "rows"
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
     monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
     message = (
-        r"no backend holds .*window\(1024, 998\).* with 8 heads: "
+        r"no backend supports .*window\(1024, 998\).* with 8 heads: "
         "dense: it would need .* rows: its list .* reference: "
     )
     with pytest.raises(NotImplementedError, match=message):
@@ -124,7 +124,7 @@ def test_explain_prints_a_line_for_each_backend():
     costs = dict(line.split(maxsplit=1) for line in lines[2:-1])
     assert costs == dict(explanation.rules)
     assert list(costs) == list(BACKENDS)
-    assert re.fullmatch(r"about \d+\.\d{3} ms, \d+\.\d MB more memory", costs["tiles"])
+    assert re.fullmatch(r"about \d+\.\d{3} ms, \d+\.\d MiB more memory", costs["tiles"])
 
 
 # Backends of plain calls on CUDA in bfloat16, 8 heads on 4; tests/test_limits.py has options and dtypes.
@@ -205,7 +205,7 @@ def test_calls_beyond_the_limit_of_rows_go_to_dense_or_the_reference(monkeypatch
     order = "; ".join(
         f"{name}: .*" for name in ("rows", "dense", "varlen", "flex", "rows", "dense", "reference")
     )
-    with pytest.raises(NotImplementedError, match=f"no backend holds .*: {order}"):
+    with pytest.raises(NotImplementedError, match=f"no backend supports .*: {order}"):
         choice_on_cuda(many, score_mod=add_one)
 
 

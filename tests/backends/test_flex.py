@@ -278,7 +278,7 @@ def test_a_compiled_program_on_a_cpu_is_refused():
     """The compiler would fuse the operators around the call into the kernel."""
     graph = patterns.causal(5)
     program = torch.compile(lambda *x: attend(*x, graph, backend=FLEX), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="does not run inside a compiled program; take backend='tiles'"):
+    with pytest.raises(Exception, match="does not run inside a compiled program; use backend='tiles'"):
         program(*(x.float() for x in draw(graph)))
 
 

@@ -18,7 +18,7 @@ def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
     """It holds for the tile sizes of both devices, empty and full tiles, and pairs beyond the border."""
     case, block = GRAPHS[name], masks.BLOCKS[device]
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
-    table, lists = masks.plan(case.graph, CPU)
+    table, lists = masks.make_tables(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h, _, _ = case.indices()
     dst, src = torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
@@ -35,7 +35,7 @@ LONG = [patterns.window(1000, 150), patterns.causal(640), patterns.cross(128, 10
 @pytest.mark.parametrize("graph", LONG, ids=repr)
 def test_long_graphs_have_all_kinds_of_tiles(graph):
     """Two lists hold each tile with an edge once, partial or full; tiles cut by the border are partial."""
-    _, (num_partial, partial, num_full, full) = masks.plan(graph, CPU)
+    _, (num_partial, partial, num_full, full) = masks.make_tables(graph, CPU)
     assert num_full.sum() > 0
     for row, mask in enumerate(graph.mask().split(64)):
         counts = [int(tile.sum()) for tile in mask.split(64, 1)]

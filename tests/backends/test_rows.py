@@ -37,11 +37,11 @@ def results(backend, graph, inputs, direction=1.0, **options):
 HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
+@pytest.mark.parametrize("at_once", [pytest.param(rows.EDGES_AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", thinned(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Check every third feature in float64, and one in each other dtype; ``verify`` checks all."""
-    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
     number, features = list(GRAPHS).index(graph), list(FEATURES)
@@ -60,7 +60,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
 @pytest.mark.parametrize("senders", [(), (3,), (8, 2, 5)], ids=str)
 @torch.no_grad()
 def test_one_receiver_equals_the_formula(senders, with_sinks):
-    """A step of decoding builds no lists; the receiver may be isolated."""
+    """A decoding step builds no lists; the receiver may be isolated."""
     graph = ga.TokenGraph.from_indices(torch.tensor([[*senders, -1]]), 15)
     inputs, sinks = [x.detach() for x in qkv(1, 15)], draw(4).detach() if with_sinks else None
     out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=ROWS, return_info=True)
@@ -102,22 +102,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+@pytest.mark.parametrize("at_once", [rows.EDGES_AT_ONCE, 0], ids=["at once", "head by head"])
 @pytest.mark.parametrize(
     ("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str
 )
 def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypatch):
     """Out, lse and gradients equal those of the reference; the bias has the order of the list."""
-    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
     torch.manual_seed(seed)
     graph = irregular(seed=seed)
     inputs, arguments = qkv(12, 15), OPTIONS[options](graph.num_edges)
     assert_results(results(ROWS, graph, inputs, **arguments), results(ORACLE, graph, inputs, **arguments))
 
 
-@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])
+@pytest.mark.parametrize("at_once", [rows.EDGES_AT_ONCE, 0], ids=["at once", "head by head"])
 def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
-    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
     graph, inputs = irregular().rows(3, 9), qkv(6, 15)
     table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
     mod, grads = lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(), []

@@ -23,7 +23,7 @@ from gnn_attention.cli import bench
 @pytest.fixture
 def fast(monkeypatch):
     """What is shown every 5 s is shown at once."""
-    for name in ("EVERY", "REFRESH"):
+    for name in ("LINE_SECONDS", "BAR_SECONDS"):
         monkeypatch.setattr(support_progress, name, 0.001)
 
 
@@ -40,7 +40,7 @@ def test_the_estimate_is_that_of_the_steps_so_far(monkeypatch):
     now = iter([0.0, 60.0, 80.0])
     monkeypatch.setattr(support_progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     progress = Progress("verify", unit="checks")
-    progress.expect(500, before=90)
+    progress.expect(500, done_before=90)
     progress.begin("dense")
     progress.advance(99)
     progress.begin("rows")  # ends the step before
