@@ -64,4 +64,4 @@ def test_other_texts_have_no_tour(tmp_path: Path) -> None:
 
 def test_the_template_says_that_it_is_one() -> None:
     (text,) = results([{"scenario": "failed", "file": str(TEMPLATE)}])
-    assert text.endswith("it is a template without a text. The command gnn-attention explore writes a page.")
+    assert text.endswith("it is only a template. The command gnn-attention explore writes a page of a text.")
