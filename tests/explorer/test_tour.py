@@ -41,7 +41,7 @@ def test_every_linked_page_opens_with_the_tour() -> None:
     for visit in results([{"scenario": "toured", "file": str(page)} for page in pages]):
         quiet(visit["seen"])
         assert (visit["title"], visit["heading"]) == (TITLE, TITLE)
-        assert f"with {BEFORE} %" in visit["stops"][0][0]
+        assert f"probability {BEFORE} %" in visit["stops"][0][0]
         assert f"falls from {BEFORE} % to {AFTER}." in visit["stops"][2][0]
 
 

@@ -386,10 +386,10 @@ def test_use_graph_holds_for_the_copy_that_is_audited():
     graph = patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
-        (override,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE.get()
-        before = dict(override.names), dict(override.numbers)
+        (override,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE_CONTEXTS.get()
+        before = dict(override.names), dict(override.layer_indices)
         assert audit(model, graph, (12,), layers=2).exact
-        assert (override.names, override.numbers) == before
+        assert (override.names, override.layer_indices) == before
     missing = (patterns.causal(12) - graph @ graph).edge_index
     leaks = audit(model, graph, (12,), layers=2).leaks
     assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, missing.T.tolist()))
