@@ -1,8 +1,8 @@
 """Write a self-contained page on which a reader can follow a model's attention, and change it.
 
 ``page("Llamas do not output words")`` embeds the model that ships with the package: whatever the
-reader changes is recomputed on the page, up to the next token. Of a Hugging Face model the page
-embeds one run. It opens from a file in a browser, without a network, or in a notebook.
+reader changes is recomputed on the page, up to the next token. For a Hugging Face model, the page
+embeds one recorded run. It opens from a file in a browser, without a network, or in a notebook.
 
 The sources are in ``web/``. ``npm ci && npm run build`` there makes the template ``page.html``,
 which is committed, so that Python needs no other tool. ``python docs/make.py`` then writes the page
@@ -97,10 +97,12 @@ def _read_source(text: Any, model: Any, room: int, layers: Any) -> Source:
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
         if layers is not None:
-            raise ValueError(f"layers={quote(layers)} is for a Hugging Face model: leave it out")
+            raise ValueError(f"layers={quote(layers)} is for a Hugging Face model: others need all layers")
         return pack_model(text, first, rest[0], model_name, room)
     if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
-        raise TypeError(f"model must be a file, a name or (model, tokenizer), got {model!r:.80}")
+        raise TypeError(
+            f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}"
+        )
     # This module imports transformers, which is optional.
     recorded = importlib.import_module("gnn_attention.explorer._recorded")
     if name is not None:
@@ -115,7 +117,7 @@ def _list_graphs(name: str, graphs: Any) -> list[Any]:
     check_order(name, graphs)
     if not isinstance(graphs, Iterable):
         kind = describe_type(graphs)
-        raise TypeError(f"{name} must be a TokenGraph, an expression, or several of them, got {kind}")
+        raise TypeError(f"{name} must be TokenGraphs or expressions such as 'window(n, 4)', got {kind}")
     return list(graphs)
 
 

@@ -14,7 +14,7 @@ from gnn_attention.convert import expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, encode_mask
 from gnn_attention.graph import TokenGraph
 
-# A page holds this many tokens of a typed text and after it, and this many after it.
+# Graphs for typed texts have this many tokens, and leave this much room after the shortest text.
 TYPED_SIZE, TYPED_ROOM = 96, 72
 
 
@@ -41,7 +41,7 @@ def choice_of_model(graph: TokenGraph) -> Choice:
     elif graph == patterns.full(n):
         meaning = "The model's own graph: every token attends to every token."
     else:
-        meaning = "The model's own graph: every token attends to those that its mask allows."
+        meaning = "The model's own graph: every token attends to the tokens that the mask allows."
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
@@ -58,20 +58,20 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     streaming = patterns.window(n, w - 1) | patterns.sinks(n, 1)
     bigbird = patterns.bigbird(n, block, 1) & patterns.causal(n)
     graphs = [
-        (patterns.strict_causal(n), "all tokens before it, but not itself: the first receives 0"),
+        (patterns.strict_causal(n), "all tokens before it but not to itself, so the first receives 0"),
         (patterns.window(n, w), f"the last {w} tokens, itself included"),
-        (streaming, f"the last {w - 1} tokens, itself included, and the first (StreamingLLM)"),
-        (patterns.dilated(n, w, 2), f"{w} tokens at steps of 2, itself included"),
-        (patterns.sparse_strided(n, w), f"the last {w} tokens and every {w}th before (Sparse Transformer)"),
+        (streaming, f"the last {w - 1} tokens, itself included, and the very first (StreamingLLM)"),
+        (patterns.dilated(n, w, 2), f"itself and {w - 1} earlier tokens, at steps of 2"),
+        (patterns.sparse_strided(n, w), f"the last {w} tokens, then to one in {w} (Sparse Transformer)"),
         (patterns.log_sparse(n), "itself and the tokens 1, 2, 4, 8, ... before it"),
         (patterns.chunked(n, w), f"itself and the earlier tokens of its own chunk of {w}"),
-        (patterns.documents([half, n - half]), "itself and the earlier tokens of its half"),
+        (patterns.documents([half, n - half]), "itself and the earlier tokens of its half of the text"),
         (binary_tree, "itself, its parent and all ancestors, in a binary tree in reading order"),
-        (bigbird, f"its own block of {block}, the previous, the first and a random block (BigBird)"),
-        (patterns.random_senders(n, w), f"{w} random tokens among those up to itself"),
-        (patterns.self_loops(n), "itself only, so that no token learns anything of another"),
-        (patterns.prefix(n, half), f"itself and all tokens before it, and to all of the first {half}"),
-        (patterns.full(n), "every token, also to later ones: the graph of an encoder"),
+        (bigbird, f"itself and earlier tokens in blocks of {block}: own, previous, first, random (BigBird)"),
+        (patterns.random_senders(n, w), f"{w} random tokens among itself and those before"),
+        (patterns.self_loops(n), "itself only, so that no token learns anything about another"),
+        (patterns.prefix(n, half), f"itself, to all tokens before it, and to all of the first {half} tokens"),
+        (patterns.full(n), "every token, including later ones, as in an encoder"),
     ]
     return [Choice(g.name, f"Every token attends to {senders}.", g.mask(), n) for g, senders in graphs]
 
@@ -86,13 +86,13 @@ def add_distinct(choices: list[Choice], others: Iterable[Choice]) -> list[Choice
 
 def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
     """Return the graphs for a text typed on the page: the expressions that fit any length."""
-    tokens, general = TYPED_SIZE - TYPED_ROOM, list[Choice]()
+    tokens, user_choices = TYPED_SIZE - TYPED_ROOM, list[Choice]()
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):
-            general += choices_of_user([expression], tokens, TYPED_ROOM)
-    own = choice_of_model(patterns.causal(TYPED_SIZE))
-    masks = [choice.to_json() for choice in add_distinct([own, *general], zoo(tokens, TYPED_ROOM))]
-    return {"size": TYPED_SIZE, "start": min(1, len(general)), "masks": masks}
+            user_choices += choices_of_user([expression], tokens, TYPED_ROOM)
+    causal = choice_of_model(patterns.causal(TYPED_SIZE))
+    masks = [choice.to_json() for choice in add_distinct([causal, *user_choices], zoo(tokens, TYPED_ROOM))]
+    return {"size": TYPED_SIZE, "start": min(1, len(user_choices)), "masks": masks}
 
 
 def choices_of_user(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
@@ -113,10 +113,10 @@ def _read_choice(value: Any, tokens: int, size: int) -> Choice:
         raise ValueError(f"{graph!r} differs by head or sample: take graph.select(batch, head)")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
         raise ValueError(
-            f"a graph must be square, over at least the {tokens} tokens of the text ({size} to write on), "
+            f"a graph must be square, over at least the {tokens} tokens of the text ({size} with room), "
             f"got {graph!r}; n stands for {size}"
         )
     count = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
-    return Choice(graph.name, f"Your graph, {int(mask.sum()):,} edges.", mask, count)
+    return Choice(graph.name, f"Your graph, with {int(mask.sum()):,} edges.", mask, count)

@@ -17,11 +17,11 @@ from gnn_attention.model import Block, LanguageModel, load_trained
 from gnn_attention.model.tokenizer import BytePair
 
 Text = str | Sequence[int]
-# The name of the union of the graphs of layers that attend along different graphs.
+# The name of the union of the graphs of all layers, if they differ.
 EACH_ITS_OWN = "each layer's own"
 # The page draws and computes every pair of tokens.
 MAX_TOKENS = 512
-# Browsers open models of more characters than this, but slowly.
+# Browsers open a page whose model has more characters than this, but slowly.
 MAX_CHARACTERS = 64 * 2**20
 
 
@@ -94,9 +94,7 @@ def pack_model(text: Text, model: LanguageModel, vocabulary: BytePair, name: str
     ids = vocabulary.encode(text) if isinstance(text, str) else list(text)
     check_length(ids)
     if len(ids) + room > MAX_TOKENS + 64:
-        raise ValueError(
-            f"room must leave at most {MAX_TOKENS + 64} tokens in all, got {len(ids)} and {room}"
-        )
+        raise ValueError(f"room must leave at most {MAX_TOKENS + 64} tokens in all, got {len(ids)} + {room}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
     token_of = {piece: token for token, piece in enumerate(vocabulary.vocabulary)}
     merges = [token_of[piece] for pair in vocabulary.merges for piece in pair]
@@ -111,7 +109,7 @@ def _encode_model(model: LanguageModel, name: str) -> dict[str, Any]:
     with torch.device("meta"):
         standard = LanguageModel(config)
     if other := sorted(set(state) ^ set(standard.state_dict())):
-        raise ValueError(f"model must be a LanguageModel with heads without biases; differs in {other}")
+        raise ValueError(f"model must be a LanguageModel whose heads are without biases; differs in {other}")
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
     ours = load_trained()[0].state_dict()
@@ -119,7 +117,7 @@ def _encode_model(model: LanguageModel, name: str) -> dict[str, Any]:
     return {
         "kind": "model",
         "name": name,
-        # The recorded roles of heads hold for the weights that ship and no others.
+        # The recorded descriptions of heads are true only of the weights that ship.
         "trained": is_ours,
         "width": config.width,
         "layers": config.num_layers,

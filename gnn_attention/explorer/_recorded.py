@@ -17,15 +17,8 @@ from gnn_attention import edge_softmax, huggingface
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.explorer._pack import (
-    EACH_ITS_OWN,
-    Source,
-    Text,
-    check_length,
-    check_size,
-    encode_mask,
-    encode_tensor,
-)
+from gnn_attention.explorer import _pack
+from gnn_attention.explorer._pack import Source, Text, encode_tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import LayerTrace, record
 
@@ -43,13 +36,13 @@ def record_source(
 ) -> Source:
     """Record the attention of a text model in one run over a text; the model is left unchanged."""
     tokens = _tokenize(text, tokenizer)
-    check_length(tokens)
+    _pack.check_length(tokens)
     traces = _record_layers(model, torch.tensor([[token for token, _ in tokens]]), layers)
     encoded_layers = [_encode_layer(trace) for trace in traces]
     width = (encoded_layers[0]["output"] or encoded_layers[0]["messages"])["shape"][-1]
     name = name or Path(getattr(model, "name_or_path", "")).name or type(model).__name__
     encoded = {"kind": "record", "name": name, "width": width, "layers": encoded_layers}
-    check_size(encoded, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
+    _pack.check_size(encoded, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
     return Source(tokens, encoded, _union_of_calls([trace.call for trace in traces]))
 
 
@@ -73,7 +66,7 @@ def _record_layers(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[La
     if not hasattr(config, "_attn_implementation"):
         raise TypeError(f"model must be a Hugging Face text model or a LanguageModel, got {kind}")
     if config.is_encoder_decoder:
-        raise NotImplementedError(f"{kind} has an encoder and a decoder: give one, model.get_encoder()")
+        raise NotImplementedError(f"{kind} has an encoder and a decoder: give model.get_encoder()")
     if layers is not None:
         layers = checks.sizes("layers", layers if isinstance(layers, Iterable) else [layers])
     if layers is not None and (not layers or max(layers) >= config.num_hidden_layers):
@@ -81,8 +74,8 @@ def _record_layers(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[La
     ids = ids.to(next(model.parameters()).device)
     with _route_attention(model):
         traces = record(model, input_ids=ids, use_cache=False, layers=layers).layers
-    if len(traces) != (config.num_hidden_layers if layers is None else len(set(layers))):
-        raise NotImplementedError(f"{kind} makes {len(traces)} attention calls: a page shows one a layer")
+    if len(traces) != (count := config.num_hidden_layers if layers is None else len(set(layers))):
+        raise NotImplementedError(f"{kind} must make {count} attention calls, one a layer, got {len(traces)}")
     return sorted(traces, key=lambda trace: trace.number)
 
 
@@ -105,12 +98,10 @@ def _encode_layer(trace: LayerTrace) -> dict[str, Any]:
     call = trace.call
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} of layer {trace.number} has numbers that are not finite: check the model"
-            )
+            raise ValueError(f"{name} of layer {trace.number} has non-finite numbers: check the model")
     W_O, b_O = trace.heads.W_O.detach(), trace.heads.b_O
     values = edge_softmax.per_query_head(call.v.double(), len(W_O))[0]
-    # For a text of few tokens the messages take less space than W_O.
+    # If the text has fewer tokens than a value has numbers, messages take less space than W_O.
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": trace.number,
@@ -123,7 +114,7 @@ def _encode_layer(trace: LayerTrace) -> dict[str, Any]:
         "bias": None if call.score_mod is None else encode_tensor(_score_mod_bias(call)),
         "sinks": None if call.sink_logits is None else encode_tensor(call.sink_logits),
         "scale": call.scale,
-        "mask": encode_mask(_mask(call)),
+        "mask": _pack.encode_mask(_mask(call)),
     }
 
 
@@ -149,4 +140,4 @@ def _union_of_calls(calls: list[AttentionCall]) -> TokenGraph:
         return graph
     union = torch.stack(masks).any(0)
     edges = union.nonzero().mT.flip(0)
-    return TokenGraph.from_edges(edges, len(union), name="edges" if is_same else EACH_ITS_OWN)
+    return TokenGraph.from_edges(edges, len(union), name="edges" if is_same else _pack.EACH_ITS_OWN)

@@ -32,7 +32,7 @@ export async function choices(browser, job) {
   }
   for (const [label, read] of [
     ["In the words of", (now) => now.view],
-    ["An edit holds", (now) => now.scope],
+    ["An edit applies", (now) => now.scope],
     ["Graph", (now) => String(now.work.mask)],
     ["from", (now) => String(now.sender)],
     ["to", (now) => String(now.token)],
@@ -99,7 +99,7 @@ export async function arc(browser, job) {
   const hash = await page.evaluate(() => location.hash);
   const again = await open(browser, job.file, { hash });
   const restored = (await state(again.page)).work.edits;
-  await page.getByRole("button", { name: /^take back/ }).click();
+  await page.getByRole("button", { name: /^undo:/ }).click();
   await ready(page);
   steps.push((await state(page)).work.edits);
   return { readout, selected, promised, steps, hash, restored, seen };

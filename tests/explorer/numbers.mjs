@@ -6,7 +6,7 @@ async function begin(browser, { file, layer, head, token, scope }) {
   const opened = await open(browser, file);
   await choose(opened.page, "Layer", String(layer));
   await choose(opened.page, "Head", String(head));
-  await select(opened.page, "An edit holds", scope ?? "everywhere");
+  await select(opened.page, "An edit applies", scope ?? "everywhere");
   await receive(opened.page, token);
   return opened;
 }

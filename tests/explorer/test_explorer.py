@@ -56,7 +56,7 @@ class TestData:
         assert (data["start"], data["room"], len(data["tokens"])) == (1, 16, 11)
         assert len({mask["bits"] for mask in data["masks"]}) == len(names) >= 13
         assert [mask["name"] for mask in data["masks"] if not mask["causal"]] == ["prefix(27, 6)", "full(27)"]
-        assert data["masks"][1]["meaning"] == "Your graph, 78 edges."
+        assert data["masks"][1]["meaning"] == "Your graph, with 78 edges."
         for number, name in enumerate(names):
             if "[27 parents]" not in name:
                 assert torch.equal(mask_of(data, number), expressions.parse(name).mask()), name
@@ -88,9 +88,9 @@ class TestData:
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
             ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
-            ({"graph": "window(5, 2)"}, ValueError, r"the 11 tokens of the text \(27 to .*n stands for 27"),
+            ({"graph": "window(5, 2)"}, ValueError, r"the 11 tokens of the text \(27 with .*n stands for 27"),
             ({"graph": per_head}, ValueError, "differs by head or sample"),
-            ({"masks": 3}, TypeError, "masks must be a TokenGraph, an expression"),
+            ({"masks": 3}, TypeError, "masks must be TokenGraphs or expressions"),
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
             ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),
             ({"model": no_gelu}, ValueError, "with a GELU in each"),

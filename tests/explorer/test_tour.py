@@ -41,7 +41,7 @@ def test_every_linked_page_opens_with_the_tour() -> None:
     for visit in results([{"scenario": "toured", "file": str(page)} for page in pages]):
         quiet(visit["seen"])
         assert (visit["title"], visit["heading"]) == (TITLE, TITLE)
-        assert f"with {BEFORE} %" in visit["stops"][0][0]
+        assert f"probability {BEFORE} %" in visit["stops"][0][0]
         assert f"falls from {BEFORE} % to {AFTER}." in visit["stops"][2][0]
 
 
@@ -64,4 +64,4 @@ def test_other_texts_have_no_tour(tmp_path: Path) -> None:
 
 def test_the_template_says_that_it_is_one() -> None:
     (text,) = results([{"scenario": "failed", "file": str(TEMPLATE)}])
-    assert text.endswith("it is a template without a text. The command gnn-attention explore writes a page.")
+    assert text.endswith("it is only a template. The command gnn-attention explore writes a page of a text.")

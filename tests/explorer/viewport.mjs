@@ -59,7 +59,7 @@ const EDITS = [
   ["a receiver", (page) => page.locator('[data-token="10"]').click()],
   ["a line of a step", line],
   ["cut in the table", fromTable],
-  ["take back", (page) => page.getByRole("button", { name: /^take back/ }).click()],
+  ["take back", (page) => page.getByRole("button", { name: /^undo:/ }).click()],
   ["a head at a glance", (page) => page.locator(".glance-map").nth(2).click()],
   ["who attends to it", (page) => page.locator(".hearers button.share").nth(1).click()],
   ["write", mode("write"), true],

@@ -198,7 +198,7 @@ def test_wrong_arguments_are_named(llama):
         pytest.raises(ValueError, match="of some edges are changed"),
     ):
         trace.attribute(llama, IDS, last_loss)
-    with pytest.raises(ValueError, match="edges must be a graph over the tokens of"):
+    with pytest.raises(ValueError, match="edges must be one graph over the tokens"):
         trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
     a = trace.attribute(llama, IDS, last_loss)
     with pytest.raises(ValueError, match=r"amount must be a share \(0.0 .. 1.0\) .* got 1.5"):

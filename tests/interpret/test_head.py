@@ -143,7 +143,7 @@ def test_refusals():
         (partial(of, make_block(), 0, gain), ValueError, "gain must not be given with a Block"),
         (lambda: without_output.message, ValueError, "without W_O have values but no messages"),
         (lambda: without_output.writes, ValueError, r"without W_O .*: they write no states"),
-        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"width\] must fit, got \[4\] and \[9, 3\]"),
+        (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"must fit embedding .* \[4\] and \[9, 3\]"),
         (partial(top_tokens, ones(3), ones(9, 3), k=10), ValueError, "k must be at most 9, the size of"),
     ]
     assert_refusals(cases)

@@ -219,7 +219,7 @@ WRONG_INTERVENTIONS = [
     (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same tokens"),
     (lambda: trace.mute((0, 1), factor="2"), TypeError, "factor must be a number, got"),
     (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
-    (lambda: patch_from(7, (0, 1), layers=3), IndexError, r"must be among \[0, 1, 2\], which the run has"),
+    (lambda: patch_from(7, (0, 1), layers=3), IndexError, r"must be among \[0, 1, 2\], those of the run"),
     (lambda: patch_from(7, copies=3), ValueError, r"\[3, 3, 7, 4\] in the run and \[2, 3, 7, 4\] here"),
     (lambda: "cut", TypeError, "interventions must be an? Intervention, got "),
 ]

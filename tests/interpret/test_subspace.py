@@ -94,7 +94,7 @@ def test_rounding_of_the_dtype_is_no_direction(dtype):
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
 X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
-BASIS = r"basis must have orthonormal columns \[width, dim\], got"
+BASIS = r"basis must be orthonormal columns, see spanned_by, got"
 SPAN = r"directions must be floats \[count, width\] or \[width\], got"
 STATES = r"x must be a float tensor \[\*, 9\], got"
 ORTHOGONAL = "direction must not be orthogonal to the subspace, got"
@@ -105,7 +105,7 @@ WRONG = [
     *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
     (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), ORTHOGONAL),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be a number, or one for each state, got \[4\]"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[.*\], got \[4\]"),
     (SPACE.overlap, (OTHER,), "same width, got 9 and 4"),
 ]
 

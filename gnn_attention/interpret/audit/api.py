@@ -1,10 +1,10 @@
 """Audit a module from outside: find where information flows, and compare that with a graph.
 
-Information flows from an input to an output if the Jacobian between them is not zero. Three
+Information flows from an input to an output if a change of the input can change the output. Three
 detectors look for such flows:
 
-* **jacobian** differentiates in float64, with a random cotangent at each receiver. A gradient that is not
-  exactly zero is a flow, and a second random input makes it improbable that flows cancel by chance.
+* **jacobian** differentiates in float64, with a random cotangent at each receiver. A gradient that is
+  not exactly zero is a flow; two random inputs make it improbable that gradients cancel by chance.
 * **perturbation** replaces the input of one sender and compares all outputs: it finds flows without gradient.
 * **nan** sets one sender to NaN. Pairs that only a NaN crosses are listed separately, because dense
   attention multiplies NaN by a weight of zero.
@@ -65,12 +65,12 @@ def audit(
         graph: the declared graph, or one graph for each layer, layer 1 first. An edge of any head counts.
         input_shape: shape of one sample: ``(T, width)`` for states, or ``(T,)`` for token ids,
             which are audited from their embeddings on.
-        layers: how many times the graph may be used. Default: the number of calls of
-            :class:`MessagePassingAttention`, else one.
+        layers: how many times information may move along the graph. Default: the number of calls of
+            :class:`MessagePassingAttention`, or of graphs if there are no such calls.
         call: ``call(module, x)`` for another calling convention. It receives the copy and must use it.
         embedding: the submodule that embeds token ids, or its name, if the module has several embeddings.
         samples: the largest batch of one pass; 1 for a module that takes one sample at a time.
-        tolerance: gradients up to this fraction of the largest one count as zero (FFTs, cumulative sums).
+        tolerance: gradients up to this fraction of the largest one count as zero, as FFTs need.
         dtype: dtype of the copy. Use float32 if the module has no float64 (``grouped_mm`` in
             mixtures of experts); smaller flows then count as unused.
         seed: seed of the random inputs and cotangents.
@@ -93,7 +93,7 @@ def audit(
     shape = tuple(checks.sizes("input_shape", input_shape, 1))
     if not shape or shape[0] != graphs[0].num_src:
         raise ValueError(
-            f"input_shape must be (T, width) or (T,) for {graphs[0]!r} of T senders, got {shape}"
+            f"input_shape must be (T, width) or (T,), T = {graphs[0].num_src} senders, got {shape}"
         )
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
@@ -125,12 +125,12 @@ def _read_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, 
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quote(value)}")
     for graph in graphs:
         if graph.batch is not None:
-            raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
+            raise ValueError(f"graph {graph!r} differs by sample: audit graph.select(batch=...)")
         if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MAX_TOKENS:
             raise ValueError(f"graph must have 1 to {MAX_TOKENS} tokens, got {graph!r}: audit a shorter one")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
             raise ValueError(f"graphs must be square, over the same tokens, got {graphs[0]!r} and {graph!r}")
-    # An edge of any head is an edge.
+    # An edge of any head counts as an edge.
     return tuple(g if g.heads is None else _graph_of_mask(g.mask().any(0), g, g.name) for g in graphs)
 
 
@@ -154,7 +154,7 @@ def _read_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def _keep_overrides(module: nn.Module, call: Call) -> Call:
-    """Let the graphs that ``use_graph`` gave the module hold for its copy too."""
+    """Let the copy of the module use the graphs that ``use_graph`` gave to the module."""
     # Without this optional package, which needs transformers, no graph can be in use.
     overrides = sys.modules.get("gnn_attention.huggingface._contexts")
     if overrides is None:
@@ -173,7 +173,7 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     if name is None:
         return lambda module, x: module(x)
     if not isinstance(graph, TokenGraph):
-        raise ValueError(f"the module takes one {name}, got a list of graphs: give call=")
+        raise ValueError(f"the module's forward takes one {name}, got a list of graphs: give call=")
     if name == "edge_index":
         return lambda module, x: module(x, edge_index=graph.edges_on(x.device))
     return lambda module, x: module(x, **{name: graph})

@@ -23,7 +23,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.runner import Runner, Sample, differs, floating_tensors
 from gnn_attention.layer import MessagePassingAttention
 
-# An undeclared hop costs more than any number of edges.
+# An undeclared hop costs more than any number of declared hops.
 UNDECLARED_COST = 2**16
 UNREACHABLE = 2**60
 
@@ -122,7 +122,7 @@ def _find_cheapest_paths(
 ) -> dict[int, tuple[int, ...]]:
     """Find the paths with the fewest undeclared hops, and among these the fewest hops."""
     identity, num_layers = bounds.after[0], len(hops) - 1
-    # Nothing is declared before the first layer. Layers in another number may use any allowed pair.
+    # No hop is declared before layer 1. If the number of layers differs, all allowed pairs are.
     reach = [bounds.after[-1]]
     by_layer = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
     cost, origins = torch.where(identity[src], 0, UNREACHABLE), []
@@ -136,7 +136,7 @@ def _find_cheapest_paths(
         path = [dst]
         for origin in reversed(origins):
             path.insert(0, int(origin[path[0]]))
-        # The information may stay at a token during a layer, which then is in the path twice.
+        # Information may stay at a token during a layer, and the token is then in the path twice.
         paths[dst] = tuple(dict.fromkeys(path)) if cost[dst] < UNREACHABLE else (src, dst)
     return paths
 

@@ -50,7 +50,7 @@ class Verdict:
     >>> from gnn_attention import audit, patterns
     >>> print(audit(torch.nn.LayerNorm(2), patterns.causal(3), (3, 2)))
     causal(3), 1 layer: no leak, 3 of 3 allowed pairs unused
-      unused, first: 0 -> 1
+      the first unused pair: 0 -> 1
     """
 
     graphs: tuple[TokenGraph, ...]
@@ -78,7 +78,7 @@ class Verdict:
         remarks = []
         if self.leaks:
             difference = "; ".join(diff(self.allowed, self.flow).remarks)
-            remarks.append(f"what is allowed (first) compared with what was seen (second): {difference}")
+            remarks.append(f"allowed pairs (first) compared with flows (second): {difference}")
         if self.crosses_samples:
             remarks.append(
                 "samples of a batch influence one another (statistics over the batch, or a module that takes "
@@ -95,11 +95,11 @@ class Verdict:
         if self.unused:
             src, dst = self.unused[0]
             path = witness(self.graphs, src, dst, self.layers) if is_square(self.allowed) else None
-            lines.append(f"unused, first: {' -> '.join(map(str, path or (src, dst)))}")
+            lines.append(f"the first unused pair: {' -> '.join(map(str, path or (src, dst)))}")
         if self.poisoned:
             src, dst = self.poisoned[0]
             pairs = _pluralize(len(self.poisoned), "pair")
-            lines.append(f"NaN alone crosses {pairs}, first {src} -> {dst} (zero times NaN)")
+            lines.append(f"only NaN crosses {pairs}, first {src} -> {dst} (zero times NaN is NaN)")
         return "\n  ".join([*lines, *self.remarks])
 
     def to_json(self) -> str:

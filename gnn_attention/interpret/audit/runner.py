@@ -1,6 +1,6 @@
 """Run a copy of the audited module, and detect at which pairs of tokens information flows.
 
-The inputs are random ones and the caller's. The detectors are gradients, replaced inputs and NaN.
+It runs on random inputs and on the caller's. The detectors are gradients, replaced inputs and NaN.
 """
 
 import copy
@@ -18,9 +18,9 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-# Most numbers in the outputs of one pass, and most pairs of tokens: 64 MB in float64.
+# The most numbers in the outputs of a pass, and the most pairs of tokens: 64 MB in float64.
 LARGEST_PASS = 2**23
-# What is zero or cancels at one random input does so at a second one with probability 0.
+# A gradient that vanishes by chance at one random input almost surely does not at a second one.
 NUM_RANDOM_PROBES = 2
 # A difference of up to this many units in the last place is rounding, not a change.
 ROUNDING_ULPS = 64
@@ -150,7 +150,7 @@ class Runner:
         return torch.cat(rows)
 
     def cotangent_generator(self, probe: int) -> torch.Generator:
-        # A gradient may be orthogonal to the inputs, so the cotangents take other random numbers.
+        # A gradient may be orthogonal to the inputs, so cotangents must not repeat their numbers.
         return torch.Generator().manual_seed(self.seed + probe + 2**31)
 
     @staticmethod
@@ -173,7 +173,7 @@ class Runner:
         """Find the receivers whose output changes when the input of one sender is replaced."""
         sample = self.probes[probe]
         before = self.run(sample.repeat(len(senders)), by_ids=True)
-        # The replacements are drawn with numbers that no probe has.
+        # The replacements are drawn with seeds that no probe has.
         after = self.run(self.perturb_senders(sample, senders, probe + len(self.probes)), by_ids=True)
         return differs(before, after).cpu()
 
@@ -209,7 +209,7 @@ class Runner:
                 receiver = int(is_bad[0].nonzero()[0])
                 raise ValueError(
                     f"the module returns NaN or inf for finite inputs, first at receiver {receiver}: mend it "
-                    "(perhaps the receiver is isolated, and its softmax is NaN)"
+                    "first (perhaps the receiver is isolated, and its softmax is NaN)"
                 )
 
     def _read_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
@@ -221,13 +221,13 @@ class Runner:
             shape = type(output).__name__ if y is None else f"shape {list(y.shape)}"
             raise ValueError(
                 f"the module must return floating states [B, dst, ...] = [{samples}, {self.num_dst}, ...], "
-                f"got {shape}: give call=lambda module, x: ... that does, or samples=1"
+                f"got {shape}: give call=lambda module, x: ... that returns them, or samples=1"
             )
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
 
     @contextmanager
     def _replace_embeddings(self, sample: Sample, by_ids: bool) -> Iterator[None]:
-        """Let the embedding return the sample's states, in chunks if it is called so (decoding)."""
+        """Let the embedding return the sample's states; decoding calls it for one chunk at a time."""
         ids, states, num_replaced = sample.ids, sample.states, 0
         if self.embedding is None or ids is None or by_ids:
             yield
@@ -248,7 +248,7 @@ class Runner:
         with self.embedding.register_forward_hook(replace_output):
             yield
         if not num_replaced:
-            raise ValueError("embedding was not called with the token ids; name the one that is")
+            raise ValueError("embedding was not called with the token ids: give the one that is")
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
@@ -264,10 +264,10 @@ def _copy_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         module_copy = copy.deepcopy(module)
     except Exception as error:
-        name = type(module).__name__
-        raise NotImplementedError(f"{name} cannot be copied by copy.deepcopy: {error}") from error
+        name, reason = type(module).__name__, f"{type(error).__name__}: {error}"
+        raise NotImplementedError(f"{name} cannot be copied by copy.deepcopy: {reason}") from error
     module_copy = module_copy.to(dtype).requires_grad_(False)
-    # module.to() leaves tensors alone that are neither parameters nor buffers, such as a mask.
+    # module.to() does not convert tensors that are neither parameters nor buffers, such as a mask.
     for part in module_copy.modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -281,16 +281,16 @@ def floating_tensors(value: Any) -> Iterator[Tensor]:
     yield from (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
 
 
-def _find_embedding(module: nn.Module, twin: nn.Module, embedding: nn.Module | str | None) -> nn.Module:
+def _find_embedding(module: nn.Module, clone: nn.Module, embedding: nn.Module | str | None) -> nn.Module:
     if embedding is not None:
         names = [name for name, part in module.named_modules() if part is embedding or name == embedding]
         if not names:
             raise ValueError(f"embedding must be a submodule or the name of one, got {quote(embedding)}")
-        return twin.get_submodule(names[0])
-    if hasattr(twin, "get_input_embeddings"):
-        declared: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
+        return clone.get_submodule(names[0])
+    if hasattr(clone, "get_input_embeddings"):
+        declared: nn.Module = clone.get_input_embeddings()  # type: ignore[operator]
         return declared
-    tables = {name: part for name, part in twin.named_modules() if isinstance(part, nn.Embedding)}
+    tables = {name: part for name, part in clone.named_modules() if isinstance(part, nn.Embedding)}
     if len(tables) != 1:
         raise ValueError(
             f"the module has {len(tables)} embeddings {list(tables)}: give embedding='name' of the one that "

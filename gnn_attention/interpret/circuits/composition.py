@@ -28,9 +28,8 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     kind = checks.choice("kind", kind, KINDS)
     for name, circuit in (("earlier", earlier), ("later", later)):
         checks.instance(name, circuit, Circuit)
-    return float(
-        _product_norm(_unit_rows(earlier.message), _unit_rows(_reading_matrix(later, kind, distance).T))
-    )
+    reader = _compress(_select_reader(later, kind, distance).T)
+    return float(_norm_of_product(_compress(earlier.message), reader))
 
 
 def compositions(
@@ -43,30 +42,30 @@ def compositions(
     """
     kind = checks.choice("kind", kind, KINDS)
     rows = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
-    writers = [[_unit_rows(head.message) for head in row] for row in rows]
-    readers = [[_unit_rows(_reading_matrix(head, kind, None).T) for head in row] for row in rows]
+    writers = [[_compress(head.message) for head in row] for row in rows]
+    readers = [[_compress(_select_reader(head, kind).T) for head in row] for row in rows]
     scores = writers[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
     for later in range(len(rows)):
         for earlier in range(later):
-            pairs = [[_product_norm(A, B) for A in writers[earlier]] for B in readers[later]]
+            pairs = [[_norm_of_product(A, B) for A in writers[earlier]] for B in readers[later]]
             scores[later, :, earlier] = torch.tensor(pairs)
     return scores * rows[0][0].message.shape[1] ** 0.5 if relative else scores
 
 
-def _reading_matrix(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
+def _select_reader(later: Circuit, kind: str, distance: int | None = None) -> FactoredMatrix:
     if kind == "v":
         return later.message
     pattern = later.pattern if distance is None else later.pattern_at(distance)
     return pattern if kind == "q" else pattern.T
 
 
-def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "rank width"]:
-    # left = Q R, and Q changes no norm, so that rank rows are enough.
+def _compress(matrix: FactoredMatrix) -> Float[Tensor, "rank width"]:
+    # left = Q R, and Q changes no norm, so that the few rows of R right stand for the matrix.
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
     return rows / rows.norm() if bool(rows.any()) else rows
 
 
-def _product_norm(writer: Tensor, reader: Tensor) -> Tensor:
+def _norm_of_product(writer: Tensor, reader: Tensor) -> Tensor:
     if writer.shape[1] != reader.shape[1]:
         raise ValueError(
             f"the earlier head writes states of width {writer.shape[1]}, the later reads vectors of width "

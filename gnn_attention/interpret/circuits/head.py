@@ -17,7 +17,7 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M``, for receiver x, sender x'.
+    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M``. The receiver is x, the sender x'.
 
     :attr:`pattern` and :attr:`message` are these matrices, factored and without biases;
     ``FactoredHeads`` computes the patterns and messages of states, with biases. The weights are
@@ -45,7 +45,7 @@ class Circuit:
         Raises ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no ``W_P``.
         """
         if self.heads.rotary is not None:
-            raise ValueError(f"{self!r} is rotary, its pattern varies: take pattern_at(dst - src)")
+            raise ValueError(f"{self!r} is rotary, so W_P varies: take pattern_at(dst - src)")
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
@@ -100,7 +100,7 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
 
     ``source`` is standard or factored heads, an attention layer with such heads, or a
     ``gnn_attention.model.Block``, whose norm's gain is folded in. For another model, pass the weight of the
-    norm before the layer as ``gain [width]``. (The head reads nothing of a mean that a LayerNorm subtracts.)
+    norm before the layer as ``gain [width]``. (If it is a LayerNorm, heads do not see the mean of a state.)
     Raises TypeError for another source, IndexError for an unknown head, ValueError for an invalid gain.
     """
     circuits = each(source, gain)
@@ -112,14 +112,14 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
     heads = source
     if isinstance(source, Block):
         if gain is not None:
-            raise ValueError("gain must not be given with a Block, which has one: give block.attention")
+            raise ValueError("gain must not be given with a Block, which has one: pass block.attention")
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
     if not isinstance(heads, StandardHeads):
         raise TypeError(
-            "source must be standard or factored heads, a layer of them or a Block, got "
-            f"{type(heads).__name__}; of another model take foreign.heads_of(model, layer)"
+            "source must be standard or factored heads, a layer with such heads or a Block, got "
+            f"{type(heads).__name__}; for another model pass gnn_attention.heads_of(model, layer)"
         )
     if gain is not None:
         if heads.source_width != heads.width:
@@ -155,7 +155,7 @@ def top_tokens(
     """
     if embedding.dim() != 2 or vectors.shape[-1:] != embedding.shape[1:]:
         shapes = f"{list(vectors.shape)} and {list(embedding.shape)}"
-        raise ValueError(f"vectors [*, width] and embedding [vocabulary, width] must fit, got {shapes}")
+        raise ValueError(f"vectors [*, width] must fit embedding [vocabulary, width], got {shapes}")
     logits = vectors.detach() @ embedding.detach().to(vectors).mT
     if checks.size("k", k, 1) > logits.shape[-1]:
         raise ValueError(f"k must be at most {logits.shape[-1]}, the size of the vocabulary, got {k}")

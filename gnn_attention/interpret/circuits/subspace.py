@@ -31,7 +31,7 @@ class Subspace:
 
     def __post_init__(self) -> None:
         if not _is_float(self.basis) or self.basis.dim() != 2 or not self._is_orthonormal():
-            raise ValueError(f"basis must have orthonormal columns [width, dim], got {quote(self.basis)}")
+            raise ValueError(f"basis must be orthonormal columns, see spanned_by, got {quote(self.basis)}")
 
     @classmethod
     def spanned_by(cls, directions: Float[Tensor, "*n width"]) -> "Subspace":
@@ -72,7 +72,7 @@ class Subspace:
         return Subspace.spanned_by(torch.cat([self.basis.mT, other.basis.mT.to(self.basis)]))
 
     def projector(self) -> Float[Tensor, "width width"]:
-        """Return ``B B^T [width, width]``, which projects the states that it multiplies."""
+        """Return ``P = B B^T [width, width]``, with which ``project(x)`` is ``x @ P``."""
         return self.basis @ self.basis.mT
 
     def coordinates(self, x: States) -> Float[Tensor, "*tokens dim"]:
@@ -100,13 +100,14 @@ class Subspace:
         if direction.dim() != 1:
             raise ValueError(f"direction must be one vector [{self.width}], got {list(direction.shape)}")
         projection = self.project(direction)
-        length = projection.norm()
-        if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * direction.norm()):
-            raise ValueError(f"direction must not be orthogonal to the subspace, got {quote(direction)}")
+        total, length = direction.norm(), projection.norm()
+        if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * total):
+            lengths = f"{total:.3g}, {length:.3g} in it"
+            raise ValueError(f"direction must not be orthogonal to the subspace, got length {lengths}")
         unit: Tensor = (projection / length).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
-            raise ValueError(f"value must be a number, or one for each state, got {list(value.shape)}")
+            raise ValueError(f"value must be one number or {list(x.shape[:-1])}, got {list(value.shape)}")
         edited: Tensor = x + (value - x @ unit).unsqueeze(-1) * unit
         return edited
 
@@ -117,13 +118,13 @@ class Subspace:
         dimensions, and ``larger dim / width`` on average for two random subspaces.
         """
         self._check_same_space(other)
-        wide = torch.promote_types(self.basis.dtype, other.basis.dtype)
-        cosines = self.basis.to(wide).mT @ other.basis.to(self.basis.device, wide)
+        dtype = torch.promote_types(self.basis.dtype, other.basis.dtype)
+        cosines = self.basis.to(dtype).mT @ other.basis.to(self.basis.device, dtype)
         return float(cosines.square().sum() / max(min(cosines.shape), 1))
 
     def _is_orthonormal(self) -> bool:
-        wide = self.basis.detach().to(accumulation_dtype(self.basis.dtype))
-        error = wide.mT @ wide - torch.eye(self.dim).to(wide)
+        basis = self.basis.detach().to(accumulation_dtype(self.basis.dtype))
+        error = basis.mT @ basis - torch.eye(self.dim).to(basis)
         return bool((error.abs() <= torch.finfo(self.basis.dtype).eps ** 0.5).all())
 
     def _check_same_space(self, other: "Subspace") -> None:

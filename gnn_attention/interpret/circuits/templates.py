@@ -93,13 +93,13 @@ def detect(
 def _match_heads(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
     weights = layer.weights().mT
     batch, heads, _ = weights.shape
-    has_tokens = template.shape4[2:] == layer.graph.shape4[2:]
-    if not has_tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
+    is_fitting = template.shape4[2:] == layer.graph.shape4[2:]
+    if not is_fitting or template.batch not in (None, batch) or template.heads not in (None, heads):
         raise ValueError(f"template must have the tokens, samples and heads of {layer!r}, got {template!r}")
-    matched = weights * pairs.is_edge(template, layer.edge_index, batch, heads)
+    template_weights = weights * pairs.is_edge(template, layer.edge_index, batch, heads)
     # A receiver counts even if none of its edges in the template is an edge of the model.
     receivers = (template.in_degree().to(weights.device).expand(batch, heads, -1) > 0).sum((0, 2))
-    return matched.sum((0, 2)) / receivers.clamp(min=1)
+    return template_weights.sum((0, 2)) / receivers.clamp(min=1)
 
 
 def _read_tokens(tokens: Any) -> Int[Tensor, "batch tokens"]:

@@ -5,10 +5,11 @@ Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v
 * by a cut (softmax over the other edges) changes o by exactly ``w_j (o - v_j) / (1 - w_j)``;
 * by muting (the other weights stay) changes o by exactly ``-w_j v_j``;
 
-and the metric changes by g times that, to first order in the change of o. If the edge is the only one of its
-receiver, both leave o = 0. The slope ``w_j g (o - v_j)``, the negative derivative by the edge's logit, adds
-up over edges that are cut together. Outputs, logits and lse are those of :func:`record`; weights are computed
-again, one head at a time. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
+and to first order the metric changes by the dot product of g with this change. Both leave o = 0 if
+the edge is the only one of its receiver. The slope ``w_j g (o - v_j)`` is minus the derivative with
+respect to the edge's logit; slopes of edges that are cut together may be added. Outputs, logits and
+lse come from :func:`record`; weights are computed again, one head at a time. Sources: Nanda 2023
+(attribution patching), Syed et al. 2023 (arXiv 2310.10348).
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from gnn_attention.interpret.trace.run import Run, record
 
 Metric = Callable[[Tensor], Tensor]
 KINDS = ("cut", "mute", "slope")
-# The pairs of this many receivers with all senders are computed at once.
+# The pairs of all senders with this many receivers are computed at once.
 CHUNK_SIZE = 256
 
 
@@ -51,7 +52,7 @@ class Effect(NamedTuple):
 class PrunedGraphs:
     """The pruned graph of each layer, which differs by head, for ``use_graph(model, pruned)``.
 
-    ``count`` pairs of head and edge remain, a fraction ``share`` of all.
+    ``count`` pairs of head and edge remain, which is a fraction ``share`` of all pairs.
     """
 
     graphs: Mapping[int, TokenGraph]
@@ -104,14 +105,14 @@ class Attribution:
         return sorted(effects, key=lambda effect: -abs(effect.change))[:k]
 
     def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
-        """Keep the edges with the largest absolute slopes, which add up over cuts, for ``use_graph``.
+        """Prune all edges but those with the largest absolute slopes, for ``use_graph``.
 
         Args:
             amount: a fraction of all pairs of head and edge (a float up to 1.0), or their number
-                (an int). Pairs with equal slopes that would exceed it are all removed.
+                (an int). If pairs with equal slopes do not all fit, all of them are removed.
             at_least: number of in-edges that each receiver keeps in each head, sinks included.
-            sinks: number of first tokens that all receivers keep. These edges and those of at_least
-                count towards the amount, and are kept even if they alone exceed it (in short texts).
+            sinks: number of first tokens whose edges are all kept. These edges and those of
+                at_least count towards the amount, but are kept even if they exceed it.
 
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
@@ -131,28 +132,28 @@ class Attribution:
             raise ValueError(f"amount must be a share (0.0 .. 1.0) or a count (0 .. {pairs:,}), got {kind}")
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
-        slopes = {layer: self._rank_slopes(layer, at_least, sinks) for layer in self.layers}
-        all_slopes = torch.cat([values.flatten() for values in slopes.values()])
+        sizes = {layer: self._measure_slopes(layer, at_least, sinks) for layer in self.layers}
+        all_sizes = torch.cat([values.flatten() for values in sizes.values()])
         num_removed = pairs - (round(amount * pairs) if is_share else int(amount))
-        threshold = float(all_slopes.kthvalue(num_removed).values) if num_removed else -1.0
-        is_kept = {layer: (values > threshold) | values.isinf() for layer, values in slopes.items()}
+        threshold = float(all_sizes.kthvalue(num_removed).values) if num_removed else -1.0
+        is_kept = {layer: (values > threshold) | values.isinf() for layer, values in sizes.items()}
         count = sum(int(mask.count_nonzero()) for mask in is_kept.values())
         graphs = {layer: self._prune_graph(layer, mask) for layer, mask in is_kept.items()}
         return PrunedGraphs(graphs, count, count / pairs)
 
-    def _rank_slopes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
-        """Return the absolute values of slopes, infinite for edges that must be kept."""
+    def _measure_slopes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
+        """Return the absolute value of each slope, or infinity for an edge that must be kept."""
         graph = self.graphs[layer]
         src, dst = graph.edge_index
-        slopes = self.scores(layer, "slope").float().abs()
-        slopes[:, src < sinks] = torch.inf
-        for head_slopes in slopes if at_least else ():
-            table = head_slopes.new_full((graph.num_dst, graph.num_src), -1.0)
-            table[dst, src] = head_slopes
+        sizes = self.scores(layer, "slope").float().abs()
+        sizes[:, src < sinks] = torch.inf
+        for head_sizes in sizes if at_least else ():
+            table = head_sizes.new_full((graph.num_dst, graph.num_src), -1.0)
+            table[dst, src] = head_sizes
             largest = table.topk(min(at_least, graph.num_src), dim=1).indices
             table.scatter_(1, largest, torch.inf)
-            head_slopes.copy_(table[dst, src])
-        return slopes
+            head_sizes.copy_(table[dst, src])
+        return sizes
 
     def _prune_graph(self, layer: int, is_kept: Bool[Tensor, "heads edges"]) -> TokenGraph:
         graph, num_heads = self.graphs[layer], len(is_kept)
@@ -165,7 +166,7 @@ class Attribution:
 
     def _check_layer(self, layer: int) -> int:
         if layer not in self.graphs:
-            raise ValueError(f"layer must be one of {self.layers}, got {checks.quote(layer)}")
+            raise ValueError(f"layer must be one of {self.layers}, got {quote(layer)}")
         return layer
 
 
@@ -183,15 +184,15 @@ def attribute(
         model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module of our
             attention layers that takes tokens, such as a :class:`LanguageModel`. Inside
             ``use_graph``, the model runs along that graph.
-        ids: tokens ``[B, T]``, texts of equal length without padding. An effect is that of removing
-            the edge from all samples at once.
-        metric: a function of the logits ``[B, T, vocabulary]`` that returns a scalar, or a vector
-            whose effects would cancel in a sum, such as the losses of all tokens. The effect on a
-            vector is the root of the sum of squares over its entries, estimated from
-            ``projections`` backward passes with random signs of the entries.
-        edges: the edges to attribute to; None for all edges of the model's own graph, in any head.
-            If a head's graph lacks an edge, the effect is that of not adding it. Each edge takes 12
-            bytes for each layer and head in float32.
+        ids: tokens ``[B, T]``, texts of equal length without padding. The effect of an edge is that
+            of removing it from all samples at once.
+        metric: a function of the logits ``[B, T, vocabulary]`` that returns a scalar, or a vector,
+            such as the losses of all tokens, so that effects on its entries cannot cancel. The
+            effect on a vector is the root of the sum of the squared effects on its entries, which
+            is estimated from ``projections`` backward passes with random signs of the entries.
+        edges: the edges whose effects are estimated. Default: every edge that the model's own graph
+            has in any head. For an edge that a head lacks, the effect is minus that of adding it.
+            Each edge takes 12 bytes for each layer and head in float32.
         projections: number of backward passes for a vector.
         seed: seed of the random signs.
 
@@ -210,7 +211,7 @@ def attribute(
         traces = sorted(run.layers, key=lambda trace: trace.number)
         numbers = [trace.number for trace in traces]
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"attribute: a layer's attention was called twice in one pass: layers {numbers}")
+            raise ValueError(f"each layer must call attention once in a pass, got layers {numbers}")
         layers = [_LayerEffects.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
@@ -246,10 +247,10 @@ def prune(
     To reach a small share, the first step keeps 0.15 to 0.3 of the pairs, and each further step half
     of them. Each step computes all effects again along the graphs of the previous step, so that an
     edge that was cut may come back. ``first`` holds the effects along the model's own graph if they
-    are known already; ``watch`` is called with the share of each step. The other arguments and errors
-    are those of :func:`attribute` and ``Attribution.keep``. The model must be one for ``use_graph``.
+    are known already; ``watch`` is called with the share of each step after the first. The other
+    arguments and errors are those of :func:`attribute`, ``Attribution.keep`` and ``use_graph``.
     """
-    # This optional package needs transformers.
+    # This package needs transformers, which is optional.
     from gnn_attention.huggingface import use_graph
 
     attribution = attribute(model, ids, metric, projections=projections) if first is None else first
@@ -267,7 +268,7 @@ def prune(
 
 
 def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
-    """Record a run in which autograd follows the states, whether or not parameters are trained."""
+    """Record a run in which autograd follows the states, even if no parameter needs a gradient."""
     checks.instance("model", model, nn.Module)
     options: dict[str, Any] = {"use_cache": False} if transformer.is_transformer(model) else {}
     with ExitStack() as hooks:
@@ -281,7 +282,7 @@ def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
 
 @dataclass(eq=False)
 class _LayerEffects:
-    """Effects of the edges of ``graph``; ``is_edge`` tells which of them the layer has."""
+    """Effects of the edges of ``graph``; ``is_edge`` tells which of them the layer's graph has."""
 
     trace: LayerTrace
     graph: TokenGraph
@@ -292,18 +293,18 @@ class _LayerEffects:
     def of(cls, trace: LayerTrace, edges: TokenGraph | None) -> "_LayerEffects":
         own_graph, call = trace.graph, trace.call
         if call.dropout:
-            raise ValueError("attribute: dropout is random: call model.eval()")
+            raise ValueError("attribute needs calls without dropout, which is random: call model.eval()")
         if call.bias is not None:
-            raise ValueError("attribute: the layer has a bias by edge: give it as a score_mod")
+            raise ValueError("attribute needs layers without bias=: give the bias as a score_mod")
         if trace._changed_values:
-            raise ValueError("attribute: messages of some edges are changed: leave the context of intervene")
+            raise ValueError("messages of some edges are changed: leave the context of trace.intervene")
         sizes = own_graph.num_dst, own_graph.num_src
         if edges is None and not own_graph.varying_axes:
             edges = own_graph
         elif edges is None:
             edges = TokenGraph.from_distinct_edges(trace.edge_index, *sizes, "attributed edges")
         if (edges.num_dst, edges.num_src) != sizes or edges.varying_axes:
-            raise ValueError(f"edges must be a graph over the tokens of {own_graph!r}, got {edges!r}")
+            raise ValueError(f"edges must be one graph over the tokens of {own_graph!r}, got {edges!r}")
         dtype, num_heads = accumulation_dtype(call.q.dtype), call.q.shape[1]
         memory.check("attribute", 3 * dtype.itemsize * num_heads * edges.num_edges, "ask for fewer edges")
         effects = torch.zeros(len(KINDS), num_heads, edges.num_edges, dtype=dtype)
@@ -314,9 +315,9 @@ class _LayerEffects:
 
     @torch.no_grad()
     def add_effects(self, gradient: Float[Tensor, "batch heads dst dim"], squared: bool) -> None:
-        """Add the effects, summed over samples; ``squared`` if the metric is a vector."""
+        """Add the effects, summed over samples, or their squares if the metric is a vector."""
         gradient = gradient.to(self.effects.dtype)
-        gradient_output = (gradient * self.trace.z).sum(-1)
+        g_dot_o = (gradient * self.trace.z).sum(-1)
         chunk_of_edge = self.graph.edge_index[1] // CHUNK_SIZE
         chunks = torch.split(chunk_of_edge.argsort(stable=True), chunk_of_edge.bincount().tolist())
         for (number, edges), head in product(enumerate(chunks), range(gradient.shape[1])):
@@ -324,16 +325,16 @@ class _LayerEffects:
             src, dst = self.graph.edge_index[:, edges]
             row = dst % CHUNK_SIZE
             ratio = self._weight_ratios(head, rows)[:, row, src]
-            gradient_value = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
-            slope = gradient_output[:, head, dst] - gradient_value
+            g_dot_v = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
+            slope = g_dot_o[:, head, dst] - g_dot_v
             is_edge = self.is_edge[:, min(head, self.is_edge.shape[1] - 1), edges]
-            # Without an edge of weight w, the others have 1 - w in all. Adding one divides them by 1 + r.
+            # Without an edge of weight w, the others sum to 1 - w. An added edge divides them by 1 + r.
             remaining = torch.where(is_edge, 1 - ratio, 1 + ratio)
-            # Beside a receiver's only edge, only rounding remains: a cut then has the effect of muting.
+            # For a receiver's only edge, 1 - w is rounding error, and a cut has the effect of muting.
             is_only = remaining < 4 * torch.finfo(remaining.dtype).eps
-            cut = torch.where(is_only, -gradient_value, slope / remaining.masked_fill(is_only, 1.0))
-            muted = torch.where(is_edge, -gradient_value, -gradient_value / (1 + ratio))
-            for effects, change in zip(self.effects, (cut, muted, slope), strict=True):
+            cut = torch.where(is_only, -g_dot_v, slope / remaining.masked_fill(is_only, 1.0))
+            mute = torch.where(is_edge, -g_dot_v, -g_dot_v / (1 + ratio))
+            for effects, change in zip(self.effects, (cut, mute, slope), strict=True):
                 effect = (ratio * change).sum(0)
                 effects[head, edges] += effect.square() if squared else effect
 

@@ -32,7 +32,7 @@ from gnn_attention.layer._torch_geometric import convert_graph, read_states
 
 Numbers = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
-# Disjoint graphs (or Hugging Face places), each with the changes of the values that its edges carry.
+# Disjoint graphs (or Hugging Face layouts), each with the changes of the values of its edges.
 Parts = list[tuple[Any, tuple[Callable[[Any, Tensor], Tensor], ...]]]
 # The parameters of a layer's forward.
 INPUTS = ("x", "g", "bias", "return_attention_weights")
@@ -84,15 +84,15 @@ class Intervention:
         for part, changes in parts:
             selected, remaining = split(part)
             new_parts += [(remaining, changes), (selected, (*changes, change))]
-        # Two interventions rarely share edges, so the parts beyond two may be empty.
+        # Interventions rarely share edges, so most parts after the first two are empty.
         graphs: list[Any] = [getattr(part, "graph", part) for part, _ in new_parts]
         return [part for i, part in enumerate(new_parts) if i < 2 or graphs[i].num_edges]
 
-    def check_edges(self, graph: TokenGraph, num_heads: int, listed: Tensor | None = None) -> None:
-        """Raise ValueError or IndexError for a pair, or one of ``listed``, that is no edge."""
-        listed = self.edges if listed is None and isinstance(self.edges, Tensor) else listed
-        if listed is not None:
-            pairs.check_edges(graph, listed, num_heads, self.heads, f"there is nothing to {self.kind}")
+    def check_edges(self, graph: TokenGraph, num_heads: int, columns: Tensor | None = None) -> None:
+        """Raise ValueError or IndexError for a pair, or a column of ``columns``, that is no edge."""
+        columns = self.edges if columns is None and isinstance(self.edges, Tensor) else columns
+        if columns is not None:
+            pairs.check_edges(graph, columns, num_heads, self.heads, f"there is nothing to {self.kind}")
 
     def select_pairs(self, length: int, num_heads: int) -> TokenGraph:
         """Return the selected pairs for a sequence, in a size that a growing sequence keeps."""
@@ -172,7 +172,7 @@ def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = 
     sources = {call.number: call for call in calls}
     intervention = _make("patch", edges, layers, heads, partial(_patch_values, sources))
     if missing := set(intervention.layers or ()) - set(sources):
-        raise IndexError(f"layers must be among {sorted(sources)}, which the run has, got {sorted(missing)}")
+        raise IndexError(f"layers must be among {sorted(sources)}, those of the run, got {sorted(missing)}")
     return replace(intervention, layers=intervention.layers or tuple(sorted(sources)))
 
 
@@ -199,7 +199,7 @@ def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Te
     source_v = source.v.to(v)
     if source_v.shape[1::2] != v.shape[1::2] or len(source_v) not in (1, len(v)):
         shapes = f"{list(source_v.shape)} in the run and {list(v.shape)} here"
-        raise ValueError(f"patch: values of layer {layer} must have fitting shapes, got {shapes}")
+        raise ValueError(f"patch: values [B, heads, tokens, dim] of layer {layer} must fit, got {shapes}")
     # A first position below 0 is padding, which a trace moves behind the tokens.
     source_first = source.graph.src_offset - (0 if source._left_padding is None else source._left_padding)
     start, source_start = (torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source_first))
@@ -212,7 +212,7 @@ def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Te
     return torch.where(is_recorded[:, None, :, None], replacement, v)
 
 
-def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
+def find_attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
     checks.instance("module", module, nn.Module)
     layers = [part for part in module.modules() if isinstance(part, MessagePassingAttention)]
     if not layers:
@@ -256,12 +256,12 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
             for intervention in interventions:
                 stack.enter_context(transformer.intervene(module, intervention))
         else:
-            layers = attention_layers(module)
+            layers = find_attention_layers(module)
             # All numbers are checked before anything changes.
-            steps = [(step, number) for step in interventions for number in list_layers(step, layers)]
+            changes = [(x, number) for x in interventions for number in list_layers(x, layers)]
             stack.enter_context(lock_modules(layers, brief=False))
-            for intervention, number in steps:
-                layer, hook = layers[number], partial(_cut_edges, intervention)
+            for intervention, number in changes:
+                layer, hook = layers[number], partial(_check_and_cut, intervention)
                 stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
                 if intervention.change is not None:
                     backend = ChangedMessages.wrap(layer.backend, (intervention, number))
@@ -296,9 +296,9 @@ def replace_backend(layer: MessagePassingAttention, backend: str | Backend) -> I
         layer.backend = before
 
 
-def _cut_edges(step: Intervention, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
-    if step.change is not None:
-        check_no_hooks(layer, f"{step.kind} an edge")
+def _check_and_cut(intervention: Intervention, layer: Any, args: Any, kwargs: Any) -> Any:
+    if intervention.change is not None:
+        check_no_hooks(layer, f"{intervention.kind} an edge")
     inputs = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
     if inputs.get("g") is None and inputs.get("edge_index") is not None:
         inputs["g"] = inputs.pop("edge_index")
@@ -307,10 +307,10 @@ def _cut_edges(step: Intervention, layer: MessagePassingAttention, args: Any, kw
         return None
     x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), layer.heads.width)
     graph = convert_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
-    step.check_edges(graph, layer.heads.num_heads)
-    if step.change is not None:
+    intervention.check_edges(graph, layer.heads.num_heads)
+    if intervention.change is not None:
         return None
-    _, remaining = step.split(graph, layer.heads.num_heads)
+    _, remaining = intervention.split(graph, layer.heads.num_heads)
     bias = pairs.restrict_bias(inputs.get("bias"), graph, remaining)
     return (), {**inputs, "g": remaining, "bias": bias}
 
@@ -325,7 +325,7 @@ def check_no_hooks(layer: MessagePassingAttention, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class ChangedMessages(Backend):
-    """Runs calls with changed messages on the ``inner`` backend; each intervention has its layer."""
+    """Runs calls with changed messages on ``inner``; each intervention comes with its layer number."""
 
     interventions: tuple[tuple[Intervention, int], ...] = ()
     inner: str | Backend = "auto"
@@ -349,9 +349,9 @@ def split_call(interventions: Any, call: AttentionCall) -> list[tuple[TokenGraph
     return [(part, reduce(lambda v, change: change(first, v), changes, call.v)) for part, changes in parts]
 
 
-def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_changed(interventions: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     calls = [
         replace(call, graph=graph, v=v, bias=pairs.restrict_bias(call.bias, call.graph, graph))
-        for graph, v in split_call(steps, call)
+        for graph, v in split_call(interventions, call)
     ]
     return run_and_merge(call, calls, inner)

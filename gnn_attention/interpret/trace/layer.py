@@ -27,17 +27,17 @@ TERMS: dict[str, Term] = {name: term for term in GLOSSARY for name in astuple(te
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """One call of one attention layer: its tensors, and what they say of any edge and head.
+    """One call of one attention layer: its tensors, and what they say about any edge and head.
 
-    ``graph`` lacks the edges that were cut. ``z`` holds the results of the heads, ``update`` what
-    the layer returned. In all methods, ``edges`` are pairs (``[2, K]``, a list of ``(src, dst)`` or
-    one such pair) or None for all edges, and ``heads`` is one number, several, or None for all
-    heads. Values of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
+    ``graph`` lacks the edges that were cut. ``z`` holds the weighted sum of values of each head,
+    ``update`` the result of the layer. In all methods, ``edges`` are pairs (``[2, K]``, a list of
+    ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is a number, several, or None
+    for all. Values of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
     Pairs count each sample's own tokens, as in :func:`cut`: in every tensor here, padding on the left
     is moved behind the tokens. A graph that differs by head or sample lists the union of its edges, and
     a pair has weight 0 where it is no edge, such as in a shorter sample; a pair that is nowhere an edge
-    is an error. Receivers of a decoding step with a cache are numbered from the first of the call.
+    is an error. Receivers of a decoding step with a cache are numbered from the call's first.
 
     Weights are those before dropout. An edge whose message was changed keeps its weight, and
     carried the changed message: 0 if it was muted.
@@ -78,7 +78,7 @@ class LayerTrace:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log sum e^logit`` by receiver. NotImplementedError for flex on a CPU, which lacks it."""
+        """``log sum e^logit`` by receiver. NotImplementedError if flex ran on a CPU, which lacks it."""
         return AttentionInfo(self.call, self._lse).lse
 
     @property
@@ -254,13 +254,13 @@ class LayerTrace:
         """Return ``weight * function(values)`` of the values that edges carried."""
         result = function(self._expand_values(self.v))
         # This index appends the axes that the function adds.
-        expand = (...,) + (None,) * (result.dim() - 3)
+        new_axes = (...,) + (None,) * (result.dim() - 3)
         for graph, values in self._changed_values:
-            is_changed = trace_pairs.is_edge(graph, pairs, len(self.q), heads)[expand]
+            is_changed = trace_pairs.is_edge(graph, pairs, len(self.q), heads)[new_axes]
             result = torch.where(is_changed, function(self._expand_values(values)), result)
-        result = result * self._weights(pairs)[:, heads][expand]
+        result = result * self._weights(pairs)[:, heads][new_axes]
         if self.graph.varying_axes:
-            is_edge = trace_pairs.is_edge(self.graph, pairs, len(self.q), heads)[expand]
+            is_edge = trace_pairs.is_edge(self.graph, pairs, len(self.q), heads)[new_axes]
             result = torch.where(is_edge, result, 0.0)
         return result.transpose(1, 2)
 
@@ -273,7 +273,7 @@ class LayerTrace:
     def _to_messages(self, values: Tensor, heads: list[int]) -> Float[Tensor, "batch heads tokens width"]:
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
-        # A form with neither matrix has messages as its values.
+        # In a form with neither matrix, the values are the messages.
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
                 factor: Tensor = getattr(self.heads, name)[heads]
@@ -290,7 +290,7 @@ class LayerTrace:
         return numbers
 
     def _select_heads(self, values: Tensor, heads: Heads) -> Tensor:
-        # All heads are not copied, so that every name of a tensor returns the same one.
+        # Without a selection nothing is copied: all names of a tensor return the same tensor.
         return values if heads is None else values[:, self._head_numbers(heads)]
 
     def _read_edges(self, edges: Any) -> Int[Tensor, "2 edges"]:

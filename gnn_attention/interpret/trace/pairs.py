@@ -33,7 +33,7 @@ def read_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     if not is_table or not is_integer or (columns < 0).any():
         error = ValueError if not is_table else IndexError if is_integer else TypeError
         culprits = columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs
-        raise error(f"edges must be pairs (src, dst) of integers from 0 on, or [2, K], got {quote(culprits)}")
+        raise error(f"edges must be pairs (src, dst) of integers >= 0, or [2, K], got {quote(culprits)}")
     return columns.detach().to("cpu", torch.int64, copy=True)
 
 
@@ -91,7 +91,5 @@ def restrict_bias(bias: Any, graph: TokenGraph, subgraph: TokenGraph) -> Any:
     if not is_per_edge:
         return bias
     if subgraph.varying_axes:
-        raise NotImplementedError(
-            "bias with an intervention on some heads: intervene in all heads, or give it as a score_mod"
-        )
+        raise NotImplementedError("bias= excludes an intervention on some heads: give it as a score_mod")
     return bias[..., graph.positions_of(subgraph.edge_index).to(bias.device)]

@@ -25,7 +25,7 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Phase:
-    """A step of a Block's residual stream, ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
+    """A Block adds ``update`` to its states: ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
 
     layer: int
     name: str
@@ -62,7 +62,7 @@ def record(
     """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
 
     ``module`` contains a ``MessagePassingAttention``, or is a Hugging Face model whose attention is
-    ``"gnn_attention"``, where a cache adds senders. It is unchanged afterwards. ``interventions`` are one or
+    ``"gnn_attention"``, whose cache adds senders. It is unchanged afterwards. ``interventions`` are one or
     several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose calls
     are stored, as in :func:`cut`, and ``edges`` the edges that are stored, as pairs of tokens of the call or
     as a graph. Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
@@ -86,20 +86,20 @@ def record(
         warnings.warn("surgery= is now called interventions=", DeprecationWarning, stacklevel=2)
         interventions = options.pop("surgery")
     checks.check_order("interventions", interventions)
-    steps = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
+    changes = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
     selection = cut(edges, layers)
     select = partial(LayerTrace.only, edges=selection.edges)
     if transformer.is_transformer(module):
         recording = transformer.record_calls(module, selection.layers, select)
-        with intervene(module, *steps), recording as calls:
+        with intervene(module, *changes), recording as calls:
             output = module(*inputs, **options)
         return Run(output, tuple(calls), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    attention_layers = intervention.attention_layers(module)
+    attention_layers = intervention.find_attention_layers(module)
     numbers = intervention.list_layers(selection, attention_layers)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with lock_modules(attention_layers, brief=True), intervene(module, *steps), ExitStack() as stack:
+    with lock_modules(attention_layers, brief=True), intervene(module, *changes), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_record_layer(number, attention_layers[number], traces, select))
         for number, block in enumerate(blocks):
@@ -133,7 +133,7 @@ def _record_layer(
         calls.append((call, out, lse))
         return out, lse
 
-    before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record it"))
+    before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record"))
     after = layer.register_forward_hook(restrict_to_thread(append_trace))
     with before, after, intervention.replace_backend(layer, Backend("recorder", run)):
         yield

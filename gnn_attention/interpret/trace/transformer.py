@@ -1,4 +1,4 @@
-"""Record the attention calls of a Hugging Face model whose attention is ``"gnn_attention"``."""
+"""Record and change attention calls of Hugging Face models whose attention is "gnn_attention"."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ PACKAGE = "gnn_attention.huggingface"
 
 @dataclass(eq=False)
 class Projection:
-    """The output projection of the attention module ``name``; the recorder finds its ``module``."""
+    """The output projection of the attention ``name``: a ``module`` that the recorder finds."""
 
     name: str
     num_heads: int
@@ -45,12 +45,12 @@ class Projection:
         return bias
 
 
-def _move_padding(trace: LayerTrace, padding: Int[Tensor, " samples"], crosses: bool) -> LayerTrace:
+def _move_padding(trace: LayerTrace, padding: Int[Tensor, " samples"], is_cross: bool) -> LayerTrace:
     """Move the padding on the left of each sample behind its tokens."""
     graph, call = trace.graph, trace.call
     src_shifts = (padding - graph.src_offset).clamp(min=0).expand(len(trace.q))
     dst_shifts = (padding - graph.dst_offset).clamp(min=0).expand(len(trace.q))
-    if crosses:
+    if is_cross:
         dst_shifts = torch.zeros_like(src_shifts)
     shifts = tuple(dst_shifts.tolist()), tuple(src_shifts.tolist())
     score_mod = call.score_mod and partial(_score_at_slots, call.score_mod, graph, (dst_shifts, src_shifts))
@@ -102,7 +102,7 @@ def is_transformer(module: Any) -> bool:
 def record_calls(
     model: nn.Module, layers: Sequence[int] | None, select: Callable[[LayerTrace], LayerTrace]
 ) -> Iterator[list[LayerTrace]]:
-    """Append ``select(trace)`` of each attention call of the layers to a list, complete on leaving.
+    """Yield a list of ``select(trace)`` for each attention call of the layers, complete on leaving.
 
     Raises ValueError unless ``model.set_attn_implementation("gnn_attention")`` was called.
     """
@@ -111,7 +111,7 @@ def record_calls(
     recorder = _Recorder(overrides.GraphContext(model, None, False), layers, select)
     with ExitStack() as stack:
         stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
-        # A linear map to whose result an adapter adds something is not the whole projection.
+        # A linear layer inside an adapter (LoRA) is only a part of the projection.
         adapted = {id(getattr(module, "base_layer", None)) for module in model.modules()}
         for linear in model.modules():
             is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
@@ -123,7 +123,7 @@ def record_calls(
 
 @dataclass(eq=False)
 class _Recorder:
-    """Records calls; the last one is ``pending``, and ``pending_crosses`` if it is cross-attention."""
+    """Records calls. The last one is ``pending`` until its output projection has been called."""
 
     # The override numbers the layers of the model.
     override: Any
@@ -131,10 +131,10 @@ class _Recorder:
     select: Callable[[LayerTrace], LayerTrace]
     traces: list[LayerTrace] = field(default_factory=list)
     pending: LayerTrace | None = None
-    pending_crosses: bool = False
+    pending_is_cross: bool = False
 
     def watch(
-        self, module: nn.Module, inner: str | Backend, changed: Sequence[Any], place: Any
+        self, module: nn.Module, inner: str | Backend, changes: Sequence[Any], layout: Any
     ) -> str | Backend:
         """Return a backend that runs a call on ``inner`` and records it, if its layer is selected."""
         name = self.override.names.get(module)
@@ -150,15 +150,15 @@ class _Recorder:
             out, lse = run_attention(call, inner)
             # The model reads this layout without a copy, so that its address identifies the projection.
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
-            values = [(graph, change(call.v)) for graph, change in changed]
+            values = [(graph, change(call.v)) for graph, change in changes]
             update = out.transpose(1, 2).flatten(2)
             heads = Projection(name, out.shape[1])
             trace = LayerTrace.of_call(number, heads, call, out, update=update, _lse=lse)
-            self.pending = replace(trace, _changed_values=values, _left_padding=place.left_padding)
-            self.pending_crosses = not self.override.is_self_attention(module)
+            self.pending = replace(trace, _changed_values=values, _left_padding=layout.left_padding)
+            self.pending_is_cross = not self.override.is_self_attention(module)
             return out, lse
 
-        return Backend("watching", run)
+        return Backend("recorder", run)
 
     def match_projection(self, linear: nn.Module, inputs: Any, output: Tensor) -> None:
         trace = self.pending
@@ -171,17 +171,17 @@ class _Recorder:
             self.pending = replace(trace, update=update)
 
     def finish_call(self) -> None:
-        """Store what is selected of the pending trace."""
+        """Store the selected edges of the pending trace."""
         trace, self.pending = self.pending, None
         if trace is None:
             return
         if trace._left_padding is not None:
-            trace = _move_padding(trace, trace._left_padding, self.pending_crosses)
+            trace = _move_padding(trace, trace._left_padding, self.pending_is_cross)
         self.traces.append(self.select(trace))
 
 
 def intervene(model: nn.Module, intervention: Any) -> Any:
-    """Return a context in which edges are cut or their messages changed."""
+    """Return a context in which edges of the model are cut or their messages are changed."""
     overrides = _overrides_for(model)
     find_pairs = partial(_find_pairs_in_call, intervention)
     return overrides.activate(overrides.InterventionContext(model, intervention, find_pairs))
@@ -198,13 +198,13 @@ def _overrides_for(model: nn.Module) -> Any:
     return overrides
 
 
-def _find_pairs_in_call(intervention: Any, place: Any, num_heads: int) -> Bool[Tensor, " pairs"]:
-    """Find and check the pairs in this call's longest sample; a decoding step has only some."""
+def _find_pairs_in_call(intervention: Any, layout: Any, num_heads: int) -> Bool[Tensor, " pairs"]:
+    """Tell which pairs lie in this call's longest sample, and check that these are edges."""
     if intervention.heads and max(intervention.heads) >= num_heads:
         raise IndexError(f"heads must be in 0 .. {num_heads - 1}, got {max(intervention.heads)}")
     if not isinstance(intervention.edges, Tensor):
         return torch.zeros(0, dtype=torch.bool)
-    graph, padding = place.graph, 0 if place.left_padding is None else int(place.left_padding.min())
+    graph, padding = layout.graph, 0 if layout.left_padding is None else int(layout.left_padding.min())
     slots = intervention.edges + padding - torch.tensor([[graph.src_offset], [graph.dst_offset]])
     in_call = ((slots >= 0) & (slots < torch.tensor([[graph.num_src], [graph.num_dst]]))).all(0)
     intervention.check_edges(graph, num_heads, slots[:, in_call])

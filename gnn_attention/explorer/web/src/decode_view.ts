@@ -33,7 +33,7 @@ export class Writer {
     this.element = h(
       "section",
       { class: "write card", "aria-labelledby": "write-title" },
-      h("h2", { id: "write-title" }, "Write on, token by token"),
+      h("h2", { id: "write-title" }, "Continue the text, token by token"),
       h("p", { class: "aside" }, intro),
       this.written,
       this.told,
@@ -47,7 +47,7 @@ export class Writer {
     this.how.update(
       [
         { value: "0", label: "the likeliest" },
-        { value: "1", label: "drawn by chance" },
+        { value: "1", label: "drawn at random" },
       ],
       String(this.temperature),
     );

@@ -23,7 +23,7 @@ export class Dock {
   private pair = h("p", { class: "dock-pair" });
   private numbers = h("p", { class: "dock-numbers" });
   private cut = button("", () => this.toggle(), { class: "primary cut" });
-  private scope = select("An edit holds", (value) => this.host.scope(value as Scope));
+  private scope = select("An edit applies", (value) => this.host.scope(value as Scope));
   private reset = button("Reset", () => this.host.reset(), { class: "reset", title: "Reset to the model’s own graph" });
   private title = h("h2", { id: "next-title" });
   private lines = h("div", { class: "predictions" });
@@ -68,16 +68,16 @@ export class Dock {
     const [weight, logit] = [row.weights[sender], row.logits[sender]];
     const was = rowOf(scene.was, state.head, state.token).weights[sender];
     const length = messageLength(scene, scene.run, state.head, sender);
-    const gets = row.edges[sender] ? ` ${percent(weight)} of what it hears` : " there is no edge, so nothing is carried";
+    const gets = row.edges[sender] ? ` ${percent(weight)} of what the receiver hears` : " there is no edge, so nothing is carried";
     fill(
       this.numbers,
       h("strong", {}, "weight ", number(weight, "weight", rounded(weight))),
       scene.edited ? h("span", {}, " (was ", number(was, "weight-was", rounded(was)), ")") : "",
       `,${gets} · logit `,
       number(logit, "logit", rounded(logit)),
-      " · message ",
+      " · message of length ",
       number(length, "message", rounded(length)),
-      " long, carries ",
+      ", carries ",
       number(weight * length, "carried", rounded(weight * length)),
     );
   }

@@ -111,7 +111,7 @@ function sentence(reading: Reading, layer: number): HTMLElement[] {
   const title = h("h3", {}, `Head ${reading.head} of layer ${layer}${reading.job === NO_JOB ? "" : ` (${reading.job})`}`);
   const test =
     "This is an average over other texts; in this text the head may do something else. The description comes from the weights in one half of " +
-    "32 passages of Python. It was tested on the other half by cutting the edges that it names, and as many random edges.";
+    "32 passages of Python. It was tested on the other half by cutting the edges that it names and, for comparison, as many random edges.";
   return [title, half("looks for", reading.looksFor, reading.looks), half("says", reading.says, reading.said), h("p", { class: "aside" }, test)];
 }
 
@@ -121,7 +121,7 @@ function half(verb: string, words: string, claim: Claim): HTMLElement {
   const numbers = h(
     "span",
     { class: "aside" },
-    `Without those edges ${effect}`,
+    `Without the edges that this names, ${effect}`,
     number(claim.claimed, `${verb}-claimed`, rounded(claim.claimed)),
     `${unit}; without as many random edges, by `,
     number(claim.control, `${verb}-control`, rounded(claim.control)),

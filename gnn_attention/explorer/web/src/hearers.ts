@@ -39,7 +39,7 @@ export class Hearers {
     this.whose.update(choices, this.ofSender ? "sender" : "receiver");
     const all = receivers(scene, src);
     const where = `in layer ${layerNumber(scene.data, state.layer)}, head ${state.head}`;
-    const most = all.length > MOST ? `; the ${MOST} that attend most` : "";
+    const most = all.length > MOST ? `; the list shows the ${MOST} that attend most` : "";
     fill(this.told, `${counted(all.length, "receiver")} of ${layer.tokens} ${where}${most}.`);
     fill(this.list, shares("who attends to it", all.slice(0, MOST).map((dst) => this.line(scene, src, dst))));
   }

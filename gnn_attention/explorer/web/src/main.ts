@@ -162,7 +162,7 @@ class Page {
 
   private scenesReady(): boolean {
     if (this.limits.tokens + this.state.work.written.length > 0) return true;
-    fill(this.notes, h("p", { class: "note" }, "There are no tokens in this text: nobody to listen, and nothing to hear."));
+    fill(this.notes, h("p", { class: "note" }, "This text has no tokens, so there is nothing to show."));
     return false;
   }
 
@@ -226,7 +226,7 @@ class Page {
   private header(): HTMLElement {
     const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
-    const seen = this.engine.whole ? "what the model says next" : "what its receiver is told instead";
+    const seen = this.engine.whole ? "what the model says next" : "what the token that listened hears instead";
     const lead = `Tokens are nodes, and an edge lets one token listen to another. Cut an edge to see ${seen}.`;
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
   }
@@ -348,7 +348,7 @@ function start(): void {
   try {
     const text = document.getElementById("data")?.textContent ?? "";
     // as it is built, before Python puts the data of a text into it
-    if (text.startsWith("__")) throw new Error("it is a template without a text. The command gnn-attention explore writes a page.");
+    if (text.startsWith("__")) throw new Error("it is only a template. The command gnn-attention explore writes a page of a text.");
     const data = JSON.parse(text) as PageData;
     opened(data, root, fromAddress(readHash(), data), readHash());
   } catch (error) {

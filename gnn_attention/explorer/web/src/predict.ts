@@ -55,7 +55,7 @@ export class Predict {
           h(
             "p",
             { class: "aside" },
-            `The graph is ${clipped(visible(scene.data.masks[work.mask].name).replaceAll("␣", " "), 60)} in place of the model’s own.`,
+            `The graph ${clipped(visible(scene.data.masks[work.mask].name).replaceAll("␣", " "), 60)} replaces the model’s own.`,
           ),
         ]
       : [];
@@ -66,7 +66,7 @@ export class Predict {
   }
 
   private remover(what: string, index: number): HTMLElement {
-    return button("×", () => this.host.drop(index), { class: "icon small", "aria-label": `take back: ${what}` });
+    return button("×", () => this.host.drop(index), { class: "icon small", "aria-label": `undo: ${what}` });
   }
 }
 

@@ -69,8 +69,9 @@ export class Reach {
     const reached = count(this.rows[layers]);
     fill(
       this.told,
+      `After ${counted(layers, "layer")}, ${this.name(state.reachToken)} has heard of `,
       number(reached, "reached", String(reached)),
-      ` of ${counted(size, "token")} heard of after ${counted(layers, "layer")} by ${this.name(state.reachToken)}`,
+      ` of ${counted(size, "token")}`,
       this.ending(layers, reached, size),
     );
     set(this.picture, "aria-label", this.told.textContent ?? "");
@@ -104,10 +105,10 @@ export class Reach {
   }
 
   private ending(layers: number, reached: number, size: number): string {
-    if (reached === size) return ": all tokens.";
+    if (reached === size) return ", which is all.";
     if (layers === this.last && layers < MOST_LAYERS) return "; further layers add nothing.";
     return this.scene && layers > this.scene.limits.layers
-      ? `; this model has ${counted(this.scene.limits.layers, "layer")}, down to the dashed line.`
+      ? `; this model has only ${counted(this.scene.limits.layers, "layer")}, which end at the dashed line.`
       : ".";
   }
 

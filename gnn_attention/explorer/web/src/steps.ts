@@ -62,11 +62,11 @@ function pattern(pair: Pair): Parts {
   const { pattern: p } = formed(pair);
   const merged = formOf(pair) === "merged";
   const how = merged
-    ? formula(`p = ${X} W`, sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " formed once")
+    ? formula(`p = ${X} W`, sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " computed once")
     : formula(`p = (${X} W`, sub("Q"), ") W", sub("K"), sup("⊤"));
   const why = merged
     ? "One matrix for each head gives the same pattern, at the cost of more numbers to store and multiply."
-    : "The receiver’s query is mapped to the space of the states; the product of the two matrices is never formed.";
+    : "The receiver’s query is mapped to the space of the states; the product of the two matrices is never computed.";
   return [told, ...x.told, how, ...x.picture, vector("p", p), aside(why)];
 }
 
@@ -87,7 +87,7 @@ function normed({ scene }: Pair, who: number): { told: Parts; picture: Parts } {
   if (!heard.length) return { told: [], picture: [] };
   const [x, read] = [stateOf(before, scene.layer, who), stateOf(heard, scene.layer, who)];
   const lengths = [number(norm(x), "state", rounded(norm(x))), ", |x̂| ", number(norm(read), "normed", rounded(norm(read)))];
-  const told = aside("Heads read x̂, the state x after its norm. Lengths: |x| ", ...lengths, ".");
+  const told = aside("Heads read x̂, the state x after normalisation. Lengths: |x| ", ...lengths, ".");
   return { told: [told], picture: [vector(X, read)] };
 }
 
@@ -95,7 +95,7 @@ function logit(pair: Pair): Parts {
   const { scene, head, src, dst, row } = pair;
   const [q, k] = [vectorOf(scene.layer.q, scene.layer, head, dst), vectorOf(scene.layer.k, scene.layer, head, src)];
   const scale = scaleOf(scene);
-  const told = text("How well it fits what ", token(pair, src), ` sends is their ${word(scene, "overlaps")}. Scaled, and with any bias added, it is the logit.`);
+  const told = text(`The ${word(scene, "overlaps")} says how well `, token(pair, src), " fits what ", token(pair, dst), " listens for. Scaled, and with any bias added, it is the logit.");
   const pictures =
     formOf(pair) === "standard"
       ? [
@@ -136,9 +136,9 @@ function softmax(pair: Pair): Parts {
   const { scene, row, src } = pair;
   const senders = heardMost(scene.layer, pair.head, pair.dst);
   const told = text(
-    "Over the edges that end at ",
+    "The softmax turns the logits of the edges that end at ",
     token(pair, pair.dst),
-    `, the softmax turns them into shares that add up to 1: the ${word(scene, "weights")}.`,
+    ` into shares that add up to 1: the ${word(scene, "weights")}.`,
   );
   if (!senders.length) return [told, nobody(pair), totalOf([], row)];
   const most = Math.max(...senders.map((sender) => row.logits[sender]));
@@ -168,7 +168,7 @@ function message(pair: Pair): Parts {
   const how = {
     standard: formula(`v = ${X} W`, sub("V"), ",  m = v W", sub("O")),
     factored: formula(`m = (${X} W`, sub("V"), ") W", sub("O")),
-    merged: formula(`m = ${X} W`, sub("M"), ",  W", sub("M"), " = W", sub("V"), " W", sub("O"), " formed once"),
+    merged: formula(`m = ${X} W`, sub("M"), ",  W", sub("M"), " = W", sub("V"), " W", sub("O"), " computed once"),
   }[formOf(pair)];
   const length = norm(m);
   const carried = row.weights[src] * length;
@@ -219,7 +219,7 @@ function update(pair: Pair): Parts {
     ".",
   );
   const compared = scene.edited
-    ? [formula("update moved by ", number(change, "moved", rounded(change)), " from the one along the model’s own graph")]
+    ? [formula("difference from the update along the model’s own graph: length ", number(change, "moved", rounded(change)))]
     : [];
   if (!scene.layer.before.length) return [told, vector("update", u), ...compared];
   const [x, y] = [stateOf(scene.layer.before, scene.layer, dst), stateOf(scene.layer.after, scene.layer, dst)];
@@ -271,11 +271,11 @@ function effect(pair: Pair): Parts {
   const change = scene.engine.contribution(scene.run, scene.state.layer, head, src, dst, likeliest.id);
   return [
     aside(
-      "Along the direction of the likeliest next token ",
+      "In the direction of the likeliest next token ",
       bdi(`‘${visible(likeliest.text)}’`),
-      " this is ",
+      " this edge adds ",
       number(change, "contribution", signed(change)),
-      " (before the last norm).",
+      " (before the last normalisation).",
     ),
   ];
 }

@@ -14,7 +14,7 @@ export function summary(scene: Scene): string {
   const [first, second] = senders;
   const then = second === undefined ? "" : `, then to ${named(second, tokens[second].text)} (${rounded(weights[second])})`;
   const listens = `${where}${who} listens most to ${named(first, tokens[first].text)} (${rounded(weights[first])})${then}`;
-  return `${listens}, of ${counted(senders.length, "edge")}.${expected(scene)}`;
+  return `${listens}, out of ${counted(senders.length, "edge")}.${expected(scene)}`;
 }
 
 function expected(scene: Scene): string {

@@ -70,5 +70,5 @@ export class EdgeTable {
 }
 
 function nobody(): HTMLElement {
-  return h("tr", {}, h("td", { colspan: 6 }, "It hears nobody: its update from this head is exactly 0."));
+  return h("tr", {}, h("td", { colspan: 6 }, "The receiver hears nobody: its update from this head is exactly 0."));
 }

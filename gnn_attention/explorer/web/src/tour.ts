@@ -32,12 +32,12 @@ function stops(last: number): Stop[] {
   return [
     {
       look: answer,
-      told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Which token told it?"],
+      told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with probability ", chance(scene), ". Which token told it?"],
     },
     {
       look: copying,
       told: (scene) => [
-        "This edge did. Head 3 of layer 1 has found the token that followed an earlier ‘␣in’, and gives it the weight ",
+        "The token at the start of this edge did. Head 3 of layer 1 has found the token that followed an earlier ‘␣in’, and gives it the weight ",
         weight(scene),
         ". But a weight is no proof, so we cut the edge.",
       ],
@@ -45,17 +45,17 @@ function stops(last: number): Stop[] {
     {
       edits: [gone(NAME, last, 1)],
       look: answer,
-      told: (scene) => ["With this edge cut in layer 1 only, ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". So the model learned it along this edge."],
+      told: (scene) => ["With this edge cut in layer 1 only, ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". So it was this edge that told the model."],
     },
     {
       edits: [gone(1, last, 1)],
       look: { ...answer, sender: 1 },
-      told: (scene) => ["Would any edge do? With the edge from another ‘␣name’ cut instead, the model still gives it ", chance(scene), ", almost as before."],
+      told: (scene) => ["Would any edge do? With the edge from another ‘␣name’ cut instead, ", name(scene), " still has ", chance(scene), ", almost as before."],
     },
     {
       look: noticing,
       told: (scene) => [
-        "How did the head find it? One layer earlier, that ‘␣name’ looks at the token before it with weight ",
+        "How did the head find this ‘␣name’? One layer earlier, this token listens to the token before it with weight ",
         weight(scene),
         ", so it knows that it follows ‘␣in’.",
       ],
@@ -64,7 +64,7 @@ function stops(last: number): Stop[] {
       edits: [gone(NAME - 1, NAME, 0)],
       look: copying,
       told: (scene) => [
-        "With that edge cut in layer 0 only, the search in layer 1 finds less: the weight is ",
+        "With that edge cut in layer 0 only, the search in layer 1 finds less: the weight there falls to ",
         weight(scene),
         ", and ",
         name(scene),
@@ -76,11 +76,11 @@ function stops(last: number): Stop[] {
     {
       graph: "window(",
       look: answer,
-      told: (scene) => ["You can also choose a graph. Here each token hears only the last few, so the edge is missing, and ", name(scene), " has ", chance(scene), "."],
+      told: (scene) => ["You can also choose a graph. Here each token hears only the last few tokens, so the edge is missing, and ", name(scene), " has ", chance(scene), "."],
     },
     {
       look: answer,
-      told: (scene) => ["Everything is restored: ", chance(scene), ". Now it is your turn: cut another edge, choose one of the heads below, or type your own text."],
+      told: (scene) => ["Everything is restored, and ", name(scene), " has ", chance(scene), " again. Now it is your turn: cut another edge, choose one of the heads below, or type your own text."],
     },
   ];
 }

@@ -73,8 +73,8 @@ export class WordGraph {
     const chosen = words.findIndex((word) => word.last >= state.token);
     const weights = weightsOf(scene.layer, state.head, words);
     const where = `in layer ${layerNumber(scene.data, state.layer)}, head ${state.head}`;
-    const how = "the weights of all tokens of a heard word are added, and averaged over the tokens of the word that listens";
-    fill(this.told, `The ${scene.tokens.length} tokens as ${words.length} nodes, ${where}: ${how}.`);
+    const how = "The weights of all tokens of the heard word are added, and averaged over the tokens of the word that listens";
+    fill(this.told, `Here the ${scene.tokens.length} tokens are grouped into ${words.length} words, ${where}. ${how}.`);
     this.draw(words, weights, chosen, state.head);
     const lines = words.map((word, index) => ({
       ...{ index: null, text: word.text.trimStart(), value: weights[chosen][index], shown: rounded(weights[chosen][index]) },
