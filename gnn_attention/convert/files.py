@@ -5,8 +5,6 @@ Nodes whose labels are all integers are sorted by number, so that labels 0 .. n-
 the tokens. Other nodes keep the order of the file, declared ones before those that only edges name.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping

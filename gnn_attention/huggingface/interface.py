@@ -13,8 +13,6 @@ cross-attention, the model's own masks, its selections of senders or blocks, and
 supported. An unsupported argument raises an error that names it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
