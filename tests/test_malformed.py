@@ -77,7 +77,7 @@ CASES = [
     (
         lambda: KeyValueCache(CROSS),
         ValueError,
-        r"the receivers and senders must be the same tokens.*cross\(2, 3\)",
+        r"graph must have the same tokens.*cross\(2, 3\)",
     ),
     (lambda: MODEL(torch.tensor([[11]])), IndexError, r"^tokens must be in 0 \.\. 10"),
     # tools

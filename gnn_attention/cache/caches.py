@@ -45,7 +45,7 @@ class TokenCache:
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
         if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-            raise ValueError(f"the receivers and senders must be the same tokens, got {graph!r}")
+            raise ValueError(f"graph must have the same tokens as receivers and as senders, got {graph!r}")
         self.graph = graph
         self.layers = checks.size("layers", layers, 1)
         self._senders = ResidentSenders(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
