@@ -18,8 +18,6 @@ from gnn_attention.interpret.trace import LayerTrace, record
 from gnn_attention.model.foreign import heads_of
 from gnn_attention.score_mods import RelativeBias
 
-__all__ = ["influence_bound"]
-
 # Names of the norm, attention, norm and MLP of a block: in this library, in Llama, in GPT-2.
 MODULES = (
     ("attention_norm", "attention", "mlp_norm", "mlp"),
@@ -36,11 +34,11 @@ Sizes = Float[Tensor, "dst src"]
 def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     """Return an upper bound of the spectral norm of ``d last[dst] / d first[src]`` for every pair of tokens.
 
-    ``first`` are the states before the first block, and ``last`` those after the last block, before a final
-    norm. The bound is a theorem about the Jacobian at the inputs of ``model(*inputs, **options)``, not about
-    changes of finite size. With weights ``w`` and results ``z`` of each head, a block ``y = x +
-    attention(n(x))``, ``y + mlp(m(y))`` has the gains ``|d(y + mlp(m(y)))| * (1 [dst = src] + |dn| * sum over
-    heads of``
+    ``first`` are the states before the first block, and ``last`` those after the last block, before a
+    final norm. The bound is a theorem about the Jacobian at the inputs of ``model(*inputs, **options)``, not
+    about finite changes. With weights ``w`` and results ``z`` of each head, a block ``y = x +
+    attention(n(x))``, ``y + mlp(m(y))`` has the gains
+    ``|d(y + mlp(m(y)))| * (1 [dst = src] + |dn| * sum over heads of``
 
         ``w (|W_V W_O| + scale |q_dst| |W_K| |(v_src - z_dst) W_O|)``  along an edge, and
         ``scale |W_Q| |sum over src of w k_src (v_src - z) W_O|``      from a receiver to itself ``)``
@@ -98,9 +96,7 @@ def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], c
 
 def _check(module: nn.Module, result: Tensor, expected: Tensor) -> None:
     if not bool((result - expected).abs().max() <= AGREEMENT * result.abs().max()):
-        raise NotImplementedError(
-            f"influence_bound: {type(module).__name__} does not compute what it does in Llama and GPT-2"
-        )
+        raise NotImplementedError(f"{type(module).__name__} does not compute what it does in Llama and GPT-2")
 
 
 def _token_gains(function: Callable[[Tensor], Tensor], states: Float[Tensor, "tokens width"]) -> Tensor:

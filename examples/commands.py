@@ -1,4 +1,4 @@
-"""What the programs of this folder share: their errors are one line, and they end with an exit code."""
+"""Run a command of this folder: print an error in one line, and return an exit code."""
 
 import argparse
 import sys
@@ -12,9 +12,9 @@ def run(
     arguments: Sequence[str] | None,
     command: Callable[[argparse.Namespace], object] | None = None,
 ) -> int:
-    """Parse the arguments and call the command, by default ``args.run``.
+    """Parse the arguments, call the command (by default ``args.run``) and return the exit code.
 
-    The exit code is 0, 2 for wrong arguments and 130 after Ctrl-C.
+    The exit code is 0, 2 for wrong arguments, or 130 after Ctrl-C.
     """
     args = parser.parse_args(arguments)
     try:

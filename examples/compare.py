@@ -31,7 +31,7 @@ def compare_graphs(
 ) -> Iterator[dict[str, Any]]:
     """Yield the share of causal edges, the loss after a quarter of the tokens and the speed of each graph.
 
-    ``ga.use_graph`` must accept ``model``. The speed is in tokens per second, in the faster of two passes.
+    ``ga.use_graph`` must accept ``model``. The speed is in tokens per second, of the faster of two passes.
     """
     tokens = ids.shape[1]
     for contender in graphs:
@@ -39,12 +39,11 @@ def compare_graphs(
         with torch.no_grad(), ga.use_graph(model, contender.graph):
             (logits, first), (_, second) = _run_timed(model, ids), _run_timed(model, ids)
         loss = functional.cross_entropy(logits[0, tokens // 4 : -1].float(), ids[0, tokens // 4 + 1 :])
-        speed = round(tokens / min(first, second), 1)
         yield {
             "graph": contender.text,
             "share": round(share, 6),
             "loss": round(float(loss), 4),
-            "speed": speed,
+            "speed": round(tokens / min(first, second), 1),
         }
 
 

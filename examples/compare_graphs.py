@@ -12,9 +12,7 @@ from gnn_attention.graph import TokenGraph
 # This prefix marks the name of a file in place of an expression.
 FILE = "file:"
 
-GRAPHS_HELP = (
-    "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
-)
+GRAPHS_HELP = "expressions without a size, or file:NAME (.edges, .adjlist, .graphml), separated by ;"
 
 Graphs = str | Sequence[str | TokenGraph]
 

@@ -121,11 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add, default = parser.add_argument, "(default %(default)s)"
     add("--model", choices=list(MODELS), default="llama-3-8b", help=f"model {default}")
     add("--tokens", type=int, default=8192, help=f"length of the sequence {default}")
-    add(
-        "--graph",
-        metavar="EXPR",
-        help="graph of all layers, such as 'window(4096)' (default: that of the model)",
-    )
+    add("--graph", metavar="EXPR", help="graph of all layers, such as 'window(4096)' (default: the model's)")
     atomic_files.add_json(parser)
     return commands.run(parser, arguments, _cost)
 

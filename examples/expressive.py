@@ -1,4 +1,4 @@
-"""Sparse graphs without loss of expressive power: the conditions of Yun et al. 2020, and Hamiltonian paths.
+"""Check the conditions of Yun et al. 2020 for the expressive power of sparse attention.
 
 >>> from examples.expressive import yun_conditions
 >>> from gnn_attention import patterns
@@ -22,15 +22,16 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.analyse._walks import stack
 from gnn_attention.graph import TokenGraph
 
-MOST_TOKENS = 8192  # up to which the number of layers is worked out
-SHOWN = 8  # tokens of a path that a sentence names
+# The number of layers until full reach is not computed for larger graphs.
+MAX_TOKENS = 8192
+PRINTED_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Path:
-    """A Hamiltonian path: ``tokens`` in order, or ``obstacle``, which says why there is none.
+    """The ``tokens`` of a Hamiltonian path in order, or the ``obstacle`` that explains why there is none.
 
-    ``exists`` is None if the search ended without an answer; ``obstacle`` says then what was tried.
+    ``exists`` is None if the search ended without an answer.
     """
 
     exists: bool | None
@@ -40,12 +41,12 @@ class Path:
 
 @dataclass(frozen=True)
 class YunConditions:
-    """Which of the three conditions hold, and what shows it; ``str()`` says it in words.
+    """The three conditions with counterexamples; ``str()`` describes them in words.
 
-    ``no_self_loop`` is the first (layer, token) whose token does not attend to itself. ``path`` runs along
-    edges of any layer. ``missing_pair`` is a (src, dst) such that dst never receives from src. Each of the
-    two is None where its condition holds. ``layers`` is the least number of layers until every token has
-    received from every other, None if that never happens or for more than 8192 tokens.
+    ``no_self_loop`` is the first (layer, token) whose token does not attend to itself, and ``missing_pair`` a
+    pair (src, dst) such that dst never receives from src; they are None if there is none. ``path`` may use
+    edges of any layer. ``layers`` is the number of layers after which every token has received from every
+    other, or None if this never happens or for more than 8192 tokens.
     """
 
     no_self_loop: tuple[int, int] | None
@@ -55,73 +56,60 @@ class YunConditions:
 
     @property
     def hold(self) -> bool | None:
-        """True if all three hold, False if one does not, None if the path was not found within the budget."""
+        """True if all three conditions hold, False if one does not, None if the search had no answer."""
         answers = (self.no_self_loop is None, self.path.exists, self.missing_pair is None)
         return False if False in answers else None if None in answers else True
 
     def __str__(self) -> str:
         verdict = {True: "all three hold", False: "not all hold", None: "undecided"}[self.hold]
-        return (
-            f"conditions of Yun et al. 2020: {verdict}\n  1 self loops        {self._about_loops()}\n"
-            f"  2 Hamiltonian path  {self._about_path()}\n  3 full reach        {self._about_reach()}"
-        )
-
-    def _about_loops(self) -> str:
-        if self.no_self_loop is None:
-            return "yes: every token attends to itself in every layer"
-        layer, token = self.no_self_loop
-        return f"no: in layer {layer} token {token} does not attend to itself"
-
-    def _about_path(self) -> str:
+        loops = "yes: every token attends to itself in every layer"
+        if self.no_self_loop is not None:
+            layer, token = self.no_self_loop
+            loops = f"no: in layer {layer} token {token} does not attend to itself"
         if self.path.tokens is None:
-            return f"{'no' if self.path.exists is False else 'not found'}: {self.path.obstacle}"
-        shown = " -> ".join(map(str, self.path.tokens[:SHOWN]))
-        return f"yes: {shown or 'of no token'}{' -> ...' if len(self.path.tokens) > SHOWN else ''}"
-
-    def _about_reach(self) -> str:
+            path = f"{'no' if self.path.exists is False else 'not found'}: {self.path.obstacle}"
+        else:
+            tokens = [str(token) for token in self.path.tokens[:PRINTED_TOKENS]]
+            tokens += ["..."] if len(self.path.tokens) > PRINTED_TOKENS else []
+            path = f"yes: {' -> '.join(tokens) or 'of no token'}"
+        reach = f"yes: after {'some number of' if self.layers is None else self.layers} layers"
         if self.missing_pair is not None:
             src, dst = self.missing_pair
-            return f"no: {dst} never receives from {src}"
-        return f"yes: after {'some number of' if self.layers is None else self.layers} layers"
+            reach = f"no: {dst} never receives from {src}"
+        return (
+            f"conditions of Yun et al. 2020: {verdict}\n  1 self loops        {loops}\n"
+            f"  2 Hamiltonian path  {path}\n  3 full reach        {reach}"
+        )
 
 
 def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_000_000) -> YunConditions:
-    """Whether sparse attention on these graphs meets conditions for universal approximation.
+    """Check the conditions for universal approximation by sparse attention along these graphs.
 
-    With one graph for each layer, cycled: (1) every token attends to itself in every layer; (2) there is an
-    order of all tokens in which each attends to the one before it, in some layer (a Hamiltonian path of the
-    union of the graphs); (3) after finitely many layers every token has received from every token, which a
-    causal graph of two tokens or more never meets.
+    Each layer has one graph; after the last graph the first follows again. The conditions are: (1) every
+    token attends to itself in every layer; (2) the union of the graphs has a Hamiltonian path, an order of
+    all tokens in which each attends to the one before; (3) after finitely many layers every token has
+    received from every token, which is impossible for a causal graph of two or more tokens.
 
-    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862): after the abstract and a
-    restatement of (1) and (2) by others, not the paper's wording of the conditions.
+    Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862). The wording here follows its
+    abstract and a restatement of (1) and (2) by others.
 
-    (1) and (3) are decided. (2) is NP-hard in general; see :func:`hamiltonian_path`. Raises TypeError or
-    ValueError as the functions of ``gnn_attention.analyse`` do.
+    The answers to (1) and (3) are exact. (2) is NP-hard in general; see :func:`hamiltonian_path`. Raises
+    TypeError or ValueError like the functions of ``gnn_attention.analyse``.
     """
     layers = stack(graphs)
     union = reduce(or_, layers)
-    missing_pair = _missing_pair(union)
-    depth = analyse.diameter(layers) if missing_pair is None and union.num_dst <= MOST_TOKENS else None
-    return YunConditions(_missing_self_loop(layers), hamiltonian_path(union, budget), missing_pair, depth)
-
-
-def _missing_self_loop(layers: list[TokenGraph]) -> tuple[int, int] | None:
-    tokens = torch.arange(layers[0].num_dst)
-    for layer, graph in enumerate(layers, 1):
-        without = (~_has_edges(graph, tokens, tokens)).nonzero()
-        if len(without):
-            return layer, int(without[0])
-    return None
-
-
-def _missing_pair(union: TokenGraph) -> tuple[int, int] | None:
-    # With the residual stream a cycle of the layers uses an edge of any layer, so that the union decides.
-    apart = analyse.components(union, strong=True).nonzero()
-    if not len(apart):
-        return None
-    other = int(apart[0])
-    return (0, other) if analyse.layers_between(union, 0, other) is None else (other, 0)
+    tokens = torch.arange(union.num_dst)
+    loops = torch.stack([_has_edges(graph, tokens, tokens) for graph in layers])
+    without_loop = (~loops).nonzero().tolist()
+    no_self_loop = (without_loop[0][0] + 1, without_loop[0][1]) if without_loop else None
+    missing_pair, depth = None, None
+    # States stay in the residual stream, so a walk may wait for the layer of its next edge.
+    if len(outside := analyse.components(union, strong=True).nonzero()):
+        token = int(outside[0])
+        missing_pair = (0, token) if analyse.layers_between(union, 0, token) is None else (token, 0)
+    elif union.num_dst <= MAX_TOKENS:
+        depth = analyse.diameter(layers)
+    return YunConditions(no_self_loop, hamiltonian_path(union, budget), missing_pair, depth)
 
 
 def _has_edges(graph: TokenGraph, src: Tensor, dst: Tensor) -> Bool[Tensor, " pairs"]:
@@ -129,45 +117,46 @@ def _has_edges(graph: TokenGraph, src: Tensor, dst: Tensor) -> Bool[Tensor, " pa
 
 
 def hamiltonian_path(graph: TokenGraph, budget: int = 1_000_000) -> Path:
-    """A path along edges ``src -> dst`` through all tokens, each visited once.
+    """Find a path along edges ``src -> dst`` that visits every token once.
 
-    The order of the positions and its reverse are tried first, then what forbids a path (a causal graph or
-    separate components), then a search that looks at about ``budget`` edges at most and is exact if it ends.
+    The order of positions and its reverse are tried first. A causal graph has no other path, and a graph with
+    several components has none. Otherwise a search visits at most about ``budget`` edges; its answer is exact
+    if it ends earlier.
 
     >>> from gnn_attention import patterns
     >>> hamiltonian_path(patterns.documents([2, 2], causal=False)).obstacle
-    'the graph falls apart into 2 components'
+    'the graph has 2 components'
     """
-    budget, order = checks.size("budget", budget), torch.arange(graph.num_dst)
-    forwards, backwards = (
-        _has_edges(graph, *ends) for ends in ((order[:-1], order[1:]), (order[1:], order[:-1]))
-    )
-    if bool(forwards.all()):
+    budget = checks.size("budget", budget)
+    order = torch.arange(graph.num_dst)
+    forward = _has_edges(graph, order[:-1], order[1:])
+    backward = _has_edges(graph, order[1:], order[:-1])
+    if bool(forward.all()):
         return Path(True, tuple(order.tolist()))
-    if bool(backwards.all()):
+    if bool(backward.all()):
         return Path(True, tuple(order.flip(0).tolist()))
     src, dst = graph.edge_index
     if bool((src <= dst).all()):
-        token = int((~forwards).nonzero()[0])
-        why = f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
-        return Path(False, obstacle=why)
+        i = int((~forward).nonzero()[0])
+        reason = f"{i + 1} does not attend to {i}, and a causal graph allows no other order"
+        return Path(False, obstacle=reason)
     if bool((src >= dst).all()):
-        token = int((~backwards).nonzero()[0])
-        why = f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order"
-        return Path(False, obstacle=why)
+        i = int((~backward).nonzero()[0])
+        reason = f"{i} does not attend to {i + 1}, and an anti-causal graph allows no other order"
+        return Path(False, obstacle=reason)
     src, dst = src[src != dst], dst[src != dst]
-    if (parts := int(analyse.components(graph).max()) + 1) > 1:
-        return Path(False, obstacle=f"the graph falls apart into {parts} components")
+    if (count := int(analyse.components(graph).max()) + 1) > 1:
+        return Path(False, obstacle=f"the graph has {count} components")
     search = _Search(src.tolist(), dst.tolist(), graph.num_dst, budget)
     if path := search.run():
         return Path(True, tuple(path))
     if search.budget > 0:
-        return Path(False, obstacle="none of all possible orders is one")
-    return Path(None, obstacle=f"the search ended after looking at {budget} edges, there may be one")
+        return Path(False, obstacle="no order of the tokens is a path")
+    return Path(None, obstacle=f"the search ended after {budget} edges, and a path may exist")
 
 
 class _Search:
-    """Depth first, to the token with the fewest ways on (Warnsdorff's rule), back where there is none."""
+    """Depth-first search that goes to the token with the fewest continuations (Warnsdorff's rule)."""
 
     def __init__(self, src: list[int], dst: list[int], tokens: int, budget: int) -> None:
         self.receivers: list[list[int]] = [[] for _ in range(tokens)]
@@ -175,12 +164,17 @@ class _Search:
         for sender, receiver in zip(src, dst, strict=True):
             self.receivers[sender].append(receiver)
             self.senders[receiver].append(sender)
-        self.ways = [len(others) for others in self.receivers]
-        self.budget, self.visited, self.path = budget, [False] * tokens, list[int]()
+        # The number of receivers of each token that are not yet on the path.
+        self.continuations = [len(receivers) for receivers in self.receivers]
+        self.visited = [False] * tokens
+        self.path: list[int] = []
+        self.budget = budget
 
     def run(self) -> list[int] | None:
-        """The path; None if there is none, or if the budget ran out (it is then 0 or less)."""
-        choices = [self._starts()]
+        """Return a path, or None if there is none or the budget is used up."""
+        order = sorted(range(len(self.senders)), key=lambda token: len(self.senders[token]))
+        # A token without in-edges can only be the first.
+        choices = [iter(order if self.senders[order[0]] else order[:1])]
         while choices and self.budget > 0:
             token = next(choices[-1], None)
             if token is not None:
@@ -188,24 +182,20 @@ class _Search:
                 self._mark(token, True)
                 if len(self.path) == len(self.visited):
                     return self.path
-                choices.append(self._onwards(token))
+                choices.append(self._next_tokens(token))
             else:
                 choices.pop()
                 if self.path:
                     self._mark(self.path.pop(), False)
         return None
 
-    def _starts(self) -> Iterator[int]:
-        order = sorted(range(len(self.senders)), key=lambda token: len(self.senders[token]))
-        return iter(order[:1] if not self.senders[order[0]] else order)
-
-    def _onwards(self, token: int) -> Iterator[int]:
+    def _next_tokens(self, token: int) -> Iterator[int]:
         self.budget -= len(self.receivers[token])
-        others = (other for other in self.receivers[token] if not self.visited[other])
-        return iter(sorted(others, key=self.ways.__getitem__))
+        receivers = (receiver for receiver in self.receivers[token] if not self.visited[receiver])
+        return iter(sorted(receivers, key=self.continuations.__getitem__))
 
     def _mark(self, token: int, visited: bool) -> None:
         self.visited[token] = visited
         self.budget -= len(self.senders[token]) + 1
         for sender in self.senders[token]:
-            self.ways[sender] += -1 if visited else 1
+            self.continuations[sender] += -1 if visited else 1

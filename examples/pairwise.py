@@ -1,13 +1,13 @@
-"""Message passing more general than attention, and where attention stands in it (chapter 13 of the book).
+"""Message passing more general than attention, with attention and MLPs as special cases (notebook 13).
 
-In general message passing the message of an edge may depend on both of its ends. Here it has a weight too:
-``update_dst = sum over src -> dst of weight * message(x_dst, x_src)``, where a normaliser makes the weight of
-``logit(x_dst, x_src)``; under a softmax it depends on all senders of dst. Attention is the case in which the
-message depends on the sender alone, is linear in it, and the weights of a receiver sum to 1
-(:meth:`PairwiseMessages.of`): a token has one message for each head, made once for all its receivers. With
-another normaliser instead of the softmax, and senders that never change, it is an MLP (:class:`StaticNodes`).
+In general message passing, the message of an edge may depend on both of its ends. Here it also has a weight:
+``update_dst = sum over src -> dst of weight * message(x_dst, x_src)``. A normaliser computes the weight from
+``logit(x_dst, x_src)``, or with "softmax" from the logits of all in-edges. In attention the message is a
+linear function of the sender only, and the weights of a receiver sum to 1 (:meth:`PairwiseMessages.of`). So a
+token has one message per head for all its receivers. With another normaliser, and senders that never change,
+the layer is an MLP (:class:`StaticNodes`).
 
-These layers are for reading and comparing: they store a row as wide as a state for every edge.
+These layers are for reading and comparison: for every edge they store a row as wide as a state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gnn_attention.heads.arrays import add_bias
 from gnn_attention.patterns import cross
 
 Normaliser = str | Callable[[Tensor], Tensor]
-OfAnEdge = Callable[[Tensor, Tensor], Tensor]
+EdgeFunction = Callable[[Tensor, Tensor], Tensor]
 NORMALISERS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": torch.clone,
     "relu": functional.relu,
@@ -42,10 +42,10 @@ def weigh(
     num_dst: int,
     normaliser: Normaliser = "softmax",
 ) -> Float[Tensor, "... edges"]:
-    """The weight of every edge from its logit, by "softmax", one of NORMALISERS or a function of one logit.
+    """Compute the weight of every edge from its logit by "softmax", one of NORMALISERS, or a function.
 
-    "softmax" makes the weights over the in-edges of a receiver sum to 1; all others weigh each edge for
-    itself. ValueError for another name.
+    With "softmax" the weights of a receiver's in-edges sum to 1; all other normalisers act on each logit
+    alone. ValueError for an unknown name.
 
     >>> logits, dst = torch.tensor([0.0, 0.0, -1.0]), torch.tensor([0, 0, 1])
     >>> weigh(logits, dst, 2).tolist(), weigh(logits, dst, 2, "relu").tolist()
@@ -59,7 +59,7 @@ def weigh(
 
 
 class BothEnds(nn.Module):
-    """An MLP of both ends of an edge, ``W_2 gelu(W_1 [x_dst, x_src] + b_1) + b_2``.
+    """An MLP of the states at both ends of an edge, ``W_2 gelu(W_1 [x_dst, x_src] + b_1) + b_2``.
 
     Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261), 3.2.
 
@@ -72,24 +72,24 @@ class BothEnds(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(2 * width, hidden), nn.GELU(), nn.Linear(hidden, out))
 
     def forward(self, x_dst: Float[Tensor, "... width"], x_src: Float[Tensor, "... width"]) -> Tensor:
-        """A message for every edge, ``[..., out]``."""
-        result: Tensor = self.mlp(torch.cat([x_dst, x_src], dim=-1))
-        return result
+        """Return a message for every edge, ``[..., out]``."""
+        messages: Tensor = self.mlp(torch.cat([x_dst, x_src], dim=-1))
+        return messages
 
 
 class PairwiseMessages(MessagePassing):
     """Message passing whose messages and logits may depend on both ends of an edge.
 
-    ``update_dst = update(sum over src -> dst of sum_h weight_h * message_h(x_dst, x_src))``, weights
-    normalised from ``logit_h(x_dst, x_src)``.
+    ``update_dst = update(sum over src -> dst of sum_h weight_h * message_h(x_dst, x_src))``, with weights
+    from ``logit_h(x_dst, x_src)``.
 
     Args:
-        message: ``message(x_dst, x_src)``, from ``[..., edges, width]`` of either end to
-            ``[..., edges, out]``, or with heads ``[..., edges, heads, out]``.
-        logit: ``logit(x_dst, x_src)``, ``[..., edges]`` or with heads ``[..., edges, heads]``. None: every
-            message has the weight 1.
-        normaliser: from logits to weights, see :func:`weigh`.
-        update: applied to the sum of a receiver's messages; the identity unless given.
+        message: function of the states at both ends, ``[..., edges, width]``, that returns
+            ``[..., edges, out]``, or ``[..., edges, heads, out]`` for several heads.
+        logit: function of the same states that returns ``[..., edges]`` or ``[..., edges, heads]``. If it is
+            None, every weight is 1.
+        normaliser: computes weights from logits; see :func:`weigh`.
+        update: applied to the sum of a receiver's messages; by default the identity.
 
     Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261); seed S4.18.
 
@@ -101,8 +101,8 @@ class PairwiseMessages(MessagePassing):
 
     def __init__(
         self,
-        message: OfAnEdge,
-        logit: OfAnEdge | None = None,
+        message: EdgeFunction,
+        logit: EdgeFunction | None = None,
         normaliser: Normaliser = "softmax",
         update: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -114,18 +114,18 @@ class PairwiseMessages(MessagePassing):
     def of(
         cls, heads: StandardHeads | FactoredHeads | MergedHeads, normaliser: Normaliser = "softmax"
     ) -> PairwiseMessages:
-        """Attention: ``logit_h = scale * x_dst W_P_h x_src^T``, ``message_h = x_src W_M_h``, then ``+ b_O``.
+        """Return attention: ``logit_h = scale * x_dst W_P_h x_src^T``, ``message_h = x_src W_M_h``.
 
-        Equal to ``MessagePassingAttention(heads)``, biases included, but pattern and message are computed for
-        every edge. With another normaliser it is a contextual MLP, whose two matrices are the patterns and
-        messages of a receiver's senders (seed S4.21; :meth:`StaticNodes.of_context`).
+        The result equals ``MessagePassingAttention(heads)``, including biases, but patterns and messages are
+        computed for every edge. With another normaliser it is a contextual MLP, whose two matrices are the
+        patterns and messages of a receiver's senders (seed S4.21; :meth:`StaticNodes.of_context`).
         """
         factored = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
         update = lambda total: add_bias(total, factored.b_O)  # noqa: E731
         return cls(_MessageOf(factored), _LogitOf(factored), normaliser, update)
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor], graph: TokenGraph) -> Float[Tensor, "..."]:
-        """The update of every receiver, ``[N, out]`` or ``[B, T, out]``, of states or ``(x_src, x_dst)``."""
+        """Return the update of every receiver, ``[N, out]`` or ``[B, T, out]``; x may be (x_src, x_dst)."""
         pair = x if isinstance(x, tuple) else (x, x)
         edges, size = graph.edges_on(pair[0].device), (graph.num_src, graph.num_dst)
         total: Tensor = self.propagate(edges, size=size, x=pair)
@@ -133,10 +133,10 @@ class PairwiseMessages(MessagePassing):
         return total if self.update_of is None else self.update_of(total)
 
     def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
-        """What travels along every edge: its message times its weight, summed over heads."""
-        messages = _checked_messages(self.message_of(x_i, x_j), x_i)  # [..., edges, heads, out]
+        """Return the message of every edge times its weight, summed over heads."""
+        messages = _check_messages(self.message_of(x_i, x_j), x_i)  # [..., edges, heads, out]
         if self.logit_of is not None:
-            logits = _checked_logits(self.logit_of(x_i, x_j), messages)  # [..., edges, heads]
+            logits = _check_logits(self.logit_of(x_i, x_j), messages)  # [..., edges, heads]
             weights = weigh(logits.mT, index, size_i, self.normaliser).mT
             messages = weights.unsqueeze(-1) * messages
         return messages.sum(-2)
@@ -160,17 +160,17 @@ class _MessageOf(_LogitOf):
 
 
 class StaticNodes(MessagePassing):
-    """An MLP as attention: its hidden neurons are senders that never change, with patterns and messages.
+    """An MLP as attention to nodes that never change: each hidden neuron is a node.
 
-    ``update = sum over nodes -> token of weight(x . pattern + bias) * message + update_bias``. A row of an
-    MLP's first matrix is a pattern, the column of the second a message, the activation is the normaliser.
+    ``update = sum over nodes -> token of weight(x . pattern + bias) * message + update_bias``. Rows of the
+    MLP's first matrix are patterns, columns of the second are messages; the activation is the normaliser.
 
     Args:
-        patterns: ``[nodes, width]``.
-        messages: ``[nodes, out]``.
+        patterns: the patterns of the nodes, ``[nodes, width]``.
+        messages: the messages of the nodes, ``[nodes, out]``.
         bias: added to the logits of each node, ``[nodes]``.
-        update_bias: added to every token's update, ``[out]``.
-        normaliser: from logits to weights, see :func:`weigh`.
+        update_bias: added to the update of each token, ``[out]``.
+        normaliser: computes weights from logits; see :func:`weigh`.
 
     Sources: seed S4.21, after A. Karpathy; Geva et al. 2021 (arXiv 2012.14913): MLPs as memories of keys and
     values; Sukhbaatar et al. 2019 (arXiv 1907.01470): such nodes together with the tokens, under one softmax.
@@ -199,9 +199,9 @@ class StaticNodes(MessagePassing):
 
     @classmethod
     def of(cls, mlp: nn.Sequential) -> StaticNodes:
-        """The nodes of ``nn.Sequential(nn.Linear, activation, nn.Linear)``, one for every hidden neuron.
+        """Return the nodes of ``nn.Sequential(nn.Linear, activation, nn.Linear)``, one per hidden neuron.
 
-        The activation acts on every number alone, or is ``nn.Softmax(dim=-1)``. TypeError for other modules.
+        The activation must be elementwise or ``nn.Softmax(dim=-1)``. TypeError for other modules.
         """
         first, activation, second = mlp
         if not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
@@ -217,20 +217,20 @@ class StaticNodes(MessagePassing):
         head: int = 0,
         normaliser: Normaliser = "softmax",
     ) -> StaticNodes:
-        """A fixed context: every token of ``x`` becomes a node with its pattern and its message in a head.
+        """Return the nodes of a fixed context: the pattern and message of every token of ``x`` in one head.
 
-        With "softmax" it is the update by this head of any token that attends to that context (``b_O`` left
-        out), with "gelu" an MLP whose matrices are made from the context.
+        With "softmax" the layer computes this head's update (without ``b_O``) of a token that attends to the
+        whole context; with "gelu" it is an MLP whose matrices come from the context.
         """
-        sent = FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
-        pattern, message = (part[0, head] for part in sent)
+        patterns, messages = FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
+        pattern, message = patterns[0, head], messages[0, head]
         pattern, bias = pattern[:, : heads.width] * heads.scale, pattern[:, heads.width :] * heads.scale
         return cls(pattern, message, bias[:, 0] if bias.shape[1] else None, normaliser=normaliser)
 
     def forward(
         self, x: Float[Tensor, "*batch tokens width"], graph: TokenGraph | None = None
     ) -> Float[Tensor, "*batch tokens out"]:
-        """The update of every token; ``graph``, full unless given, leads from the nodes to the tokens."""
+        """Return the update of every token; ``graph`` (by default full) has the nodes as senders."""
         size = (len(self.patterns), x.shape[-2])
         edges = (cross(size[1], size[0]) if graph is None else graph).edges_on(x.device)
         nodes = {"pattern": self.patterns, "sent": self.messages, "bias": self.bias.unsqueeze(-1)}
@@ -241,7 +241,7 @@ class StaticNodes(MessagePassing):
     def message(
         self, x_i: Tensor, pattern_j: Tensor, bias_j: Tensor, sent_j: Tensor, index: Tensor, size_i: int
     ) -> Tensor:
-        """The node's message, weighted by how well the token fits its pattern."""
+        """Return the message of a node, weighted by how well the token fits its pattern."""
         logits = edge_softmax.logit(x_i, pattern_j, 1.0) + bias_j.squeeze(-1)
         return weigh(logits, index, size_i, self.normaliser).unsqueeze(-1) * sent_j
 
@@ -250,20 +250,19 @@ def _batched(x: Tensor) -> Tensor:
     return x if x.dim() == 3 else x.unsqueeze(0)
 
 
-def _checked_messages(messages: Tensor, x_dst: Tensor) -> Tensor:
-    """Messages with an axis of heads, in float32 or better, in which they are summed."""
+def _check_messages(messages: Tensor, x_dst: Tensor) -> Tensor:
+    """Add a missing axis of heads to messages, and convert them to the dtype of sums."""
     axes = x_dst.dim()
     if messages.shape[: axes - 1] != x_dst.shape[:-1] or messages.dim() not in (axes, axes + 1):
-        expected = f"[..., {x_dst.shape[-2]} edges, out] or [..., {x_dst.shape[-2]} edges, heads, out]"
-        raise ValueError(f"message must return {expected} for these states, got {list(messages.shape)}")
+        edges = f"{x_dst.shape[-2]} edges"
+        raise ValueError(f"message must return [..., {edges}, (heads,) out], got {list(messages.shape)}")
     messages = messages.unsqueeze(-2) if messages.dim() == axes else messages
     return messages.to(edge_softmax.accumulation_dtype(messages.dtype))
 
 
-def _checked_logits(logits: Tensor, messages: Tensor) -> Tensor:
+def _check_logits(logits: Tensor, messages: Tensor) -> Tensor:
     shape = messages.shape[:-1]
     logits = logits.unsqueeze(-1) if shape[-1] == 1 and logits.dim() == len(shape) - 1 else logits
     if logits.shape != shape:
-        axes = f"[..., edges, heads] = {list(shape)} for these messages (a single head may be left out)"
-        raise ValueError(f"logit must return {axes}, got {list(logits.shape)}")
+        raise ValueError(f"logit must return [..., edges, heads] = {list(shape)}, got {list(logits.shape)}")
     return logits.to(messages.dtype)

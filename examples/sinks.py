@@ -19,8 +19,6 @@ from torch import nn
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.interpret.trace import LayerTrace, record
 
-__all__ = ["MeanWeights", "sinks"]
-
 
 @dataclass(frozen=True, eq=False)
 class MeanWeights:

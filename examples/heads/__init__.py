@@ -1,6 +1,6 @@
-"""What each head of a language model looks for and says, in words, tested by cutting the edges named.
+"""Describe in words what each head of a language model looks for and says, and test it by cutting edges.
 
-``python -m examples.heads --help`` is the command, :func:`readings` the function.
+The function is :func:`readings`, the command ``python -m examples.heads``.
 """
 
 from examples.heads.jobs import JOBS

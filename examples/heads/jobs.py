@@ -1,4 +1,4 @@
-"""Jobs of heads, as edges that a head with that job would use, and which job a head's weights look like."""
+"""The jobs of heads, each as the edges that a head with this job uses, and the choice of a head's job."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,25 +9,30 @@ from gnn_attention import patterns
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.interpret.circuits.templates import Template, duplicate_token, induction, previous_token
 
-NEAR = 4
+WINDOW = 4
 TOKENS, NONE = "certain tokens", "none of these"
-# Shares of a head's attention: of all of it for a head that rests, of what does not rest for the others.
-RESTING, MOSTLY_RESTING, ENOUGH, NEARLY_ALL = 0.9, 0.6, 0.4, 0.7
-# A job must have this many times what equal weights over the same senders would give.
-LIFT = 2.0
+# A head is a sink if it gives this share of its attention to the first token,
+SINK_SHARE = 0.9
+# or this share, and no other job fits.
+WEAK_SINK_SHARE = 0.6
+# A job needs this share of the remaining attention; a local window, with its many edges, needs more.
+JOB_SHARE = 0.4
+WINDOW_SHARE = 0.7
+# A job's share must be this many times the share that equal weights would give.
+MIN_LIFT = 2.0
 
 
 class Job(NamedTuple):
-    """A template, and what a head of this job looks for, in words."""
+    """The edges of a job, and a phrase that says what a head with this job looks for."""
 
     template: Template
     looks_for: str
 
 
-def back(first: int, last: int) -> Template:
-    """Each token attends to those before it at some distances: ``first <= dst - src <= last``.
+def at_distances(first: int, last: int) -> Template:
+    """Return the template of the edges with ``first <= dst - src <= last``.
 
-    >>> back(2, 2)(torch.tensor([7, 8, 9, 7])).edge_index.tolist()
+    >>> at_distances(2, 2)(torch.tensor([7, 8, 9, 7])).edge_index.tolist()
     [[0, 1], [2, 3]]
     """
     return lambda tokens: (
@@ -42,15 +47,15 @@ JOBS: Mapping[str, Job] = {
     ),
     "self": Job(lambda tokens: patterns.window(tokens.shape[-1], 1), "itself"),
     "previous token": Job(previous_token, "the token just before"),
-    "two back": Job(back(2, 2), "the token two before"),
+    "two back": Job(at_distances(2, 2), "the token two before"),
     "duplicate token": Job(duplicate_token, "earlier occurrences of its own token"),
     "induction": Job(induction, "what followed earlier occurrences of its own token"),
-    "local window": Job(back(1, NEAR), f"any of the {NEAR} tokens before"),
+    "local window": Job(at_distances(1, WINDOW), f"any of the {WINDOW} tokens before"),
 }
 
 
 class Match(NamedTuple):
-    """How much of a head's attention is on some edges, of what is not on the first token; and by chance."""
+    """The share of a head's attention on some edges, without the first token, and that of equal weights."""
 
     share: float
     chance: float
@@ -61,59 +66,56 @@ class Match(NamedTuple):
 
 
 def claimed_edges(name: str, tokens: Int[Tensor, "samples tokens"]) -> Bool[Tensor, "samples dst src"]:
-    """The edges of a job as a mask, causal; those of the first token belong to sinks alone."""
+    """Return the causal edges of a job as a mask; only a sink has edges from the first token."""
     samples, length = tokens.shape
-    mask = JOBS[name].template(tokens).mask(tokens.device).reshape(-1, length, length)
-    mask = (mask & _causal(tokens)).expand(samples, -1, -1).clone()
+    mask = JOBS[name].template(tokens).mask(tokens.device).reshape(-1, length, length).tril()
+    mask = mask.expand(samples, -1, -1)
     return mask if name == "sink" else _without_first(mask)
 
 
 def edges_to(kinds: Int[Tensor, " kinds"], tokens: Int[Tensor, "samples tokens"]) -> Tensor:
-    """The causal edges from tokens of some kinds, as a mask; none from the first token."""
+    """Return the causal edges from the tokens in ``kinds`` as a mask, without those from the first token."""
     senders = torch.isin(tokens, kinds).unsqueeze(1)
-    return _without_first(senders & _causal(tokens))
+    return _without_first(senders.expand(-1, tokens.shape[1], -1).tril())
 
 
-def match_of(weights: Float[Tensor, "samples dst src"], claimed: Bool[Tensor, "samples dst src"]) -> Match:
-    """The share of attention on the claimed edges, of receivers that have some; the first token left out."""
-    has_some = claimed.any(-1)
-    free = _without_first(torch.ones_like(claimed).tril())
-    able = has_some & (free & ~claimed).any(-1)
-    on_claimed, on_free = ((weights * edges).sum(-1)[able].sum() for edges in (claimed, free))
-    by_chance = (claimed.sum(-1) / free.sum(-1).clamp(min=1))[able]
-    if not len(by_chance):
+def match(weights: Float[Tensor, "samples dst src"], claimed: Bool[Tensor, "samples dst src"]) -> Match:
+    """Compare the attention on the claimed edges with that on all edges but those from the first token.
+
+    Only receivers that have both claimed and other edges are counted.
+    """
+    candidates = _without_first(torch.ones_like(claimed).tril())
+    receivers = claimed.any(-1) & (candidates & ~claimed).any(-1)
+    claimed_weight, weight = ((weights * edges).sum(-1)[receivers].sum() for edges in (claimed, candidates))
+    chance = (claimed.sum(-1) / candidates.sum(-1).clamp(min=1))[receivers]
+    if not len(chance):
         return Match(0.0, 1.0)
-    return Match(float(on_claimed / on_free.clamp(min=1e-9)), float(by_chance.mean()))
+    return Match(float(claimed_weight / weight.clamp(min=1e-9)), float(chance.mean()))
 
 
-def rest(weights: Float[Tensor, "samples dst src"]) -> float:
-    """The share of attention on the first token, of all receivers but the first."""
+def first_token_share(weights: Float[Tensor, "samples dst src"]) -> float:
+    """Return the mean weight of the first token over all receivers after it."""
     return float(weights[:, 1:, 0].mean())
 
 
-def job_of(resting: float, matches: Mapping[str, Match], by_tokens: Match) -> str:
-    """The job that a head's weights look like: one of ``JOBS``, ``TOKENS`` or ``NONE``.
+def choose_job(first_share: float, matches: Mapping[str, Match], token_match: Match) -> str:
+    """Return the job that fits a head's weights: one of ``JOBS``, ``TOKENS`` or ``NONE``.
 
-    A head that gives ``RESTING`` of its attention to the first token is a sink. Of the others the job with
-    the largest share of what does not rest, if that is ``ENOUGH`` and ``LIFT`` times what chance would give.
+    A head that gives ``SINK_SHARE`` of its attention to the first token is a sink. Any other head has the job
+    with the largest share of its remaining attention, if this share and its lift are large enough.
     """
-    if resting >= RESTING:
+    if first_share >= SINK_SHARE:
         return "sink"
-    fitting = {name: match for name, match in matches.items() if match.lift >= LIFT}
-    narrow = {name: match.share for name, match in fitting.items() if name not in ("sink", "local window")}
+    shares = {name: match.share for name, match in matches.items() if match.lift >= MIN_LIFT}
+    narrow = {name: share for name, share in shares.items() if name not in ("sink", "local window")}
     best = max(narrow, key=lambda name: narrow[name], default=None)
-    if best is not None and narrow[best] >= ENOUGH:
+    if best is not None and narrow[best] >= JOB_SHARE:
         return best
-    if "local window" in fitting and fitting["local window"].share >= NEARLY_ALL:
+    if shares.get("local window", 0.0) >= WINDOW_SHARE:
         return "local window"
-    if by_tokens.share >= ENOUGH and by_tokens.lift >= LIFT:
+    if token_match.share >= JOB_SHARE and token_match.lift >= MIN_LIFT:
         return TOKENS
-    return "sink" if resting >= MOSTLY_RESTING else NONE
-
-
-def _causal(tokens: Tensor) -> Bool[Tensor, "dst src"]:
-    length = tokens.shape[-1]
-    return torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+    return "sink" if first_share >= WEAK_SINK_SHARE else NONE
 
 
 def _without_first(mask: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""What each head looks for and says, in words, and whether cutting those edges shows it.
+"""Describe what each head looks for and says in a sentence, and test the sentence by cutting edges.
 
-Half of the passages is read: the job of a head (:mod:`jobs`) from its weights, the tokens it looks for from
-its pattern x the mean state of each token there (in the first layer, the embedding), what it says from its
-messages x unembedding. On the other half the sentence is tested. The edges that it names are cut in that head
-alone, the softmax renormalised, and the model is run on from there: how far do its predictions move (the KL
-divergence), and how far do the logits fall that the head is said to raise? The control is the same number of
-random other edges of the same receivers, never those of the first token, which in most heads are a place to
-rest. p is that of a sign-flip test over passages, Holm's over all rows and both claims.
+One half of the passages gives the sentence: the job (:mod:`jobs`) follows from the head's weights, the tokens
+it looks for from its pattern and the mean state of each token, what it says from its messages and the
+unembedding. The other half tests it: the edges that the sentence names are cut in this head alone, and the
+later layers run again. The test measures the KL divergence of the predictions and the fall of the logits that
+the head is said to raise. The control cuts as many random other in-edges of the same receivers, but none from
+the first token, to which most heads attend when they have nothing to do. The p-values come from a sign-flip
+test over passages, with Holm's correction over all heads and both halves of the sentence.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gnn_attention.interpret.circuits import Circuit, top_tokens
 
 DISTANCES = (1, 2, 4, 8, 16, 32)
 SENDERS, RECEIVERS, WORDS = 6, 3, 5
-# A mean state is made of at least so many tokens: fewer say more about the place than about the token.
-SEEN = 2
-# A message is a copy if it raises its own token by so many standard deviations over the vocabulary.
-COPIES = 1.0
+# The mean state of a token that is seen only once says more about its position than about the token.
+MIN_COUNT = 2
+# A head copies if its messages raise the sender's own logit by this many standard deviations of all logits.
+COPY_THRESHOLD = 1.0
 LEVEL = 0.05
 
 
 class Effect(NamedTuple):
-    """What cutting the claimed edges does, and random ones; ``p`` of their difference, and Holm's."""
+    """The effect of cutting the claimed edges and of the control, with the p-value of their difference."""
 
     claimed: float
     control: float
@@ -42,14 +42,20 @@ class Effect(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One head: its job, its sentence in two halves, and the test of each.
+    """The job of a head, the two halves of its sentence (``looks_for`` and ``says``), and their tests.
 
-    ``looks`` is the KL divergence (nats a token) of the predictions from those of the whole head; ``says``
-    how far the logits said fall at the receivers (a sink says nothing: there it is minus the length of the
-    messages, claimed to be shorter); ``loss`` how far the loss rises, for which nothing is claimed.
-    ``passages`` had edges to cut. ``rests``: the share of attention on the first token; ``share``: of the
-    rest, on the edges of the job; ``distance``: where the pattern of a mean token is largest. ``senders``
-    raise the logits most, of the ``receivers`` above all; ``raised``: what the mean message says.
+    Attributes:
+        looks: the test of ``looks_for``, the KL divergence of the predictions in nats per token.
+        said: the test of ``says``, the fall of the said logits at the receivers; for a sink, which says
+            nothing, minus the mean length of the messages.
+        loss: the rise of the loss, about which the sentence claims nothing.
+        passages: number of passages that had edges to cut.
+        rests: share of the attention on the first token.
+        share: share of the remaining attention on the edges of the job; for a sink, the same as ``rests``.
+        distance: ``dst - src`` at which the pattern is largest for mean states.
+        senders: tokens that receive most attention beyond their frequency.
+        receivers: tokens that attend most to the first of the ``senders``.
+        raised: tokens whose logits the mean message raises most.
     """
 
     layer: int
@@ -70,39 +76,40 @@ class Reading(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """True where both halves of the sentence pass at 5 %, Holm's correction over all rows made."""
+        """True if both corrected p-values are at most 5 %."""
         return max(self.looks.p_holm, self.said.p_holm) <= LEVEL
 
     def __str__(self) -> str:
-        wrong = [name for name, p in (("looks for", self.looks), ("says", self.said)) if p.p_holm > LEVEL]
-        verdict = "holds" if self.holds else f"WRONG or not shown ({', '.join(wrong)})"
-        text = (
-            f"layer {self.layer}, head {self.head}, {self.job}: looks for {self.looks_for}, says {self.says}"
+        tests = {"looks for": self.looks, "says": self.said}
+        failures = ", ".join(name for name, effect in tests.items() if effect.p_holm > LEVEL)
+        verdict = "holds" if self.holds else f"WRONG or not shown ({failures})"
+        return (
+            f"layer {self.layer}, head {self.head}, {self.job}: looks for {self.looks_for}, "
+            f"says {self.says}: {verdict}"
         )
-        return f"{text}: {verdict}"
 
 
 class _Sentence(NamedTuple):
-    """What was read off the first half; ``said``: "copy", "against" or "words"; ``kinds`` of senders."""
+    """The description of a head; ``message_kind`` is "copy", "against" (its own token) or "words"."""
 
     job: str
-    said: str
-    kinds: Tensor
+    message_kind: str
+    senders: Tensor
     receivers: Tensor
     words: Tensor
-    rests: float
+    first_share: float
     share: float
     distance: int
 
 
 def passages(ids: Sequence[int], samples: int = 32, length: int = 48) -> Int[Tensor, "samples tokens"]:
-    """Forward of a text's tokens, spread evenly over it, half to read and half to test.
+    """Return ``samples`` passages of ``length`` tokens, spread evenly over a text.
 
-    A text too short for that gives fewer, and not below 12 shorter ones. ValueError below 192 tokens.
+    A short text gives fewer passages, and then 12 shorter ones. ValueError for fewer than 192 tokens.
     """
     samples, length = checks.size("samples", samples, 12), checks.size("length", length, 16)
     if len(ids) < 12 * 16:
-        raise ValueError(f"the text must have at least {12 * 16} tokens, 12 passages of 16, got {len(ids)}")
+        raise ValueError(f"ids must have at least 192 tokens, for 12 passages of 16 tokens, got {len(ids)}")
     samples = min(samples, max(12, len(ids) // length)) // 2 * 2
     length = min(length, len(ids) // samples)
     starts = [number * (len(ids) - length) // (samples - 1) for number in range(samples)]
@@ -118,19 +125,19 @@ def readings(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Reading]:
-    """The sentence of each head with the effect of cutting its edges, in the order of layers and heads.
+    """Return the reading of each head, in the order of layers and heads.
 
     Args:
-        model: a ``LanguageModel``, or a causal model of transformers with the parts of Llama.
-        tokens: passages ``[samples, T]`` (:func:`passages`): every second one is for the test. A head is run
-            on ``samples / 2`` passages of T tokens twice; T x T weights of a layer are made, so keep T small.
-        word: how a token is written.
-        heads: pairs (layer, head); all unless given. p-values are corrected over these.
-        seed: of the random edges.
-        progress: shows on stderr how many heads are done.
+        model: a ``LanguageModel``, or a causal Hugging Face model with the modules of Llama.
+        tokens: passages ``[samples, T]`` (:func:`passages`); every second one serves the test. Each layer
+            stores T x T weights for every passage and head, so T should be small.
+        word: returns the text of a token.
+        heads: pairs (layer, head); by default all. The p-values are corrected over these heads.
+        seed: seed of the random edges.
+        progress: whether to show the number of finished heads on stderr.
 
-    Raises TypeError or ValueError for tokens that are no such passages, NotImplementedError for another
-    model, IndexError for a head that it does not have.
+    Raises TypeError or ValueError for wrong ``tokens``, NotImplementedError for an unsupported model, and
+    IndexError for a head that the model does not have.
 
     Sources: Elhage et al. 2021; Olsson et al. 2022 (arXiv 2209.11895); Xiao et al. 2023 (arXiv 2309.17453),
     sinks; Holm 1979.
@@ -142,52 +149,57 @@ def readings(
     >>> reading.job, reading.looks_for
     ('previous token', 'the token just before')
     """
-    _check(tokens)
-    layers = stack.of(model)
-    chosen = _chosen(layers, heads)
-    read, tested = (Forward(layers, tokens[first::2]) for first in (0, 1))
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.dim() != 2:
+        raise TypeError(f"tokens must be passages [samples, T] of int64, got {checks.quote(tokens)}")
+    if len(tokens) < 2 or tokens.shape[1] < 3:
+        raise ValueError(f"tokens must be at least 2 passages of 3 tokens, got {list(tokens.shape)}")
+    layers = stack.from_model(model)
+    selected = _select_heads(layers, heads)
+    described = Forward(layers, tokens[::2])
+    tested = Forward(layers, tokens[1::2])
     tests: list[tuple[_Sentence, Tensor]] = []
-    for layer, head in tqdm(chosen, "heads", mininterval=5.0, disable=not progress):
-        sentence = _read(read, layer, head)
-        # Each head has its own generator: its random edges do not depend on which others are read.
+    for layer, head in tqdm(selected, "heads", mininterval=5.0, disable=not progress):
+        sentence = _describe(described, layer, head)
+        # Each head has its own generator: its random edges do not depend on the selection of heads.
         generator = torch.Generator().manual_seed(2**20 * seed + 2**10 * layer + head)
-        tests.append((sentence, _tested(tested, layer, head, sentence, generator)))
-    return _rows(chosen, tests, word)
+        tests.append((sentence, _test(tested, layer, head, sentence, generator)))
+    return _make_readings(selected, tests, word)
 
 
-def _read(run: Forward, layer: int, head: int) -> _Sentence:
+def _describe(run: Forward, layer: int, head: int) -> _Sentence:
     _, weights, circuits = run.layer(layer)
-    mine, tokens = weights[:, head], run.tokens
-    kinds, receivers, distance = _looked_for(run, layer, circuits[head])
-    matches = {name: jobs.match_of(mine, jobs.claimed_edges(name, tokens)) for name in jobs.JOBS}
-    by_tokens = jobs.match_of(mine, jobs.edges_to(kinds, tokens))
-    job = jobs.job_of(jobs.rest(mine), matches, by_tokens)
-    share = jobs.rest(mine) if job == "sink" else matches.get(job, by_tokens).share
-    claimed = _claimed(job, kinds, tokens)
-    said, words = _said(run, run.messages(layer, head), mine, claimed)
-    return _Sentence(job, said, kinds, receivers, words, jobs.rest(mine), share, distance)
+    weights, tokens = weights[:, head], run.tokens
+    senders, receivers, distance = _find_tokens(run, layer, circuits[head])
+    matches = {name: jobs.match(weights, jobs.claimed_edges(name, tokens)) for name in jobs.JOBS}
+    token_match = jobs.match(weights, jobs.edges_to(senders, tokens))
+    first_share = jobs.first_token_share(weights)
+    job = jobs.choose_job(first_share, matches, token_match)
+    share = first_share if job == "sink" else matches.get(job, token_match).share
+    claimed = _claimed_edges(job, senders, tokens)
+    kind, words = _describe_messages(run, run.messages(layer, head), weights, claimed)
+    return _Sentence(job, kind, senders, receivers, words, first_share, share, distance)
 
 
-def _claimed(job: str, kinds: Tensor, tokens: Tensor) -> Bool[Tensor, "samples dst src"]:
-    return jobs.claimed_edges(job, tokens) if job in jobs.JOBS else jobs.edges_to(kinds, tokens)
+def _claimed_edges(job: str, senders: Tensor, tokens: Tensor) -> Bool[Tensor, "samples dst src"]:
+    return jobs.claimed_edges(job, tokens) if job in jobs.JOBS else jobs.edges_to(senders, tokens)
 
 
-def _looked_for(run: Forward, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
-    """Senders that patterns give most beyond their number, receivers of the first, and the distance."""
-    kinds, counts, states = _mean_states(run.tokens, run.before[layer])
-    near = [distance for distance in DISTANCES if distance < run.tokens.shape[1]]
-    found = [circuit.pattern_at(distance) for distance in near]
-    logits = sum(states @ P.left @ (states @ P.right.mT).mT for P in found) / len(found) * circuit.heads.scale
-    weights = (logits + counts.log()).softmax(-1)
-    # The attention beyond that of equal logits.
-    senders = (weights.mean(0) - counts / counts.sum()).topk(min(SENDERS, len(kinds))).indices
-    receivers = weights[:, senders[0]].topk(min(RECEIVERS, len(kinds))).indices
-    return kinds[senders], kinds[receivers], _distance(run, layer, circuit, states.mean(0))
+def _find_tokens(run: Forward, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
+    """Return the senders that the pattern prefers, the receivers that prefer the first, and the distance."""
+    tokens, counts, states = _mean_states(run.tokens, run.before[layer])
+    distances = [distance for distance in DISTANCES if distance < run.tokens.shape[1]]
+    patterns = [circuit.pattern_at(distance) for distance in distances]
+    logits = sum(states @ P.left @ (states @ P.right.mT).mT for P in patterns) / len(patterns)
+    weights = (logits * circuit.heads.scale + counts.log()).softmax(-1)
+    # Equal logits would give each token the share of its frequency, which is no preference.
+    senders = (weights.mean(0) - counts / counts.sum()).topk(min(SENDERS, len(tokens))).indices
+    receivers = weights[:, senders[0]].topk(min(RECEIVERS, len(tokens))).indices
+    return tokens[senders], tokens[receivers], _distance(run, layer, circuit, states.mean(0))
 
 
 def _distance(run: Forward, layer: int, circuit: Circuit, state: Tensor) -> int:
-    """dst - src at which a mean token's logit for a mean token is largest."""
-    mod = run.layer(layer)[0].of(circuit.head).score_mod
+    """Return ``dst - src`` at which the logit is largest if both tokens have this state."""
+    mod = run.layer(layer)[0].for_head(circuit.head).score_mod
     zero, logits = torch.tensor(0), []
     for distance in range(run.tokens.shape[1] if circuit.heads.rotary is not None or mod is not None else 1):
         P = circuit.pattern_at(distance)
@@ -197,100 +209,104 @@ def _distance(run: Forward, layer: int, circuit: Circuit, state: Tensor) -> int:
 
 
 def _mean_states(tokens: Tensor, before: States) -> tuple[Tensor, Tensor, Float[Tensor, "kinds width"]]:
-    """The tokens seen often enough, how often, and the mean of their states, of root mean square 1 each."""
+    """Return the tokens seen often enough, their counts, and the mean of their states, each of RMS 1."""
     states = before[:, 1:] / before[:, 1:].pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-9)
-    kinds, which, counts = torch.unique(tokens[:, 1:], return_inverse=True, return_counts=True)
+    kinds, inverse, counts = torch.unique(tokens[:, 1:], return_inverse=True, return_counts=True)
     means = states.new_zeros(len(kinds), states.shape[-1])
-    means = means.index_add(0, which.flatten(), states.flatten(0, 1)) / counts.unsqueeze(1)
-    often = counts >= min(SEEN, int(counts.max()))
-    return kinds[often], counts[often], means[often]
+    means = means.index_add(0, inverse.flatten(), states.flatten(0, 1)) / counts.unsqueeze(1)
+    is_frequent = counts >= min(MIN_COUNT, int(counts.max()))
+    return kinds[is_frequent], counts[is_frequent], means[is_frequent]
 
 
-def _said(
+def _describe_messages(
     run: Forward, messages: States, weights: Tensor, claimed: Bool[Tensor, "samples dst src"]
 ) -> tuple[str, Int[Tensor, " words"]]:
-    """Whether messages raise or lower their own token, and the words that the mean one raises.
+    """Return whether messages raise or lower their sender's own token, and the words that they raise.
 
-    A message counts with the attention that the claimed edges give it, less the mean: what a cut takes away.
+    Each message, minus the mean message, is weighted by the attention on its claimed edges, because a cut
+    removes this sum.
     """
-    given = (weights * claimed).sum(1)
+    attention = (weights * claimed).sum(1)
     centred = messages - messages[:, 1:].mean((0, 1))
-    mean = (given.unsqueeze(-1) * centred).sum((0, 1)) / given.sum().clamp(min=1e-9)
-    own = _raise_of(run, centred, run.tokens) - _raise_of(run, centred, run.tokens.roll(1, 0))
-    copies = float((given * own).sum() / given.sum().clamp(min=1e-9))
-    kind = "copy" if copies >= COPIES else "against" if copies <= -COPIES else "words"
-    # Only words of the text: among all, those with long rows that are in no text would come first.
-    seen = torch.unique(run.tokens)
-    return kind, seen[top_tokens(mean, run.readout[seen], min(WORDS, len(seen))).tokens]
+    mean = (attention.unsqueeze(-1) * centred).sum((0, 1)) / attention.sum().clamp(min=1e-9)
+    # The token at the same position of another passage shows what messages do to any token.
+    raises = _standard_raise(run, centred, run.tokens) - _standard_raise(run, centred, run.tokens.roll(1, 0))
+    copying = float((attention * raises).sum() / attention.sum().clamp(min=1e-9))
+    kind = "copy" if copying >= COPY_THRESHOLD else "against" if copying <= -COPY_THRESHOLD else "words"
+    # Rare tokens of the vocabulary, with long rows, would come first: only tokens of the text are ranked.
+    candidates = torch.unique(run.tokens)
+    return kind, candidates[top_tokens(mean, run.readout[candidates], min(WORDS, len(candidates))).tokens]
 
 
-def _raise_of(run: Forward, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
-    """How far each message raises one token, in standard deviations over the vocabulary."""
-    spread = ((messages @ run.spread) * messages).sum(-1).clamp(min=1e-20).sqrt()
-    return (messages * run.readout[tokens]).sum(-1) / spread
+def _standard_raise(run: Forward, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
+    """Return the rise of one logit by each message, in standard deviations over the vocabulary."""
+    deviation = ((messages @ run.covariance) * messages).sum(-1).clamp(min=1e-20).sqrt()
+    return (messages * run.readout[tokens]).sum(-1) / deviation
 
 
-def _tested(
+def _test(
     run: Forward, layer: int, head: int, sentence: _Sentence, generator: torch.Generator
 ) -> Float[Tensor, "cuts measures samples"]:
-    """KL, fall of the logits said and rise of the loss of each passage, for claimed and random edges.
+    """Return the measures of each passage with the claimed and with random edges cut.
 
-    NaN where a passage has no edges to cut.
+    A passage without edges to cut has NaN.
     """
-    claimed = _claimed(sentence.job, sentence.kinds, run.tokens)
-    pair = cuts.matched(claimed, sentence.job == "sink", generator)
+    claimed = _claimed_edges(sentence.job, sentence.senders, run.tokens)
+    pair = cuts.draw_control(claimed, sentence.job == "sink", generator)
     weights = run.layer(layer)[1]
     strongest = (weights[:, head] * pair[0]).argmax(-1)
     senders = run.tokens.gather(1, strongest).unsqueeze(-1)
-    words = sentence.words.expand(*run.tokens.shape, -1) if sentence.said == "words" else senders
-    measured = torch.stack([cuts.measured(run, layer, head, cut, words) for cut in pair])
+    words = sentence.words.expand(*run.tokens.shape, -1) if sentence.message_kind == "words" else senders
+    measures = torch.stack([cuts.measure_cut(run, layer, head, cut, words) for cut in pair])
     if sentence.job == "sink":
-        measured[:, 1] = -cuts.lengths(run.messages(layer, head), pair)
-    elif sentence.said == "against":
-        measured[:, 1] = -measured[:, 1]
-    return measured.masked_fill(~pair[0].any((1, 2)), torch.nan)
+        lengths = run.messages(layer, head).norm(dim=-1).unsqueeze(1)
+        for index, cut in enumerate(pair):
+            measures[index, 1] = -(lengths * cut).sum((1, 2)) / cut.sum((1, 2)).clamp(min=1)
+    elif sentence.message_kind == "against":
+        measures[:, 1] = -measures[:, 1]
+    return measures.masked_fill(~pair[0].any((1, 2)), torch.nan)
 
 
-def _rows(
-    chosen: Sequence[tuple[int, int]], tests: Sequence[tuple[_Sentence, Tensor]], word: Callable[[int], str]
+def _make_readings(
+    heads: Sequence[tuple[int, int]], tests: Sequence[tuple[_Sentence, Tensor]], word: Callable[[int], str]
 ) -> list[Reading]:
-    measured = torch.stack([numbers for _, numbers in tests]).double()
-    differences = measured[:, 0] - measured[:, 1]
-    p = [[signs.flip_test(of_measure) for of_measure in of_head] for of_head in differences]
-    # The loss is shown, not claimed: its p-values are a family of their own.
+    measures = torch.stack([measures for _, measures in tests]).double()
+    differences = measures[:, 0] - measures[:, 1]
+    p = [[signs.flip_test(measure) for measure in head] for head in differences]
+    # The sentence claims nothing about the loss, whose p-values are corrected separately.
     looks, said, loss = zip(*p, strict=True)
     claims = signs.holm([*looks, *said])
     holm = zip(claims[: len(p)], claims[len(p) :], signs.holm(loss), strict=True)
-    means = measured.nanmean(-1).mT.tolist()
+    means = measures.nanmean(-1).mT.tolist()
     effects = [
-        [Effect(pair[0], pair[1], raw, corrected) for pair, raw, corrected in zip(*parts, strict=True)]
-        for parts in zip(means, p, holm, strict=True)
+        [Effect(pair[0], pair[1], raw, corrected) for pair, raw, corrected in zip(*rows, strict=True)]
+        for rows in zip(means, p, holm, strict=True)
     ]
-    counts = (~measured[:, 0, 0].isnan()).sum(-1).tolist()
-    rows = zip(chosen, (sentence for sentence, _ in tests), effects, counts, strict=True)
-    return [_worded(*row, word) for row in rows]
+    counts = (~measures[:, 0, 0].isnan()).sum(-1).tolist()
+    rows = zip(heads, (sentence for sentence, _ in tests), effects, counts, strict=True)
+    return [_reading(*row, word) for row in rows]
 
 
-def _worded(
-    place: tuple[int, int], sentence: _Sentence, effects: list[Effect], count: int, word: Callable[[int], str]
+def _reading(
+    pair: tuple[int, int], sentence: _Sentence, effects: list[Effect], count: int, word: Callable[[int], str]
 ) -> Reading:
-    tokens = sentence.kinds, sentence.receivers, sentence.words
-    senders, receivers, raised = (tuple(word(int(token)) for token in some) for some in tokens)
-    known = jobs.JOBS.get(sentence.job)
-    by_tokens = f"tokens such as {_listed(senders)} (most when at {_listed(receivers)})"
-    says = {"copy": "that token itself", "against": "anything but that token", "words": _listed(raised)}
+    tokens = (sentence.senders, sentence.receivers, sentence.words)
+    senders, receivers, raised = (tuple(word(int(token)) for token in group) for group in tokens)
+    quoted = [", ".join(map(repr, words)) for words in (senders, receivers, raised)]
+    job = jobs.JOBS.get(sentence.job)
+    says = {"copy": "that token itself", "against": "anything but that token", "words": quoted[2]}
     looks, said, loss = effects
     return Reading(
-        layer=place[0],
-        head=place[1],
+        layer=pair[0],
+        head=pair[1],
         job=sentence.job,
-        looks_for=by_tokens if known is None else known.looks_for,
-        says="next to nothing" if sentence.job == "sink" else says[sentence.said],
+        looks_for=job.looks_for if job else f"tokens such as {quoted[0]} (most when at {quoted[1]})",
+        says="next to nothing" if sentence.job == "sink" else says[sentence.message_kind],
         looks=looks,
         said=said,
         loss=loss,
         passages=count,
-        rests=sentence.rests,
+        rests=sentence.first_share,
         share=sentence.share,
         distance=sentence.distance,
         senders=senders,
@@ -299,26 +315,17 @@ def _worded(
     )
 
 
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(map(repr, words))
-
-
-def _chosen(stack: Stack, heads: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
+def _select_heads(stack: Stack, heads: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
     counts = [layer.attention.heads.num_heads for layer in stack.layers]
-    every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
+    pairs = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
     if heads is None:
-        return every
-    chosen = sorted({(int(layer), int(head)) for layer, head in heads})
-    if unknown := [pair for pair in chosen if pair not in every]:
-        sizes = f"{len(counts)} layers of {counts[0]} heads"
-        raise IndexError(f"heads must be pairs (layer, head) of {sizes}, got {unknown[0]}")
-    if not chosen:
-        raise ValueError("heads must be at least one pair (layer, head), got none")
-    return chosen
-
-
-def _check(tokens: object) -> None:
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.dim() != 2:
-        raise TypeError(f"tokens must be passages [samples, T] of int64, got {checks.quote(tokens)}")
-    if len(tokens) < 2 or tokens.shape[1] < 3:
-        raise ValueError(f"tokens must be 2 passages of 3 tokens at least, got {list(tokens.shape)}")
+        return pairs
+    selected = sorted({(int(layer), int(head)) for layer, head in heads})
+    if unknown := [pair for pair in selected if pair not in pairs]:
+        raise IndexError(
+            f"heads must be pairs (layer, head) of {len(counts)} layers of {counts[0]} heads, "
+            f"got {unknown[0]}"
+        )
+    if not selected:
+        raise ValueError("heads must have at least one pair (layer, head), got none")
+    return selected

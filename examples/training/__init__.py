@@ -1,4 +1,4 @@
-"""Training of the small language model, and comparisons of graphs by it."""
+"""Train the small language model, and compare graphs by training it along each of them."""
 
 from examples.training.checkpoints import Checkpoint
 from examples.training.parallel import Layout, Ranks

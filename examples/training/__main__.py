@@ -1,8 +1,8 @@
-"""Train the small language model, one over each of several graphs, or readers of a tree.
+"""Train the small language model along one graph or several, or train models on a task about reach.
 
 ``python -m examples.training [train | compare | reach]``
 
-Exit code 0, 2 for wrong arguments, 130 after Ctrl-C.
+The exit code is 0, 2 for wrong arguments, or 130 after Ctrl-C.
 """
 
 import argparse
@@ -14,14 +14,15 @@ from examples.training import compare, tasks, trainer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of ``sys.argv``, and return its exit code."""
+    """Run a command, by default with the arguments of ``sys.argv``, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.training", description=__doc__)
-    choices = parser.add_subparsers(dest="command", required=True, metavar="command")
-    about = {"train": "train it on the standard library's sources"}
-    about["compare"] = "train one model over several graphs, all else equal: loss against edges"
-    about["reach"] = "a task that only reach can answer, over several graphs"
-    for name, module in {"train": trainer, "compare": compare, "reach": tasks}.items():
-        command = choices.add_parser(name, help=about[name])
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module, description in (
+        ("train", trainer, "train the model on the source code of the standard library"),
+        ("compare", compare, "train the same model along several graphs, and compare loss and edges"),
+        ("reach", tasks, "train on a task that needs a graph with enough reach, along several graphs"),
+    ):
+        command = subparsers.add_parser(name, help=description)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return commands.run(parser, arguments)

@@ -1,4 +1,4 @@
-"""The checkpoint of a training: one file, whole or not there, from which any number of ranks goes on."""
+"""The checkpoint of a training in one file, from which any number of ranks can resume."""
 
 import io
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.checks import quote
 from gnn_attention._support.text import one_line
 
-_WHOLE = StateDictOptions(full_state_dict=True)
+_FULL_STATE = StateDictOptions(full_state_dict=True)
 
 
 class Checkpoint:
-    """The last state of a training, in a file that is replaced after every so many steps.
+    """A file with the state of a training, replaced after every ``every`` steps.
 
-    Raises ValueError for a file in a folder that does not exist.
+    Raises ValueError if the folder of the file does not exist.
     """
 
     def __init__(self, file: Path, every: int = 100) -> None:
@@ -32,12 +32,12 @@ class Checkpoint:
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
         record: Mapping[str, Any],
-        first: bool = True,
+        is_writer: bool = True,
     ) -> None:
-        """Write it, ``record`` included. Every rank calls this, with ``first`` on the one that writes."""
-        weights, moments = get_state_dict(model, optimizer, options=_WHOLE)
-        if first:
-            state = {"model": weights, "optimizer": moments, "generator": generator.get_state()}
+        """Write the state and ``record``. Every rank must call this; the one with ``is_writer`` writes."""
+        parameters, moments = get_state_dict(model, optimizer, options=_FULL_STATE)
+        if is_writer:
+            state = {"model": parameters, "optimizer": moments, "generator": generator.get_state()}
             content = io.BytesIO()
             torch.save({**state, "record": dict(record)}, content)
             atomic_files.write(self.file, content.getvalue())
@@ -49,26 +49,28 @@ class Checkpoint:
         generator: torch.Generator,
         expected: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Load what was saved and return its record, which must have the ``expected`` entries.
+        """Load the saved state and return its record, which must have the ``expected`` entries.
 
-        Every rank calls this. Without a file nothing is loaded and the record is empty. ValueError where
-        another training wrote the file, or it cannot be read.
+        Every rank must call this. Without a file, the record is empty and nothing is loaded. ValueError if
+        the file belongs to another training or cannot be read.
         """
         if not self.file.exists():
             return {}
         try:
-            # Without weights_only the file could run code.
+            # Without weights_only, loading could run code from the file.
             state = torch.load(self.file, map_location="cpu", weights_only=True)
             record: dict[str, Any] = state["record"]
         except Exception as error:
-            # What torch raises depends on where the file is damaged.
+            # Where the file is damaged decides which error torch raises.
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(f"{self.file} is no checkpoint of a training: {reason}") from error
+            raise ValueError(f"{self.file} is not a checkpoint of a training: {reason}") from error
         for name, value in expected.items():
             if record.get(name) != value:
-                change = f"{name} was {quote(record.get(name))}, is {quote(value)}; take another file"
-                raise ValueError(f"{self.file} is a checkpoint of another training: {change}")
-        tensors = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(model, optimizer, **tensors, options=_WHOLE)
+                raise ValueError(
+                    f"{self.file} is a checkpoint of another training, whose {name} was "
+                    f"{quote(record.get(name))}, expected {quote(value)}: use another file"
+                )
+        states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(model, optimizer, **states, options=_FULL_STATE)
         generator.set_state(state["generator"])
         return record

@@ -1,4 +1,4 @@
-"""Results of a comparison of graphs: outcomes of trainings, rows of graphs, a table and a plot."""
+"""The results of a comparison of graphs: outcomes of trainings, their means by graph, a table and a plot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one training: one graph, one seed.
+    """The result of training along one graph from one seed.
 
-    ``key`` identifies the edges. Losses are in nats for a token, over the graph's own edges. ``induction`` is
-    the score of the best head, None for a graph that differs by head. ``senders``: the most that a cache
-    stores at any time.
+    Graphs with the same edges have the same ``key``. Losses are in nats per token, along this graph.
+    ``induction`` is the score of the best head, or None if each head has its own graph. ``senders`` is the
+    largest number of tokens that a cache stores at any time.
     """
 
     graph: str
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over the seeds with its standard error, None where there is one seed alone."""
+    """A mean over the seeds and its standard error, which is None for a single seed."""
 
     mean: float
     error: float | None
@@ -45,14 +45,14 @@ class Mean:
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(statistics.fmean(values), error)
 
-    def text(self, form: str) -> str:
-        shown = f"{self.mean:{form}}"
-        return shown if self.error is None else f"{shown} ± {self.error:{form.lstrip('+')}}"
+    def format(self, spec: str) -> str:
+        mean = f"{self.mean:{spec}}"
+        return mean if self.error is None else f"{mean} ± {self.error:{spec.lstrip('+')}}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The means of one graph; ``difference`` is its loss less the first graph's, seed by seed."""
+    """The means of one graph; ``difference`` is the mean over seeds of its loss minus the first graph's."""
 
     graph: str
     edges_per_token: float
@@ -65,63 +65,63 @@ class Row:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """A row for each graph; the others are compared with the first on the same seeds."""
-    of_graph: dict[str, list[Outcome]] = {one.key: [] for one in outcomes}
-    for one in sorted(outcomes, key=lambda one: one.seed):
-        of_graph[one.key].append(one)
-    return [_row(ours, of_graph[outcomes[0].key]) for ours in of_graph.values()]
+    """Return a row for each graph; all others are compared with the first graph on the same seeds."""
+    by_graph: dict[str, list[Outcome]] = {outcome.key: [] for outcome in outcomes}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.seed):
+        by_graph[outcome.key].append(outcome)
+    return [_row(group, by_graph[outcomes[0].key]) for group in by_graph.values()]
 
 
-def _row(ours: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
-    reference = {one.seed: one.held_out_loss for one in first if ours is not first}
-    differences = [one.held_out_loss - reference[one.seed] for one in ours if one.seed in reference]
-    scores = [one.induction for one in ours if one.induction is not None]
+def _row(group: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
+    reference = {run.seed: run.held_out_loss for run in first if group is not first}
+    differences = [run.held_out_loss - reference[run.seed] for run in group if run.seed in reference]
+    scores = [run.induction for run in group if run.induction is not None]
     return Row(
-        graph=ours[0].graph,
-        edges_per_token=ours[0].edges_per_token,
-        loss=Mean.of([one.held_out_loss for one in ours]),
+        graph=group[0].graph,
+        edges_per_token=group[0].edges_per_token,
+        loss=Mean.of([run.held_out_loss for run in group]),
         difference=Mean.of(differences) if differences else None,
         induction=Mean.of(scores) if scores else None,
-        milliseconds=Mean.of([1000 * one.seconds_per_step for one in ours]),
-        speed=Mean.of([one.tokens_per_second for one in ours]),
-        senders=ours[0].senders,
+        milliseconds=Mean.of([1000 * run.seconds_per_step for run in group]),
+        speed=Mean.of([run.tokens_per_second for run in group]),
+        senders=group[0].senders,
     )
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("graph", lambda row: row.graph),
     ("edges/token", lambda row: f"{row.edges_per_token:.1f}"),
-    ("loss, held out", lambda row: row.loss.text(".4f")),
-    ("to the first", lambda row: row.difference.text("+.4f") if row.difference else "-"),
-    ("induction", lambda row: row.induction.text(".2f") if row.induction else "-"),
+    ("loss, held out", lambda row: row.loss.format(".4f")),
+    ("to the first", lambda row: row.difference.format("+.4f") if row.difference else "-"),
+    ("induction", lambda row: row.induction.format(".2f") if row.induction else "-"),
     ("ms/step", lambda row: f"{row.milliseconds.mean:.1f}"),
     ("tokens/s", lambda row: f"{row.speed.mean:.0f}"),
     ("senders", lambda row: str(row.senders)),
 )
 
 
-def table(found: Sequence[Row]) -> str:
-    """The rows to read, with the standard error over the seeds behind ``±``."""
-    cells = [[name for name, _ in _COLUMNS], *([show(row) for _, show in _COLUMNS] for row in found)]
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as text, with the standard error over the seeds after ``±``."""
+    cells = [[name for name, _ in _COLUMNS], *([show(row) for _, show in _COLUMNS] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligned = [[f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)] for line in cells]
     return "\n".join("  ".join([f"{row[0].strip():<{widths[0]}}", *row[1:]]) for row in aligned)
 
 
-def plot(found: Sequence[Row], title: str) -> Figure:
-    """A point for each graph, with bars of one standard error, fewer edges to the left."""
-    # Optional: only a plot needs it.
+def plot(rows: Sequence[Row], title: str) -> Figure:
+    """Draw the loss of each graph against its edges, with bars of one standard error."""
+    # matplotlib is an optional dependency.
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=(8.0, 5.2), layout="constrained")
-    axes = picture.subplots()
-    for row in found:
+    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
         bar = row.loss.error or 0.0
         axes.errorbar(row.edges_per_token, row.loss.mean, bar, fmt="o", capsize=3, label=row.graph)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="edges per token (mean in-degree)", ylabel="loss, held out (nats a token)", title=title)
     axes.grid(alpha=0.3)
     for name in axes.legend().get_texts():
-        # The name of a file may have a $.
+        # A $ in the name of a file does not start a formula.
         name.set_parse_math(False)
-    return picture
+    return figure

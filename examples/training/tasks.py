@@ -1,9 +1,9 @@
-"""A question that only reach can answer, over several graphs.
+"""A task that a model can only solve along a graph with enough reach.
 
-In the task NeighborsMatch the answer is ``depth`` hops away in a binary tree. Over the tree with fewer layers
-no training does better than chance. With ``depth`` layers all leaves must pass through the states of two
-nodes; over a virtual node question and answer pass through one state: both take longer to learn than ``tree
-** depth``, over which the root attends to every leaf at once.
+In the task NeighborsMatch the answer is ``depth`` hops away from the question in a binary tree. Along the
+tree, a model with fewer layers never does better than chance. With ``depth`` layers, the information of all
+leaves must pass through the states of two nodes; with a virtual node, question and answer must pass through
+one state. Both take longer to learn than ``tree ** depth``, in which the root attends to every leaf.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -24,20 +25,18 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 
-__all__ = ["NeighboursMatch", "Outcome", "Reader", "compare", "neighbours_match", "table"]
-
-_TESTED = 2048  # samples that a trained model is judged by
-_BATCH = 64
-_RATE = 3e-3
-_Log = Callable[[str], None]
+_TEST_SAMPLES = 2048
+_BATCH_SIZE = 64
+_LEARNING_RATE = 3e-3
+Log = Callable[[str], None]
 Answers = Float[Tensor, "*batch nodes num_answers"]
 
 
 @dataclass(frozen=True, eq=False)
 class NeighboursMatch:
-    """Samples on one tree: node 0 is the root, ``2 i + 1`` and ``2 i + 2`` are the children of i.
+    """Samples on one tree: node 0 is the root, node i has the children ``2 i + 1`` and ``2 i + 2``.
 
-    ``keys`` and ``labels`` are 0 where a node has none, else they count from 1. ``answers`` count from 0.
+    ``keys`` and ``labels`` count from 1; 0 marks a node without key or label. ``answers`` count from 0.
     """
 
     graph: TokenGraph
@@ -52,38 +51,39 @@ class NeighboursMatch:
 
     @property
     def x(self) -> Float[Tensor, "samples nodes features"]:
-        """Keys and labels, one-hot, concatenated, zeros for none: ``leaves + num_labels`` features."""
-        sides = ((self.keys, int(self.leaves.sum())), (self.labels, self.num_labels))
-        return torch.cat([functional.one_hot(side, count + 1)[..., 1:].float() for side, count in sides], -1)
+        """The one-hot keys and labels of each node, ``leaves + num_labels`` features; zeros for none."""
+        keys = functional.one_hot(self.keys, int(self.leaves.sum()) + 1)
+        labels = functional.one_hot(self.labels, self.num_labels + 1)
+        return torch.cat([keys[..., 1:], labels[..., 1:]], -1).float()
 
 
 def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 0) -> NeighboursMatch:
-    """NeighborsMatch on complete binary trees: the label of the leaf that has the root's key.
+    """Draw samples of NeighborsMatch: the answer is the label of the leaf with the same key as the root.
 
-    Keys are a random permutation of the ``2 ** depth`` leaves, the root's is one of them, labels are drawn
-    evenly and independently, so that a guess without the leaves answers ``1 / num_labels`` of the questions.
-    The tree's edges run both ways, with self loops. ValueError for a depth or number below 1.
+    The keys of the ``2 ** depth`` leaves are a random permutation, and the root has one of them. Labels are
+    uniform and independent, so a guess is right with probability ``1 / num_labels``. The edges of the
+    complete binary tree run in both directions, with self loops. ValueError for a depth below 1.
 
     Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys as features as in their code.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> task.graph.num_dst, task.x.shape, task.leaves.int().tolist()
     (7, torch.Size([3, 7, 8]), [0, 0, 0, 1, 1, 1, 1])
-    >>> found = task.keys[:, 1:] == task.keys[:, :1]
-    >>> (task.labels[:, 1:][found] - 1).tolist() == task.answers.tolist()
+    >>> is_match = task.keys[:, 1:] == task.keys[:, :1]
+    >>> (task.labels[:, 1:][is_match] - 1).tolist() == task.answers.tolist()
     True
     """
     depth, samples = checks.size("depth", depth, 1), checks.size("samples", samples)
     generator = torch.Generator().manual_seed(checks.size("seed", seed))
-    return _drawn(_tree(depth), samples, checks.size("num_labels", num_labels, 1), generator)
+    return _draw(_tree(depth), samples, checks.size("num_labels", num_labels, 1), generator)
 
 
 class Reader(nn.Module):
-    """A small graph transformer with an answer at every node: ``layers`` blocks of attention and MLP.
+    """A small graph transformer with ``layers`` layers of attention and MLP, and an answer at every node.
 
-    ``x`` is ``[N, features]`` or ``[B, N, features]``, the graph has ``N + virtual`` nodes: ``virtual`` more,
-    with learned states, stand after those of the input. States have ``width`` channels. ValueError
-    where sizes do not fit, are below 1, or width is no multiple of num_heads.
+    ``x`` is ``[N, features]`` or ``[B, N, features]``. The graph has ``N + virtual`` nodes: ``virtual`` nodes
+    with learned states follow those of the input. ValueError if ``width`` is not a multiple of ``num_heads``
+    or a size is below 1.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> Reader(task.x.shape[-1], task.num_labels, layers=1)(task.x, task.graph**2).shape
@@ -104,14 +104,18 @@ class Reader(nn.Module):
         self.virtual = nn.Parameter(torch.randn(checks.size("virtual", virtual), width))
         numbers, hidden = range(checks.size("layers", layers, 1)), 2 * width
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in numbers)
-        heads = (StandardHeads(width, num_heads, bias=True) for _ in numbers)
-        self.attention = nn.ModuleList(MessagePassingAttention(each, backend="auto") for each in heads)
-        mlp = ((nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in numbers)
-        self.mlp = nn.ModuleList(nn.Sequential(nn.RMSNorm(width), *each) for each in mlp)
+        layer_heads = (StandardHeads(width, num_heads, bias=True) for _ in numbers)
+        self.attention = nn.ModuleList(
+            MessagePassingAttention(heads, backend="auto") for heads in layer_heads
+        )
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+            for _ in numbers
+        )
         self.answer = nn.Linear(width, checks.size("num_answers", num_answers, 1))
 
     def forward(self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph) -> Answers:
-        """Logits of the answers at every node of the input."""
+        """Return the logits of the answers at every node of the input."""
         state = torch.cat([self.embed(x), self.virtual.expand(*x.shape[:-2], -1, -1)], dim=-2)
         for norm, attention, mlp in zip(self.norms, self.attention, self.mlp, strict=True):
             state = state + attention(norm(state), graph)
@@ -122,46 +126,46 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A graph with some layers: whether a leaf reaches the root, and one accuracy for each seed."""
+    """The accuracy for each seed of models with ``layers`` layers; ``reaches`` if a leaf reaches the root."""
 
     graph: str
     layers: int
     reaches: bool
     accuracies: tuple[float, ...]
 
-    @property
-    def mean(self) -> float:
-        return sum(self.accuracies) / len(self.accuracies)
-
 
 def compare(
-    depth: int = 3, seeds: int = 3, steps: int = 300, num_labels: int = 4, log: _Log | None = None
+    depth: int = 3, seeds: int = 3, steps: int = 300, num_labels: int = 4, log: Log | None = None
 ) -> list[Outcome]:
-    """Readers trained over the tree, over ``tree ** depth`` and with a virtual node.
+    """Train readers along the tree, along ``tree ** depth``, and along the tree with a virtual node.
 
-    Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be
-    judged by. ``log`` is called with a line for every model that is done. ValueError for numbers below 1.
+    Each seed draws its own parameters, new samples for every step and its own ``2048`` test samples. ``log``
+    is called with a line for every trained model. ValueError for numbers below 1.
     """
-    tree, steps = _tree(checks.size("depth", depth, 1)), checks.size("steps", steps, 1)
-    outcomes, numbers, log = [], range(checks.size("seeds", seeds, 1)), log or (lambda line: None)
-    for name, graph, layers in _plans(tree, depth):
+    tree = _tree(checks.size("depth", depth, 1))
+    steps = checks.size("steps", steps, 1)
+    seeds = checks.size("seeds", seeds, 1)
+    outcomes = []
+    for name, graph, layers in _cases(tree, depth):
         accuracies: list[float] = []
-        for seed in numbers:
-            accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
-            log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
+        for seed in range(seeds):
+            accuracies.append(_train(tree, graph, layers, num_labels, steps, seed))
+            if log is not None:
+                log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
         outcomes.append(Outcome(name, layers, _reaches_leaf(tree, graph, layers), tuple(accuracies)))
     return outcomes
 
 
-def _plans(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
+def _cases(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
+
     star = algebra.tokens.extend(tree, 1, "both", "self")
-    plans = [("the tree", tree, layers) for layers in sorted({1, depth})]
-    plans.append((f"the tree ** {depth}", tree**depth, 1))
-    return plans + [("with a virtual node", star, layers) for layers in (1, 2, 3)]
+    cases = [("the tree", tree, layers) for layers in sorted({1, depth})]
+    cases.append((f"the tree ** {depth}", tree**depth, 1))
+    return cases + [("with a virtual node", star, layers) for layers in (1, 2, 3)]
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The outcomes as text, a line for each.
+    """Return a line of text for each outcome.
 
     >>> tree = Outcome("the tree", 1, False, (0.25, 0.27))
     >>> print(table([tree, Outcome("the tree ** 3", 1, True, (1.0, 1.0))]))
@@ -172,10 +176,11 @@ def table(outcomes: list[Outcome]) -> str:
     width = max(len(outcome.graph) for outcome in outcomes)
     count = len(outcomes[0].accuracies)
     lines = [f"{'graph':{width}}  layers  reaches leaf  accuracy, mean (lowest to highest of {count} seeds)"]
-    for one in outcomes:
-        mean, low, high = (100 * number for number in (one.mean, min(one.accuracies), max(one.accuracies)))
-        reaches, shares = "yes" if one.reaches else "no", f"{mean:5.1f} % ({low:5.1f} to {high:5.1f})"
-        lines.append(f"{one.graph:{width}}  {one.layers:6}  {reaches:>12}  {shares}")
+    for outcome in outcomes:
+        low, high = 100 * min(outcome.accuracies), 100 * max(outcome.accuracies)
+        shares = f"{100 * fmean(outcome.accuracies):5.1f} % ({low:5.1f} to {high:5.1f})"
+        reaches = "yes" if outcome.reaches else "no"
+        lines.append(f"{outcome.graph:{width}}  {outcome.layers:6}  {reaches:>12}  {shares}")
     return "\n".join(lines)
 
 
@@ -187,14 +192,14 @@ def _tree(depth: int) -> TokenGraph:
     return TokenGraph.from_edges(edges, count, name=f"binary_tree({depth})")
 
 
-def _drawn(tree: TokenGraph, samples: int, num_labels: int, generator: torch.Generator) -> NeighboursMatch:
+def _draw(tree: TokenGraph, samples: int, num_labels: int, generator: torch.Generator) -> NeighboursMatch:
     count, leaves = tree.num_dst, (tree.num_dst + 1) // 2
     keys, labels = (torch.zeros(samples, count, dtype=torch.int64) for _ in range(2))
     keys[:, -leaves:] = torch.rand(samples, leaves, generator=generator).argsort(dim=1) + 1
     labels[:, -leaves:] = torch.randint(1, num_labels + 1, (samples, leaves), generator=generator)
-    chosen = torch.randint(leaves, (samples, 1), generator=generator) + count - leaves
-    keys[:, :1] = keys.gather(1, chosen)
-    return NeighboursMatch(tree, keys, labels, labels.gather(1, chosen).squeeze(1) - 1, num_labels)
+    leaf = torch.randint(leaves, (samples, 1), generator=generator) + count - leaves
+    keys[:, :1] = keys.gather(1, leaf)
+    return NeighboursMatch(tree, keys, labels, labels.gather(1, leaf).squeeze(1) - 1, num_labels)
 
 
 def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
@@ -202,39 +207,39 @@ def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
     return bool(((senders >= tree.num_dst // 2) & (senders < tree.num_dst)).any())
 
 
-def _trained(
-    tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int
-) -> float:
-    generator, features = torch.Generator().manual_seed(seed), (tree.num_dst + 1) // 2 + num_labels
+def _train(tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int) -> float:
+
+    generator = torch.Generator().manual_seed(seed)
+    features = (tree.num_dst + 1) // 2 + num_labels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Reader(features, num_labels, layers, virtual=graph.num_dst - tree.num_dst)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=steps)
     for _ in range(steps):
-        task = _drawn(tree, _BATCH, num_labels, generator)
+        task = _draw(tree, _BATCH_SIZE, num_labels, generator)
         loss = functional.cross_entropy(model(task.x, graph)[:, 0], task.answers)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        task = _drawn(tree, _TESTED, num_labels, generator)
+        task = _draw(tree, _TEST_SAMPLES, num_labels, generator)
         return float((model(task.x, graph)[:, 0].argmax(-1) == task.answers).float().mean())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    add, shown = parser.add_argument, "(default: %(default)s)"
-    add("--depth", type=int, default=3, help=f"hops from the root to the leaves {shown}")
-    add("--seeds", type=int, default=3, help=f"models to train for each graph {shown}")
-    add("--steps", type=int, default=300, help=f"batches each learns from {shown}")
+    """Add the options of the command ``reach``."""
+    add, default = parser.add_argument, "(default: %(default)s)"
+    add("--depth", type=int, default=3, help=f"hops from the root to the leaves {default}")
+    add("--seeds", type=int, default=3, help=f"models to train for each graph {default}")
+    add("--steps", type=int, default=300, help=f"batches to train each model on {default}")
     atomic_files.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, and print the table."""
-    with Progress("reach", unit="models") as shown:
-        shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
-        outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
+    """Train the models and print the table."""
+    with Progress("reach", unit="models") as bar:
+        bar.expect(args.seeds * len(_cases(_tree(checks.size("depth", args.depth, 1)), args.depth)))
+        outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: bar.advance(1, line))
     atomic_files.write_json(args.json, [*map(asdict, outcomes)], table(outcomes))

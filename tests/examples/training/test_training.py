@@ -1,4 +1,4 @@
-"""Training: its corpus, that it learns, repeats and goes on from a checkpoint, and the command."""
+"""Training: its corpus, its loss, its reproducibility, its checkpoints and its command."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CORPUS = Corpus(
 
 
 @pytest.fixture(autouse=True)
-def judged_briefly(monkeypatch):
-    """Reports of trainings take most of the time here: fewer windows, shorter sequences."""
-    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", 16)
-    monkeypatch.setattr(metrics, "_WINDOWS_LOOKED_AT", 8)
+def short_reports(monkeypatch):
+    """Few windows and short sequences, because reports take most of the time."""
+    monkeypatch.setattr(metrics, "_REPORT_WINDOWS", 16)
+    monkeypatch.setattr(metrics, "_HISTORY_WINDOWS", 8)
     for name in ("induction_scores", "previous_token_scores"):
         monkeypatch.setattr(metrics, name, functools.partial(getattr(lm, name), length=8, samples=2))
 
@@ -43,13 +43,13 @@ def test_the_corpus_is_split_by_the_names_of_its_files(tmp_path):
     assert (changed.training.keys(), changed.held_out.keys()) == (text.training.keys(), text.held_out.keys())
 
 
-def test_a_share_of_the_windows_repeats_itself():
+def test_a_share_of_the_windows_repeats_a_stretch():
     tokens = torch.arange(5000)
     for repeats, low, high in ((0.0, 0, 0), (0.25, 70, 130), (1.0, 400, 400)):
-        made, generator = Recipe(batch=400, length=32), torch.Generator().manual_seed(0)
-        window = recipe.windows(tokens, made, repeats, generator)
+        settings, generator = Recipe(batch=400, length=32), torch.Generator().manual_seed(0)
+        window = recipe.windows(tokens, settings, repeats, generator)
         steps = window.diff(dim=1)
-        # text goes on by 1; where a stretch of n tokens begins again, back by n - 1
+        # Each token is the one before plus 1, except where a stretch of n tokens starts again: minus n - 1.
         back = steps.amin(1)
         assert low <= int((back < 0).sum()) <= high
         assert ((back == 1) | ((back <= -3) & (back >= -15))).all()
@@ -57,8 +57,8 @@ def test_a_share_of_the_windows_repeats_itself():
 
 
 @pytest.mark.parametrize(("precision", "gain"), [("float32", 0.3), ("bfloat16", 0.0)])
-def test_training_lowers_the_loss_and_comes_back(precision, gain):
-    """Torch's generator is left alone; another seed is another model."""
+def test_training_lowers_the_loss_and_is_reproducible(precision, gain):
+    """The global generator of torch stays unchanged; another seed gives another model."""
     settings, before = replace(SHORT, steps=30, precision=precision), torch.get_rng_state()
     model, vocabulary, report = train(settings, CORPUS, SIZES)
     assert report["held_out_loss"] < math.log(len(vocabulary)) - gain
@@ -73,7 +73,7 @@ def test_training_lowers_the_loss_and_comes_back(precision, gain):
         assert torch.equal(tensor, tensor.half().float())
 
 
-def test_minutes_end_it():
+def test_minutes_limit_the_training():
     _, _, report = train(replace(SHORT, steps=10**9), CORPUS, SIZES, minutes=0.002)
     assert 1 <= report["steps"] < 10**9
     assert report["command"].endswith("--minutes 0.002")
@@ -81,7 +81,7 @@ def test_minutes_end_it():
 
 def test_the_defaults_made_the_shipped_weights():
     _, _, metadata = lm.load(lm.TRAINED)
-    # older than the field
+    # The recipe in the file is older than its field "graph".
     assert {"graph": "", **metadata["recipe"]} == asdict(Recipe())
     assert metadata["steps"] == Recipe().steps
 
@@ -91,7 +91,7 @@ class StoppedError(Exception):
 
 
 def losses_of(checkpoint=None, stop=None, settings=SHORT):
-    """The loss of every step, and the weights; it is stopped after a step."""
+    """Return the loss of every step and the parameters; the training stops after step ``stop``."""
     losses = []
 
     def watch(step, loss):
@@ -104,18 +104,18 @@ def losses_of(checkpoint=None, stop=None, settings=SHORT):
 
 
 class TestCheckpoint:
-    def test_a_training_goes_on_as_if_nothing_had_been(self, tmp_path):
-        """To the bit; the seconds before count, and in the end nothing is left to do."""
-        expected, weights = losses_of()
+    def test_a_resumed_training_is_identical(self, tmp_path):
+        """Losses and parameters agree bit by bit, and the seconds before the interruption count."""
+        expected, parameters = losses_of()
         checkpoint = Checkpoint(tmp_path / "saved.pt", every=6)
         with pytest.raises(StoppedError):
             losses_of(checkpoint, stop=15)
         state = torch.load(checkpoint.file, weights_only=True)
         state["record"]["seconds"] = 1000.0
         torch.save(state, checkpoint.file)
-        losses, found = losses_of(checkpoint)
+        losses, resumed = losses_of(checkpoint)
         assert losses == expected[12:]
-        assert all(torch.equal(weights[name], found[name]) for name in weights)
+        assert all(torch.equal(parameters[name], resumed[name]) for name in parameters)
         assert [file.name for file in tmp_path.iterdir()] == ["saved.pt"]
         _, _, report = train(SHORT, CORPUS, SIZES, checkpoint=checkpoint)
         assert 1000 < report["seconds"] < 1100
@@ -124,12 +124,12 @@ class TestCheckpoint:
     def test_other_files_are_refused(self, tmp_path):
         checkpoint = Checkpoint(tmp_path / "saved.pt", every=2)
         losses_of(checkpoint, settings=replace(SHORT, steps=2))
-        with pytest.raises(ValueError, match=r"saved\.pt is a checkpoint of another training: recipe was"):
+        with pytest.raises(ValueError, match=r"saved\.pt is a checkpoint of another training, whose recipe"):
             losses_of(checkpoint)
         content = checkpoint.file.read_bytes()
-        for wrong in (content[:100], content[: len(content) // 2], b"", b"{}"):
-            checkpoint.file.write_bytes(wrong)
-            with pytest.raises(ValueError, match=r"saved\.pt is no checkpoint of a training: "):
+        for damaged in (content[:100], content[: len(content) // 2], b"", b"{}"):
+            checkpoint.file.write_bytes(damaged)
+            with pytest.raises(ValueError, match=r"saved\.pt is not a checkpoint of a training: "):
                 losses_of(checkpoint)
         with pytest.raises(ValueError, match="expected a folder that exists"):
             Checkpoint(tmp_path / "missing" / "saved.pt")
@@ -139,15 +139,15 @@ class TestCheckpoint:
 def command(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "corpus", lambda: CORPUS)
     words = ["--out", str(tmp_path / "new.safetensors"), "--steps", "3", "--pieces", "270", "--length", "16"]
-    return lambda *more: main(["train", *words, *more])
+    return lambda *options: main(["train", *words, *options])
 
 
 @pytest.mark.slow
 def test_the_command_writes_a_file_and_reports(command, tmp_path, capsys):
     assert command() == 0
-    said = capsys.readouterr().out
-    for part in ("3 steps", "induction, layer 1", "previous token, layer 0", "def read(self, size=-1):"):
-        assert part in said
+    output = capsys.readouterr().out
+    for text in ("3 steps", "induction, layer 1", "previous token, layer 0", "def read(self, size=-1):"):
+        assert text in output
     model, vocabulary, metadata = lm.load(tmp_path / "new.safetensors")
     assert model.config.vocabulary_size == len(vocabulary) == 270
     assert metadata["command"] == "python -m examples.training train --steps 3 --length 16 --pieces 270"
@@ -165,15 +165,15 @@ def test_an_interrupted_command_names_its_checkpoint(command, tmp_path, monkeypa
 
     monkeypatch.setattr(trainer._Fit, "step", step)
     saved = ["--checkpoint", f"{tmp_path}/saved.pt", "--every"]
-    for more, code, said in (
+    for options, code, message in (
         ([*saved, "10"], 130, "interrupted: nothing was written"),
-        ([*saved, "2"], 130, f"interrupted: the same command goes on from {tmp_path}/saved.pt"),
-        (["--heads", "2"], 2, "are for several ranks: start with torchrun"),
+        ([*saved, "2"], 130, f"interrupted: the same command resumes from {tmp_path}/saved.pt"),
+        (["--heads", "2"], 2, "need several ranks: use torchrun"),
         (["--batch", "0"], 2, "batch must be at least 1, got 0"),
         (["--out", f"{tmp_path}/none/new.safetensors"], 2, "expected a folder that exists"),
     ):
-        assert command(*more) == code
-        assert said in capsys.readouterr().err
+        assert command(*options) == code
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "new.safetensors").exists()
 
 
@@ -182,11 +182,11 @@ def test_wrong_recipes_and_texts(tmp_path):
     assert_refusals(
         [
             (lambda: Recipe(rate=0.0), ValueError, r"rate must be positive, got 0\.0"),
-            (lambda: Recipe(repeats=1.5), ValueError, r"a share from 0 to 1 and decay at least 0, got 1\.5"),
+            (lambda: Recipe(repeats=1.5), ValueError, r"from 0 to 1 and decay at least 0, got 1\.5 and"),
             (lambda: Recipe(precision="float8"), ValueError, "one of 'float32', 'bfloat16', got 'float8'"),
             (lambda: Recipe(graph=3), TypeError, "graph must be an expression such as 'causal.128.', got 3"),
-            (lambda: Recipe(graph="causal(9)"), ValueError, "graph must be one of length = 128 tokens"),
-            (lambda: corpus(tmp_path), ValueError, r"holds no \*\.py files"),
-            (lambda: train(long, CORPUS, SIZES), ValueError, "expected more than length = 4096"),
+            (lambda: Recipe(graph="causal(9)"), ValueError, "graph must have length = 128 tokens"),
+            (lambda: corpus(tmp_path), ValueError, r"root must be a folder with \*\.py files"),
+            (lambda: train(long, CORPUS, SIZES), ValueError, "must have more than length = 4096 tokens"),
         ]
     )
