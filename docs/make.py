@@ -177,7 +177,7 @@ def on_a_gpu() -> Iterator[str]:
 
 def chosen_graphs(path: Path) -> Iterator[str]:
     """The targets of graphs that are made, planned and run in every step."""
-    from benchmarks.chosen_graphs import judged
+    from benchmarks.chosen_graphs import judge
 
     record = read(path)
     yield (
@@ -190,7 +190,7 @@ def chosen_graphs(path: Path) -> Iterator[str]:
             *(one["row"], f"{one['value']:.3g} {one['words']}", f"{one['sense']} {one['bound']:g}"),
             "yes" if one["met"] else "no",
         ]
-        for one in judged(record)
+        for one in judge(record)
     ]
     yield table(["selection", "measured", "target", "met"], rows)
 
