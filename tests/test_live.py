@@ -63,7 +63,7 @@ def test_every_chapter_has_a_figure_that_starts_with_its_numbers(live):
     answers = ask([(figure, None) for figure in figures.values()])
     for path, figure, answer in zip(chapters, figures.values(), answers, strict=True):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        assert sum('class="live"' in cell["source"] for cell in live.placed(path.stem, cells)) == 1
+        assert sum('class="live"' in cell["source"] for cell in live.insert_figure(path.stem, cells)) == 1
         outputs = [out for cell in cells for out in cell.get("outputs", [])]
         printed = "".join("".join(out.get("text", [])) for out in outputs)
         for number, words in figure["said"].items():
