@@ -228,10 +228,10 @@ def serve(folder: Path) -> Copy:
 
 
 def draw(module: str, count: int, seed: int) -> list[Mutant]:
-    """Draw places of a module without replacement, and one change at each place."""
+    """Draw mutants_by_place of a module without replacement, and one change at each place."""
     source = (ROOT / "gnn_attention" / f"{module}.py").read_text(encoding="utf-8")
     equivalent = [text for text in EQUIVALENT.get(module, ()) if text not in source]
-    places: dict[str, list[Mutant]] = {}
+    mutants_by_place: dict[str, list[Mutant]] = {}
     for mutated in changes(source):
         is_same = any(text in mutated for text in equivalent)
         if not is_same and dump_code(mutated) != dump_code(source):
@@ -239,10 +239,10 @@ def draw(module: str, count: int, seed: int) -> list[Mutant]:
             hunk, *changed_lines = list(diff)[2:]
             line = int(hunk.split()[1].lstrip("-").split(",")[0])
             mutant = Mutant(module, line, "\n".join(changed_lines), mutated)
-            places.setdefault(place_of_change(source, mutated), []).append(mutant)
+            mutants_by_place.setdefault(place_of_change(source, mutated), []).append(mutant)
     rng = random.Random(seed)
-    names = rng.sample(sorted(places), min(count, len(places)))
-    return [rng.choice(places[name]) for name in names]
+    names = rng.sample(sorted(mutants_by_place), min(count, len(mutants_by_place)))
+    return [rng.choice(mutants_by_place[name]) for name in names]
 
 
 def changes(source: str) -> list[str]:

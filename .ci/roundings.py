@@ -61,7 +61,7 @@ class Outcome:
     digest: str
     shares: dict[tuple[str, str], tuple[float, str]]
     seconds: float
-    more: str = ""
+    note: str = ""
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def main() -> int:
         outcome = run(path)
         same = next((other.path for other in outcomes if other.digest == outcome.digest), None)
         if same is not None:
-            outcome = replace(outcome, more=f"same numbers as {same}")
+            outcome = replace(outcome, note=f"same numbers as {same}")
         else:
             outcome = run_all_checks(outcome) if args.all else outcome
             outcome = run_tests(outcome) if args.tests else outcome
@@ -123,7 +123,7 @@ def run_all_checks(outcome: Outcome) -> Outcome:
     full = run(outcome.path, "--all")
     code = outcome.code or full.code
     seconds = outcome.seconds + full.seconds
-    return replace(full, code=code, digest=outcome.digest, seconds=seconds, more="all checks")
+    return replace(full, code=code, digest=outcome.digest, seconds=seconds, note="all checks")
 
 
 def run_tests(outcome: Outcome) -> Outcome:
@@ -134,8 +134,8 @@ def run_tests(outcome: Outcome) -> Outcome:
     lines = process.stdout.strip().splitlines() or ["nothing"]
     if process.returncode:
         print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))))
-    more = f"{outcome.more}; tests: {lines[-1].strip('= ')}".removeprefix("; ")
-    return replace(outcome, code=outcome.code or process.returncode, more=more)
+    note = f"{outcome.note}; tests: {lines[-1].strip('= ')}".removeprefix("; ")
+    return replace(outcome, code=outcome.code or process.returncode, note=note)
 
 
 def digest(results: list[dict[str, Any]]) -> str:
@@ -166,7 +166,7 @@ def report(outcome: Outcome, first: Outcome) -> None:
     verdict = "FAILED" if outcome.code else "passed"
     print(
         f"{outcome.path}: {verdict}, {effect} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s "
-        f"{outcome.more}"
+        f"{outcome.note}"
     )
     print(f"  worst {share:.2f} of what is allowed: {' '.join(group)}: {name}", flush=True)
     for key, (share, name) in outcome.shares.items():

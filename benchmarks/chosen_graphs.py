@@ -118,10 +118,11 @@ def growth() -> Row:
         forward = partial(ga.attend, q, k, v, problem.graph)
         calls = {"make": problem.make, "forward": forward, "same": problem.same, "new": problem.new}
         seconds[tokens] = least_seconds(calls, rounds)
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         problem.new()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        pages[tokens], system[tokens] = after.ru_minflt - before.ru_minflt, after.ru_stime - before.ru_stime
+        new_usage = resource.getrusage(resource.RUSAGE_SELF)
+        pages[tokens] = new_usage.ru_minflt - usage.ru_minflt
+        system[tokens] = new_usage.ru_stime - usage.ru_stime
         numbers = problem.graph.num_edges + tokens * HEADS * DIM
         memory = peak_memory(problem.new) * 2**20 / 4 / numbers
         table, rows = torch.randn(tokens, DIM), torch.randint(tokens, (2**21,))

@@ -56,9 +56,9 @@ def peak_memory(work: Callable[[], object]) -> float:
         # Return freed memory to the system, so that it is counted when it is used again.
         trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
+    start = _status("VmRSS")
     work()
-    return max(_status("VmHWM") - before, 0.0)
+    return max(_status("VmHWM") - start, 0.0)
 
 
 def _status(field: str) -> float:

@@ -33,10 +33,10 @@ def picture(graph: TokenGraph, most_heads: int = 4) -> str:
     )
 
 
-def _cells(mask: torch.Tensor, left: int) -> str:
+def _cells(mask: torch.Tensor, offset: int) -> str:
     rows, columns = mask.shape
-    path = "".join(f"M{left + src} {dst}h1v1h-1z" for dst, src in mask.nonzero().tolist())
-    frame = f'<rect x="{left}" width="{columns}" height="{rows}" fill="{INK}" fill-opacity=".12"/>'
+    path = "".join(f"M{offset + src} {dst}h1v1h-1z" for dst, src in mask.nonzero().tolist())
+    frame = f'<rect x="{offset}" width="{columns}" height="{rows}" fill="{INK}" fill-opacity=".12"/>'
     return f'{frame}<path d="{path}" fill="{INK}"/>'
 
 

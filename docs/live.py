@@ -50,9 +50,9 @@ def markup(figure: Figure) -> str:
     return f'<figure class="live" data-figure="{html.escape(json.dumps(data), quote=True)}"></figure>'
 
 
-def slider(name: str, label: str, least: int, value: float, most: int, **more: Any) -> Figure:
+def slider(name: str, label: str, least: int, value: float, most: int, **options: Any) -> Figure:
     """Return a slider for a number; with ``graph=True`` a change draws the mask anew."""
-    return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
+    return {"name": name, "label": label, "least": least, "value": value, "most": most, **options}
 
 
 def window(value: int, most: int, label: str = "window") -> Figure:
@@ -155,9 +155,9 @@ def competition() -> Figure:
         "kind": "formula",
         "say": "Four senders. Let the last one fit better or worse: nothing about the others changes except their shares.",
         "sliders": [slider("fit", "logit of the last", -3, 0.2, 5, step=0.1)],
-        "formulas": {f"w{at}": f"Math.exp({logit}) / ({total})" for at, logit in enumerate(logits)},
-        "shows": [(f"w{at}", f"share of sender {at}", 2) for at in range(4)],
-        "said": {f"w{at}": "shares before: [0.25, 0.15, 0.41, 0.19]" for at in range(4)},
+        "formulas": {f"w{src}": f"Math.exp({logit}) / ({total})" for src, logit in enumerate(logits)},
+        "shows": [(f"w{src}", f"share of sender {src}", 2) for src in range(4)],
+        "said": {f"w{src}": "shares before: [0.25, 0.15, 0.41, 0.19]" for src in range(4)},
     }
 
 
@@ -187,9 +187,11 @@ def temperature() -> Figure:
 # ---- graphs
 
 
-def graph(say: str, size: int, shows: list[tuple[str, str, int | str]], said: Figure, **more: Any) -> Figure:
+def graph(
+    say: str, size: int, shows: list[tuple[str, str, int | str]], said: Figure, **options: Any
+) -> Figure:
     """Return the figure of a graph and its counts."""
-    return {"kind": "graph", "say": say, "size": size, "shows": shows, "said": said, **more}
+    return {"kind": "graph", "say": say, "size": size, "shows": shows, "said": said, **options}
 
 
 EDGES = ("edges", "edges", 0)
@@ -327,7 +329,7 @@ def sink() -> Figure:
     )
 
 
-def drawn() -> Figure:
+def selected_senders() -> Figure:
     return graph(
         "Selecting k senders for each of 192 tokens gives as many edges as a window of k, wherever the senders are.",
         192,
@@ -390,7 +392,7 @@ def record(name: str) -> Figure:
     return data
 
 
-def needed() -> Figure:
+def pruned_graphs() -> Figure:
     points = sorted(record("lm-graphs")["points"], key=lambda point: (point["choice"], point["share"]))
     causal = next(point["loss"] for point in points if point["choice"] == "causal")
     rows = [{"share": p["share"], "loss": p["loss"], "above": p["loss"] / causal - 1} for p in points]
@@ -450,8 +452,8 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "change_the_graph": (one_edge, "One edge"),
     "audit_a_leak": (leaks, "The other direction: edges that nobody uses"),
     "sinks_are_one_edge": (sink, "The loss along five graphs"),
-    "the_graph_a_model_needs": (needed, "A curve that was measured before"),
+    "the_graph_a_model_needs": (pruned_graphs, "A curve that was measured before"),
     "reach_is_not_influence": (within_reach, "On paper: shares along walks"),
     "reading_278_heads": (jobs, "Do the edges matter?"),
-    "the_graph_that_a_model_draws": (drawn, "The choice over time"),
+    "the_graph_that_a_model_draws": (selected_senders, "The choice over time"),
 }

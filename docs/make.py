@@ -358,16 +358,16 @@ def memory_of(ours: Record | None, theirs: Record | None) -> str:
 
 def targets(record: Record) -> Iterator[str]:
     """Yield how many targets are met, and a table of the others."""
-    measured = [row for row in record["targets"] if row["met"] is not None]
-    missed = [row for row in measured if not row["met"]]
+    rows = [row for row in record["targets"] if row["met"] is not None]
+    missed_rows = [row for row in rows if not row["met"]]
     yield "## Targets"
-    yield f"{len(measured) - len(missed)} of {len(measured)} targets are met. These are not:"
+    yield f"{len(rows) - len(missed_rows)} of {len(rows)} targets are met. These are not:"
     titles = {w["workload"]: w["title"] for w in record["workloads"]}
-    rows = (
+    cells = (
         [titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"]
-        for r in missed
+        for r in missed_rows
     )
-    yield table(["workload", "pass", "target", "measured"], rows)
+    yield table(["workload", "pass", "target", "measured"], cells)
 
 
 def training_speed(record: Record, path: Path) -> str:

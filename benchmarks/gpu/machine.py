@@ -87,9 +87,9 @@ def ceilings(device: torch.device) -> dict[str, float]:
 def gather_rate(graph: TokenGraph, width: int, device: torch.device) -> float:
     """Return the bytes a second of a kernel that gathers the rows of a graph's senders and sums groups of 64 rows.
 
-    A row holds the ``width`` channels of all heads of a token in 16 bits, in the layout of projections. Senders come
-    in the order of the edges, so the rate includes the locality of the graph and is a ceiling for every kernel that
-    gathers along it. On CUDA, Inductor compiles the three operators into one kernel.
+    A row holds the ``width`` channels of all heads of a token in 16 bits, in the layout of projections. Edges are
+    sorted by receiver, so the rate includes the locality of the graph and is a ceiling for every kernel that gathers
+    along it. On CUDA, Inductor compiles the three operators into one kernel.
     """
     src, dst = graph.edges_on(device)
     index = src[torch.argsort(dst, stable=True)[:MOST_ROWS]]

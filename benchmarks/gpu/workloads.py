@@ -124,8 +124,8 @@ def _rows() -> Iterator[Workload]:
     yield row("bigbird131k", "BigBird of blocks, 131k", 131_072, bigbird, (FLEX,))
     for one_in in (8, 16):
         yield _filled(one_in)
-    chosen = lambda n: new_selection(n, 0, torch.device("cpu"))  # noqa: E731
-    yield row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, chosen, (), kind="gathers")
+    selection = lambda n: new_selection(n, 0, torch.device("cpu"))  # noqa: E731
+    yield row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, selection, (), kind="gathers")
     window = lambda n: patterns.window(n, 256)  # noqa: E731
     yield row("window131k", "window of 256, 131k", 131_072, window, (VARLEN, FLEX))
     packed = partial(documents, number=67)

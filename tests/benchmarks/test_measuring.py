@@ -81,14 +81,14 @@ def test_every_case_is_measured_or_has_a_reason():
     result = attention.measure(small, methods, QUICK)
     cases = {(case["method"], case["pass"]): case for case in result["cases"]}
     assert (result["workload"]["edges"], len(cases)) == (9 * 70 - 36, 2 * len(methods))
-    both = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
-    assert both["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
-    assert both["forward only"] == ("refused", "no backward pass")
-    assert both["hungry"] == ("out of memory", "OutOfMemoryError: too much")
+    outcomes = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
+    assert outcomes["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
+    assert outcomes["forward only"] == ("refused", "no backward pass")
+    assert outcomes["hungry"] == ("out of memory", "OutOfMemoryError: too much")
     assert cases["wrong", "forward"]["output_error"] > 2
-    measured = [case for case in cases.values() if case["status"] == "measured"]
-    assert len(measured) == 2 * 5 + 1
-    for case in measured:
+    measured_cases = [case for case in cases.values() if case["status"] == "measured"]
+    assert len(measured_cases) == 2 * 5 + 1
+    for case in measured_cases:
         assert case["samples"] == 3
         assert 0 < case["fastest"] <= case["seconds"]
         assert min(case["memory_mb"], case["ratio"] - EXACT, 2 - case["output_error"]) >= 0
