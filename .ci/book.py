@@ -1,7 +1,7 @@
-"""Write before, next and the aim into every notebook, from the list in notebooks/README.md.
+"""Write the aim and the links to the neighbouring chapters into every notebook, from the list in notebooks/README.md.
 
-python .ci/book.py           # sources; the .ipynb beside each follows, without a run
-python .ci/book.py --check   # exit code 1 if one of them would change
+python .ci/book.py           # write the sources, and update the .ipynb files without running them
+python .ci/book.py --check   # write nothing; exit code 1 if a file would change
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ class Chapter(NamedTuple):
 
 
 def chapters() -> list[Chapter]:
-    """The notebooks in the order of reading."""
-    return [Chapter(*found) for found in LINE.findall((NOTEBOOKS / "README.md").read_text(encoding="utf-8"))]
+    """Return the notebooks in the order of reading."""
+    return [Chapter(*match) for match in LINE.findall((NOTEBOOKS / "README.md").read_text(encoding="utf-8"))]
 
 
-def links(book: list[Chapter], at: int) -> str:
-    """Before, the book, next."""
+def links(book: list[Chapter], index: int) -> str:
+    """Return the links to the chapter before, to the book and to the next chapter."""
     parts = ["[the book](README.md)"]
-    if at:
-        parts.insert(0, f"before: [{book[at - 1].title}]({book[at - 1].name}.ipynb)")
-    if at + 1 < len(book):
-        parts.append(f"next: [{book[at + 1].title}]({book[at + 1].name}.ipynb)")
+    if index:
+        parts.insert(0, f"before: [{book[index - 1].title}]({book[index - 1].name}.ipynb)")
+    if index + 1 < len(book):
+        parts.append(f"next: [{book[index + 1].title}]({book[index + 1].name}.ipynb)")
     return " | ".join(parts)
 
 
-def linked(text: str, book: list[Chapter], at: int) -> str:
-    """A source with its aim and links at the end of its first cell, and the links after its last one."""
+def insert_links(text: str, book: list[Chapter], index: int) -> str:
+    """Add the aim and the links to the first cell of a source, and the links after its last cell."""
     text = OLD_FOOT.sub("", OLD_AIM.sub("", text).rstrip("\n") + "\n").rstrip("\n")
-    head, first, rest = text.partition("# %% [markdown]\n")
-    cell, gap, others = rest.partition("\n\n")
-    aim = f"\n#\n{AIM}{book[at].aim}.\n#\n# {links(book, at)}"
-    return f"{head}{first}{cell}{aim}{gap}{others}\n\n{FOOT}{links(book, at)}\n"
+    head, marker, body = text.partition("# %% [markdown]\n")
+    cell, gap, other_cells = body.partition("\n\n")
+    aim = f"\n#\n{AIM}{book[index].aim}.\n#\n# {links(book, index)}"
+    return f"{head}{marker}{cell}{aim}{gap}{other_cells}\n\n{FOOT}{links(book, index)}\n"
 
 
-def follow(path: Path) -> None:
-    """The committed notebook with the cells of its source, and the outputs that it had; ValueError where cells of code are new."""
+def update_notebook(path: Path) -> None:
+    """Copy the cells of a source into its committed notebook and keep the outputs; ValueError if code has changed."""
     if not path.with_suffix(".ipynb").exists():
-        raise ValueError("it has not run yet")
+        raise ValueError(f"{path.stem} has no .ipynb file yet")
     old = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     new = jupytext.read(path)
     for number, cell in enumerate(new.cells):
         cell["id"] = f"cell-{number}"
     pairs = ([cell for cell in notebook.cells if cell.cell_type == "code"] for notebook in (new, old))
-    for cell, before in zip(*pairs, strict=True):
+    for cell, old_cell in zip(*pairs, strict=True):
         if not {"exercise", "check"} & set(cell.metadata.get("tags", ())):
-            if cell.source != before.source:
-                raise ValueError("its outputs may be others now")
-            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+            if cell.source != old_cell.source:
+                raise ValueError(f"the code of {path.stem} has changed, so its outputs may be out of date")
+            cell.outputs, cell.execution_count = old_cell.outputs, old_cell.execution_count
     new.metadata = old.metadata
     count = 0
     for cell in new.cells:
@@ -79,12 +79,12 @@ def follow(path: Path) -> None:
     nbformat.write(new, path.with_suffix(".ipynb"))
 
 
-def behind(path: Path) -> bool:
-    """Whether the committed notebook has other cells than its source."""
+def is_outdated(path: Path) -> bool:
+    """Return whether the cells of the committed notebook differ from those of its source."""
     if not path.with_suffix(".ipynb").exists():
         return True
     notebooks = (jupytext.read(path), nbformat.read(path.with_suffix(".ipynb"), as_version=4))
-    source, committed = ([(cell.cell_type, cell.source) for cell in one.cells] for one in notebooks)
+    source, committed = ([(cell.cell_type, cell.source) for cell in book.cells] for book in notebooks)
     return source != committed
 
 
@@ -93,19 +93,19 @@ def main() -> int:
     missing = {path.stem for path in NOTEBOOKS.glob("[0-9]*.py")} ^ {chapter.name for chapter in book}
     if missing:
         raise SystemExit(f"notebooks/README.md must list every notebook once: {', '.join(sorted(missing))}")
-    for at, chapter in enumerate(book):
+    for index, chapter in enumerate(book):
         path = NOTEBOOKS / f"{chapter.name}.py"
         old = path.read_text(encoding="utf-8")
-        new = linked(old, book, at)
+        new = insert_links(old, book, index)
         if not check and new != old:
             path.write_text(new, encoding="utf-8")
-        if new != old or behind(path):
+        if new != old or is_outdated(path):
             changed.append(chapter.name)
     for name in [] if check else changed:
         try:
-            follow(NOTEBOOKS / f"{name}.py")
-        except ValueError:
-            print(f"cells of code are new: python tests/test_notebooks.py {name}", file=sys.stderr)
+            update_notebook(NOTEBOOKS / f"{name}.py")
+        except ValueError as error:
+            print(f"{error}: run python tests/test_notebooks.py {name}", file=sys.stderr)
     print("\n".join(changed))
     return int(check and bool(changed))
 

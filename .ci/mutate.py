@@ -1,13 +1,12 @@
-"""Mutation testing: change one operator or constant of a module, and see whether the tests that belong to it
-notice.
+"""Mutation testing: change one operator or constant of a module, and see whether its tests notice.
 
     pip install cosmic-ray==8.7.0  # only its operators are used
     python .ci/mutate.py graph/token_graph edge_softmax --count 40 --jobs 2 --json mutants.json
 
-Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn
-by a seed, each place once, from those that change what runs (annotations and docstrings do not). A mutant
-that outlives the TESTS of its module meets the random draws of guarantee F1. One that takes three times as
-long as unchanged, and ten seconds, counts as caught.
+The program prints, for each module, the share of mutants that tests catch, and the change of each survivor. Mutants
+are drawn with a seed, at most one for each place, from changes that affect what runs (annotations and docstrings do
+not). A mutant that survives the TESTS of its module is tested with the random draws of guarantee F1. A mutant also
+counts as caught if a step takes ten seconds more than three times its usual time.
 """
 
 from __future__ import annotations
@@ -65,22 +64,22 @@ TESTS = {
     "backends/gpu/row_attention": ("test_row_attention", "test_interpreted"),
     "backends/varlen": ("test_varlen",),
 }
-# What a change makes of a line, where no test can tell: none of them is drawn.
+# Mutated lines that behave like the original, so no test can catch them. They are not drawn.
 EQUIVALENT = {
-    # no other device with autocast is later in the alphabet where tests run
+    # On the machines that run tests, no device with autocast has a name after "meta" in the alphabet.
     "attend": ('device >= "meta" or',),
-    # graphs that differ by head are refused before
+    # Graphs that differ by head are refused earlier.
     "backends/tiles": ("select_slice(call.graph, 0, -1)",),
-    # all of one device; what shows on a GPU alone; an older torch
+    # All tensors are on one device; some changes matter only on a GPU, or with an older torch.
     "backends/flex": (
         "tokens[ 1].device",
         "tokens[ -1].device",
         'tokens[0].device.type >= "cpu"',
         "except CosmicRayTestingException:  # older",
     ),
-    # of any column the shape and dtype alone
+    # Only the shape and dtype of the column are used.
     "heads/model_space": ("zeros_like(matrix[:, -1])", "zeros_like(matrix[:, 1])"),
-    # widths and biases of tensors on meta, which are replaced
+    # These are widths and biases of meta tensors, which are replaced later.
     "heads/standard": (
         "sizes = q.shape[ 0]",
         "sizes = q.shape[ 2]",
@@ -94,7 +93,7 @@ DRAWS = "from tests.guarantees.registry import GUARANTEES; import sys; sys.exit(
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module with one change, and what became of it."""
+    """A module with one change, and the step that caught it."""
 
     module: str
     line: int
@@ -111,7 +110,7 @@ class Copy:
     server: subprocess.Popen[str]
 
     def run(self, step: tuple[str, ...], limit: float) -> int:
-        """Exit code of a step; 1 where it takes too long."""
+        """Run a step and return its exit code, or 1 if it takes too long."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(json.dumps([step, str(self.folder), limit]) + "\n")
@@ -120,7 +119,7 @@ class Copy:
 
 
 def main() -> int:
-    """Survey the modules of the command line; exit code 1 if a share is not above 90 %."""
+    """Survey the modules of the command line; return 1 if tests catch at most 90 % of a module's mutants."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -130,7 +129,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once (default 2)")
     parser.add_argument("--json", metavar="FILE", help="write every mutant")
     args = parser.parse_args()
-    found: list[Mutant] = []
+    all_mutants: list[Mutant] = []
     shares = []
     with tempfile.TemporaryDirectory() as folder:
         copies = Queue[Copy]()
@@ -139,15 +138,15 @@ def main() -> int:
         for module in args.modules:
             mutants = survey(module, args.count, args.seed, copies, args.jobs)
             shares.append(report(module, mutants))
-            found += mutants
+            all_mutants += mutants
             if args.json:
-                record = [asdict(mutant) | {"source": None} for mutant in found]
+                record = [asdict(mutant) | {"source": None} for mutant in all_mutants]
                 Path(args.json).write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0 if min(shares) > 0.9 else 1
 
 
 def copy_to(folder: Path) -> Path:
-    """What tests read, apart from what is being worked on."""
+    """Copy all files that tests read, so that mutants do not change the working tree."""
     for name in ("benchmarks", "docs", "examples", "gnn_attention", "notebooks", "tests"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("node_modules", "__pycache__")
@@ -158,66 +157,63 @@ def copy_to(folder: Path) -> Path:
 
 
 def survey(module: str, count: int, seed: int, copies: Queue[Copy], jobs: int) -> list[Mutant]:
-    """Draw mutants of a module and test each, after the tests have passed unchanged."""
-    drawn = draw(module, count, seed)
+    """Draw mutants of a module and test each, with the steps that pass on the unchanged module."""
+    drawn_mutants = draw(module, count, seed)
     copy = copies.get()
-    limits = {step: limit for step in steps(module) if (limit := unchanged(step, copy)) is not None}
+    limits = {step: limit for step in steps(module) if (limit := time_limit(step, copy)) is not None}
     copies.put(copy)
     dropped = [step[-1] for step in steps(module) if step not in limits]
     without = f", without {', '.join(dropped)}: nothing to run, or it fails unchanged" if dropped else ""
     print(f"{module}: {len(limits)} steps{without}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda mutant: tested(mutant, limits, copies), drawn))
+        return list(pool.map(lambda mutant: run_tests(mutant, limits, copies), drawn_mutants))
 
 
 def steps(module: str) -> list[tuple[str, ...]]:
-    """Commands, the quickest first: doctests of the module, its tests, random draws."""
+    """Return commands, the fastest first: the doctests of the module, its tests, and random draws."""
     pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin")
     tests = [(*pytest, *arguments(name)) for name in dict.fromkeys(TESTS[module])]
     return [(*pytest, f"gnn_attention/{module}.py"), *tests, ("-c", DRAWS)]
 
 
 def arguments(name: str) -> tuple[str, ...]:
-    """Of pytest, for a test file; for "slow NAME" those of its tests that the default run leaves out."""
+    """Return the pytest arguments for a test file; "slow NAME" selects only its slow tests."""
     *slow, name = name.split()
-    return ("-m", "slow", found(name)) if slow else (found(name),)
+    return ("-m", "slow", find_test_file(name)) if slow else (find_test_file(name),)
 
 
-def found(name: str) -> str:
-    """The test file of this name, by its path or, whatever package it belongs to, by its name alone."""
-    whole = ROOT / "tests" / f"{name}.py"
-    (file,) = [whole] if whole.exists() else (ROOT / "tests").rglob(f"{name}.py")
+def find_test_file(name: str) -> str:
+    """Find a test file by its path below tests/, or by its name alone in any folder."""
+    path = ROOT / "tests" / f"{name}.py"
+    (file,) = [path] if path.exists() else (ROOT / "tests").rglob(f"{name}.py")
     return file.relative_to(ROOT).as_posix()
 
 
-def unchanged(step: tuple[str, ...], copy: Copy) -> float | None:
-    """Three times the seconds that a step takes, and ten; None where it does not pass (without doctests,
-    say).
-    """
-    began = time.time()
+def time_limit(step: tuple[str, ...], copy: Copy) -> float | None:
+    """Return the time limit of a step, or None if it fails on the unchanged module (or has no tests)."""
+    start = time.time()
     passed = copy.run(step, 1800) == 0
-    return 3 * (time.time() - began) + 10 if passed else None
+    return 3 * (time.time() - start) + 10 if passed else None
 
 
-def tested(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[Copy]) -> Mutant:
-    """The mutant, with the first step that notices it."""
+def run_tests(mutant: Mutant, limits: dict[tuple[str, ...], float], copies: Queue[Copy]) -> Mutant:
+    """Test a mutant and return it with the first step that catches it."""
     copy = copies.get()
-    place = copy.folder / "gnn_attention" / f"{mutant.module}.py"
-    original = place.read_text(encoding="utf-8")
+    path = copy.folder / "gnn_attention" / f"{mutant.module}.py"
+    original = path.read_text(encoding="utf-8")
     try:
-        place.write_text(mutant.source, encoding="utf-8")
-        caught = next((step[-1] for step, limit in limits.items() if copy.run(step, limit) != 0), None)
+        path.write_text(mutant.source, encoding="utf-8")
+        caught_by = next((step[-1] for step, limit in limits.items() if copy.run(step, limit) != 0), None)
     finally:
-        place.write_text(original, encoding="utf-8")
+        path.write_text(original, encoding="utf-8")
         copies.put(copy)
-    print("." if caught else "S", end="", file=sys.stderr, flush=True)
-    return Mutant(
-        mutant.module, mutant.line, mutant.diff, caught_by="random draws" if caught == DRAWS else caught
-    )
+    print("." if caught_by else "S", end="", file=sys.stderr, flush=True)
+    caught_by = "random draws" if caught_by == DRAWS else caught_by
+    return Mutant(mutant.module, mutant.line, mutant.diff, caught_by=caught_by)
 
 
 def serve(folder: Path) -> Copy:
-    """A copy with the process that runs commands in it."""
+    """Copy the project and start a process that runs commands in the copy."""
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -232,27 +228,25 @@ def serve(folder: Path) -> Copy:
 
 
 def draw(module: str, count: int, seed: int) -> list[Mutant]:
-    """Mutants of a module: places drawn without putting back, and at each place one of its changes."""
+    """Draw mutants_by_place of a module without replacement, and one change at each place."""
     source = (ROOT / "gnn_attention" / f"{module}.py").read_text(encoding="utf-8")
     equivalent = [text for text in EQUIVALENT.get(module, ()) if text not in source]
-    places: dict[str, list[Mutant]] = {}
+    mutants_by_place: dict[str, list[Mutant]] = {}
     for mutated in changes(source):
         is_same = any(text in mutated for text in equivalent)
-        if not is_same and what_runs(mutated) != what_runs(source):
-            lines = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), lineterm="", n=0))[
-                2:
-            ]
-            line = int(lines[0].split()[1].lstrip("-").split(",")[0])
-            places.setdefault(where(source, mutated), []).append(
-                Mutant(module, line, "\n".join(lines[1:]), mutated)
-            )
+        if not is_same and dump_code(mutated) != dump_code(source):
+            diff = difflib.unified_diff(source.splitlines(), mutated.splitlines(), lineterm="", n=0)
+            hunk, *changed_lines = list(diff)[2:]
+            line = int(hunk.split()[1].lstrip("-").split(",")[0])
+            mutant = Mutant(module, line, "\n".join(changed_lines), mutated)
+            mutants_by_place.setdefault(place_of_change(source, mutated), []).append(mutant)
     rng = random.Random(seed)
-    names = rng.sample(sorted(places), min(count, len(places)))
-    return [rng.choice(places[name]) for name in names]
+    names = rng.sample(sorted(mutants_by_place), min(count, len(mutants_by_place)))
+    return [rng.choice(mutants_by_place[name]) for name in names]
 
 
 def changes(source: str) -> list[str]:
-    """Every change of one operator, comparison, constant, branch or loop."""
+    """Return the source with every possible change of one operator, comparison, constant, branch or loop."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -260,17 +254,17 @@ def changes(source: str) -> list[str]:
     names = [
         name for name in operator_names() if not name.startswith(binary) or name.removeprefix(binary) in near
     ]
-    found: dict[str, None] = {}
+    results: dict[str, None] = {}
     for name in names:
         operator, number = get_operator(name), 0
         while not operator.arguments() and (mutated := mutate_code(source, operator(), number)) is not None:
-            found[mutated] = None
+            results[mutated] = None
             number += 1
-    return list(found)
+    return list(results)
 
 
-def where(source: str, mutated: str) -> str:
-    """The place of the first character that differs: changes of one place are drawn once."""
+def place_of_change(source: str, mutated: str) -> str:
+    """Return the position at which the token that differs begins, which identifies the place of a change."""
     length = min(len(source), len(mutated))
     first = next((n for n in range(length) if source[n] != mutated[n]), length)
     while first and (source[first - 1].isalnum() or source[first - 1] in "<>=!*/"):
@@ -278,15 +272,15 @@ def where(source: str, mutated: str) -> str:
     return f"{first:09}"
 
 
-def what_runs(source: str) -> str:
-    """The syntax tree without annotations, docstrings and the declarations of overloads."""
+def dump_code(source: str) -> str:
+    """Dump the syntax tree without annotations, docstrings and the declarations of overloads."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return "nothing"
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef)):
-            node.body = in_force(node.body)
+            node.body = drop_overloads(node.body)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
         if isinstance(node, ast.arg):
@@ -298,8 +292,8 @@ def what_runs(source: str) -> str:
     return ast.dump(tree)
 
 
-def in_force(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Without functions that a later one of the same name replaces; a property's setter does not."""
+def drop_overloads(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Drop functions that a later one of the same name replaces; the setter of a property replaces none."""
     later: set[str] = set()
     remaining = []
     for statement in reversed(body):
@@ -313,7 +307,7 @@ def in_force(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def report(module: str, mutants: list[Mutant]) -> float:
-    """Print the share caught and the survivors; return the share."""
+    """Print the share of caught mutants and the survivors, and return the share."""
     survivors = [mutant for mutant in mutants if mutant.caught_by is None]
     share = 1 - len(survivors) / max(1, len(mutants))
     print(f"\n{module}: {len(mutants) - len(survivors)} of {len(mutants)} mutants caught ({share:.0%})")

@@ -1,12 +1,12 @@
-"""Every way in which the same wheels round differently: run verify under each, and what else is asked for.
+"""Run `gnn-attention verify` under every setting by which the same wheels round differently.
 
-    python .ci/roundings.py                       # four paths, quick: what CI runs
-    python .ci/roundings.py --every --all --tests # all paths, every check, the tests: for the night
+    python .ci/roundings.py                       # four paths with the default checks, as in CI
+    python .ci/roundings.py --every --all --tests # all paths, every check and the tests, as at night
 
-Every path gets the default checks, which cover all pairs. Of paths whose errors are the same bits there, the
-first alone gets all checks and the tests. Prints for each path whether it changes numbers on this machine
-(against no setting at all), the worst error as a share of what is allowed, in which group, and how long it
-took. Exit code 1 if a path fails, or if a group's worst share is above 0.8.
+Every path gets the default checks, which cover all pairs. If several paths have bitwise equal errors there, only the
+first of them gets all checks and the tests. For each path the program prints whether it changes numbers on this
+machine, compared with the first path, the worst error as a share of the allowed one, its group, and the time. The
+exit code is 1 if a path fails, or if the worst share of a group is above 0.8.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PATHS: dict[str, dict[str, str]] = {
     "ONEDNN_MAX_CPU_ISA=SSE41": {},
     "ONEDNN_MAX_CPU_ISA=AVX2": {},
     "ONEDNN_MAX_CPU_ISA=AVX512_CORE": {},
-    "OMP_NUM_THREADS=2": {"GOMP_SPINCOUNT": "0"},  # threads that wait for a processor do not spin
+    "OMP_NUM_THREADS=2": {"GOMP_SPINCOUNT": "0"},  # waiting threads do not spin
     "OMP_NUM_THREADS=3": {"GOMP_SPINCOUNT": "0"},
 }
 QUICK = (
@@ -53,7 +53,7 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one path came to."""
+    """The results of one path."""
 
     path: str
     value: str
@@ -61,89 +61,85 @@ class Outcome:
     digest: str
     shares: dict[tuple[str, str], tuple[float, str]]
     seconds: float
-    more: str = ""
+    note: str = ""
 
 
 def main() -> int:
-    """Run the paths one after another, each with all processors."""
+    """Run the paths one after another, because each uses all processors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--every", action="store_true", help="every path (default: four)")
-    parser.add_argument("--all", action="store_true", help="then every check, where numbers are new")
-    parser.add_argument("--tests", action="store_true", help="then the default tests, where numbers are new")
-    parser.add_argument("--path", action="append", choices=list(PATHS), help="only this one; may be repeated")
+    parser.add_argument("--every", action="store_true", help="run every path (default: four)")
+    parser.add_argument("--all", action="store_true", help="run every check on paths with new numbers")
+    parser.add_argument(
+        "--tests", action="store_true", help="run the default tests on paths with new numbers"
+    )
+    parser.add_argument("--path", action="append", choices=list(PATHS), help="run this path; may be repeated")
     args = parser.parse_args()
-    found = []
+    outcomes: list[Outcome] = []
     for path in args.path or (PATHS if args.every else QUICK):
         outcome = run(path)
-        same = next((other.path for other in found if other.digest == outcome.digest), None)
+        same = next((other.path for other in outcomes if other.digest == outcome.digest), None)
         if same is not None:
-            outcome = replace(outcome, more=f"the rest as {same}")
+            outcome = replace(outcome, note=f"same numbers as {same}")
         else:
-            outcome = checked(outcome) if args.all else outcome
-            outcome = tested(outcome) if args.tests else outcome
-        found.append(outcome)
-        report(outcome, found[0])
-    worst = max((share for outcome in found for share, _ in outcome.shares.values()), default=0.0)
+            outcome = run_all_checks(outcome) if args.all else outcome
+            outcome = run_tests(outcome) if args.tests else outcome
+        outcomes.append(outcome)
+        report(outcome, outcomes[0])
+    worst = max((share for outcome in outcomes for share, _ in outcome.shares.values()), default=0.0)
     print(f"worst share of what is allowed: {worst:.2f} (at most {HEADROOM})")
-    failed = [outcome.path for outcome in found if outcome.code]
-    print(f"{len(found)} paths, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
+    failed = [outcome.path for outcome in outcomes if outcome.code]
+    print(f"{len(outcomes)} paths, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
     return 0 if not failed and worst <= HEADROOM else 1
 
 
 def environment(path: str) -> dict[str, str]:
-    """The variables of the process, and those of the path."""
+    """Return the environment of this process with the variables of the path."""
     setting = {} if "=" not in path else dict([path.split("=")])
     return {**os.environ, **setting, **PATHS[path]}
 
 
 def run(path: str, *options: str) -> Outcome:
-    """Verify with these variables set."""
+    """Run `gnn-attention verify` with the variables of a path."""
     env = environment(path)
-    began = time.time()
+    start = time.time()
     value = subprocess.run(
         [sys.executable, "-c", VALUE], env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "record.json"
-        command = [
-            sys.executable,
-            "-m",
-            "gnn_attention",
-            "verify",
-            "--json",
-            str(file),
-            *options,
-        ]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        command = [sys.executable, "-m", "gnn_attention", "verify", "--json", str(file), *options]
+        process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         results = json.loads(file.read_text())["results"] if file.exists() else []
-    if done.returncode:
-        print(done.stdout[-3000:] + done.stderr[-2000:])
-    return Outcome(path, value, done.returncode, digest(results), shares(results), time.time() - began)
+    if process.returncode:
+        print(process.stdout[-3000:] + process.stderr[-2000:])
+    seconds = time.time() - start
+    return Outcome(path, value, process.returncode, digest(results), shares(results), seconds)
 
 
-def checked(outcome: Outcome) -> Outcome:
-    """With every check; the digest stays that of the default ones."""
-    whole = run(outcome.path, "--all")
-    code, seconds = outcome.code or whole.code, outcome.seconds + whole.seconds
-    return replace(whole, code=code, digest=outcome.digest, seconds=seconds, more="all checks")
+def run_all_checks(outcome: Outcome) -> Outcome:
+    """Run every check on the path, and keep the digest of the default checks."""
+    full = run(outcome.path, "--all")
+    code = outcome.code or full.code
+    seconds = outcome.seconds + full.seconds
+    return replace(full, code=code, digest=outcome.digest, seconds=seconds, note="all checks")
 
 
-def tested(outcome: Outcome) -> Outcome:
-    """With the exit code and the last line of the default tests."""
+def run_tests(outcome: Outcome) -> Outcome:
+    """Run the default tests on the path, and add their exit code and last line."""
     env = environment(outcome.path)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines() or ["nothing"]
-    if done.returncode:
+    process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    lines = process.stdout.strip().splitlines() or ["nothing"]
+    if process.returncode:
         print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))))
-    more = f"{outcome.more}; tests: {lines[-1].strip('= ')}".removeprefix("; ")
-    return replace(outcome, code=outcome.code or done.returncode, more=more)
+    note = f"{outcome.note}; tests: {lines[-1].strip('= ')}".removeprefix("; ")
+    return replace(outcome, code=outcome.code or process.returncode, note=note)
 
 
 def digest(results: list[dict[str, Any]]) -> str:
-    """Of all measured numbers: equal where not one differs."""
+    """Hash all measured numbers; two digests are equal if no number differs."""
     numbers = [
         [r["group"], r["backend"], r["dtype"], r["name"], r.get("share"), r.get("error")] for r in results
     ]
@@ -151,7 +147,7 @@ def digest(results: list[dict[str, Any]]) -> str:
 
 
 def shares(results: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, str]]:
-    """The worst share of each group and dtype, and the check that has it."""
+    """Return the worst share of each group and dtype, with the name of its check."""
     worst: dict[tuple[str, str], tuple[float, str]] = defaultdict(lambda: (0.0, ""))
     for r in results:
         if "share" in r:
@@ -161,21 +157,16 @@ def shares(results: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, 
 
 
 def report(outcome: Outcome, first: Outcome) -> None:
-    """Some lines for one path."""
-    changed = (
-        "the first"
-        if outcome is first
-        else "changes numbers"
-        if outcome.digest != first.digest
-        else "changes nothing"
-    )
+    """Print the outcome of one path."""
+    effect = "changes nothing" if outcome.digest == first.digest else "changes numbers"
+    effect = "the first" if outcome is first else effect
     group, (share, name) = max(
         outcome.shares.items(), key=lambda entry: entry[1], default=(("-", "-"), (0.0, ""))
     )
-    word = "FAILED" if outcome.code else "passed"
+    verdict = "FAILED" if outcome.code else "passed"
     print(
-        f"{outcome.path}: {word}, {changed} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s "
-        f"{outcome.more}"
+        f"{outcome.path}: {verdict}, {effect} ({outcome.digest}; {outcome.value}), {outcome.seconds:.0f} s "
+        f"{outcome.note}"
     )
     print(f"  worst {share:.2f} of what is allowed: {' '.join(group)}: {name}", flush=True)
     for key, (share, name) in outcome.shares.items():

@@ -1,8 +1,8 @@
-"""Commands of Python run in forks of a process that has already loaded torch, torch_geometric and pytest.
+"""Run Python commands in forks of a process that has already imported torch, torch_geometric and pytest.
 
-Reads lines of JSON, ``[arguments of python, folder, seconds]``, and answers each with the exit code (1 where
-it took longer): ``mutate.py`` starts thousands of small test runs, most of whose time would go into loading
-the same packages.
+The process reads lines of JSON, ``[arguments of python, folder, seconds]``, and answers each with an exit code (1 if
+the command takes longer). ``mutate.py`` starts thousands of small test runs, which would otherwise spend most of
+their time importing the same packages.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def main() -> None:
         arguments, folder, limit = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            begin(folder)
+            enter(folder)
             os._exit(run(arguments))
-        print(waited(pid, limit), flush=True)
+        print(wait(pid, limit), flush=True)
 
 
-def begin(folder: str) -> None:
-    """In the fork: a session of its own in the folder, whose packages come first, and silent."""
+def enter(folder: str) -> None:
+    """Prepare the fork: start a session in the folder, import packages from there, and print nothing."""
     os.setsid()
     os.chdir(folder)
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = folder
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
-        os.dup2(nowhere, number)
+        os.dup2(null, number)
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of ``-m pytest ...`` or ``-c code``."""
+    """Run ``-m pytest ...`` or ``-c code`` and return its exit code."""
     try:
         if arguments[:2] == ["-m", "pytest"]:
             return int(pytest.main(arguments[2:]))
@@ -54,12 +54,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def waited(pid: int, limit: float) -> int:
-    """The exit code of a fork; 1 where it outlived the limit, or was ended by a signal."""
+def wait(pid: int, limit: float) -> int:
+    """Return the exit code of a fork, or 1 if it exceeds the limit or is ended by a signal."""
     until = time.monotonic() + limit
     while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        changed_pid, status = os.waitpid(pid, os.WNOHANG)
+        if changed_pid:
             return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
         time.sleep(0.02)
     os.killpg(pid, signal.SIGKILL)

@@ -1,3 +1,4 @@
-"""The benchmark suite of the repository: ``python -m benchmarks``, ``python3 -m benchmarks.gpu_run``; it is not in
-the wheel.
+"""Benchmarks of the repository, run by ``python -m benchmarks`` and ``python3 -m benchmarks.gpu_run``.
+
+The wheel does not contain them.
 """

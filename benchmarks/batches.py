@@ -1,12 +1,12 @@
-"""A new list of edges in every step, as graph learning trains: ``python -m benchmarks batches``.
+"""Time a layer with a new edge list in every step, as in graph learning: ``python -m benchmarks batches``.
 
-One layer, forward and backward, on one thread: torch_geometric's ``TransformerConv`` and ours, both given a
-fresh ``edge_index``, and ours along a graph that is kept.
-Times are taken in turns, and a ratio is that of two least times of this run. The record, as ``--json``:
+One layer runs forward and backward on one thread: torch_geometric's ``TransformerConv`` and ours, each with a new
+``edge_index`` in every step, and ours with one graph for all steps.
+The methods take turns, and a ratio compares the least times of one run. The record that ``--json`` writes has the keys
 
 - ``bench``: "batches"; ``schema`` 1; date, commit, processor, threads, versions, ...
 - ``cases``: one for each ``workload`` and ``method``: ``seconds``, the least time, ``median``, ``samples``
-- ``targets``: the ratio to TransformerConv, and from 5,000 nodes on that to the kept graph, met or not
+- ``targets``: the ratio to TransformerConv and, from 5,000 nodes on, the ratio to the reused graph
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from torch_geometric.nn import TransformerConv
 
 from benchmarks import table
 from benchmarks.gpu.workloads import random_senders
-from benchmarks.records import Record, circumstances
+from benchmarks.records import Record, describe_machine
 from benchmarks.targets import target_row
 from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph
 
 __all__ = ["WORKLOADS", "add_options", "run", "text"]
 
-NEW, PYG, KEPT = "auto, a new list", "PyG TransformerConv", "auto, a graph that is kept"
+NEW, PYG, REUSED = "auto, a new list", "PyG TransformerConv", "auto, a graph that is kept"
 
 
 def edges_of(graph: nx.Graph) -> Tensor:
-    """The edges of a graph in both directions."""
+    """Return the edges of an undirected graph in both directions."""
     return torch.tensor(sorted(graph.to_directed().edges)).t().contiguous()
 
 
 def molecules(number: int, atoms: int, bonds: int) -> Tensor:
-    """Random graphs of ``atoms`` nodes side by side with ``bonds`` undirected edges in all, as a batch."""
+    """Batch ``number`` random graphs of ``atoms`` nodes that share ``bonds`` undirected edges evenly."""
     counts = [bonds // number + (index < bonds % number) for index in range(number)]
-    parts = [nx.gnm_random_graph(atoms, count, seed=seed) for seed, count in enumerate(counts)]
-    return edges_of(nx.disjoint_union_all(parts))
+    graphs = [nx.gnm_random_graph(atoms, count, seed=seed) for seed, count in enumerate(counts)]
+    return edges_of(nx.disjoint_union_all(graphs))
 
 
-# the edges, the number of nodes, and the width and heads of the layer
+# A function that builds the edges, the number of nodes, and the width and number of heads of the layer.
 Workload = tuple[Callable[[], Tensor], int, int, int]
 WORKLOADS: dict[str, Workload] = {
     "32 molecules": (partial(molecules, 32, 20, 908), 640, 64, 4),
@@ -56,32 +56,33 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the suite."""
+    """Add the options of the suite."""
     parser.add_argument("--rounds", type=int, default=40, help="samples of each method (default: 40)")
 
 
 def run(args: argparse.Namespace) -> Record:
-    """Time every method on every workload in turns, as one record."""
-    threads, cases, targets = torch.get_num_threads(), [], []
+    """Time every method on every workload and return one record."""
+    threads = torch.get_num_threads()
+    cases, targets = [], []
     torch.set_num_threads(1)
     for name, workload in WORKLOADS.items():
         times = measure(workload, args.rounds)
-        for method, taken in times.items():
-            figures = {"seconds": min(taken), "median": statistics.median(taken), "samples": len(taken)}
+        for method, samples in times.items():
+            figures = {"seconds": min(samples), "median": statistics.median(samples), "samples": len(samples)}
             cases.append({"workload": name, "method": method, **figures})
-        for against, bound in ((PYG, 1.05), (KEPT, 1.15)):
-            # of a small graph, what one call costs counts, not what is kept
+        for against, bound in ((PYG, 1.05), (REUSED, 1.15)):
+            # On a small graph the fixed cost of a call hides what a reused graph saves.
             if against == PYG or workload[1] >= 5000:
                 ratio, words = min(times[NEW]) / min(times[against]), f"times the time of {against}"
                 targets.append(target_row(name, "both", "at most", bound, words, ratio))
     torch.set_num_threads(threads)
-    return {"bench": "batches", "schema": 1, **circumstances(), "cases": cases, "targets": targets}
+    return {"bench": "batches", "schema": 1, **describe_machine(), "cases": cases, "targets": targets}
 
 
 def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
-    """The seconds of a step of each method in each round, after three that warm up.
+    """Return the seconds of a step for each method and round, after three rounds of warm-up.
 
-    The kept graph is planned at its third call.
+    The warm-up takes three rounds because a reused graph is planned at its third call.
     """
     steps = _steps(workload)
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -96,9 +97,9 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
 
 def _steps(workload: Workload) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
-    make, nodes, width, heads = workload
-    edges, x = make(), torch.randn(nodes, width)
-    kept = TokenGraph.from_edges(edges, nodes)
+    build, nodes, width, heads = workload
+    edges, x = build(), torch.randn(nodes, width)
+    graph = TokenGraph.from_edges(edges, nodes)
     layer = MessagePassingAttention(StandardHeads(width=width, num_heads=heads))
     conv = TransformerConv(width, width // heads, heads)
 
@@ -108,12 +109,12 @@ def _steps(workload: Workload) -> dict[str, Callable[[], None]]:
     return {
         PYG: lambda: step(lambda: conv(x, edges.clone())),
         NEW: lambda: step(lambda: layer(x, edges.clone())),
-        KEPT: lambda: step(lambda: layer(x, kept)),
+        REUSED: lambda: step(lambda: layer(x, graph)),
     }
 
 
 def text(record: Record) -> str:
-    """The record as two tables."""
+    """Format the record as two tables."""
     rows: dict[str, list[str]] = {}
     for case in record["cases"]:
         rows.setdefault(case["workload"], []).append(f"{case['seconds'] * 1e3:.2f}")

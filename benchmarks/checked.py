@@ -1,10 +1,10 @@
-"""Every method is compared with a float64 truth before it is timed, on a CPU and on a GPU.
+"""Compare every method with a float64 reference before it is timed, on a CPU and on a GPU.
 
-On large graphs some receivers stand for all: their outputs are exact dense attention over their own in-edges,
-and with a ``grad_out`` that is 0 elsewhere so are the gradients of all inputs, so that the truth needs nothing of
-the size of the graph. Half of the receivers are neighbours of one another, so that pieces which meet are seen. The
-rule is that of ``verify``: at most twice the error of torch's SDPA in the same dtype for outputs, three times
-for gradients.
+On large graphs only a sample of the receivers is checked. Their outputs are dense attention over their own in-edges;
+with a ``grad_out`` that is 0 at all other receivers, the gradients of all inputs follow from the same rows, so the
+reference needs no tensor of the size of the graph. Half of the sample are neighbours, so that the seams between
+tiles are checked too. The tolerance is that of ``verify``: for outputs at most twice the error of torch's SDPA in
+the same dtype, for gradients three times.
 """
 
 from __future__ import annotations
@@ -23,62 +23,64 @@ from gnn_attention import TokenGraph
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Outcome, Truth, differentiate, judge, measure_errors, merge_errors
 
-__all__ = ["Checked", "in_edges_of", "sampled_receivers"]
+__all__ = ["Checked", "in_edges_of", "sample_receivers"]
 
-SAMPLED, FEW, LONG = 64, 16, 2**15  # receivers; fewer of them above LONG senders
-ORDERS = 3  # of the sums from which SDPA's own error is taken
+# Number of sampled receivers, for graphs of at most LONG senders and for longer ones.
+SAMPLED, FEW, LONG = 64, 16, 2**15
+ORDERS = 3  # SDPA's own error is the largest over this many summation orders
 
 
 class Checked:
-    """The truth about some receivers of a problem, and the verdict on methods."""
+    """The float64 outputs and gradients of sampled receivers, with which methods are compared."""
 
     def __init__(self, problem: Problem) -> None:
-        """Compute the float64 output, its gradients, and how far SDPA in the problem's dtype is from them."""
+        """Compute the float64 output, its gradients, and the errors of SDPA in the problem's dtype."""
         self.problem, graph = problem, problem.graph
-        rows, senders, mask = in_edges_of(graph, sampled_receivers(graph))
+        rows, senders, mask = in_edges_of(graph, sample_receivers(graph))
         self.rows, self.senders, self.mask = (x.to(problem.device) for x in (rows, senders, mask))
-        self.axis = 2 if problem.layer is None else 1  # of tokens
+        self.axis = 2 if problem.layer is None else 1  # the axis of tokens
         self.direction = problem.grad_out.index_select(self.axis, self.rows)
-        out, gradients = self._solved(torch.float64, oracle.attention)
+        out, gradients = self._solve(torch.float64, oracle.attention)
         orders = (partial(oracle.sdpa, number=number) for number in range(ORDERS))
-        attempts = (self._solved(problem.grad_out.dtype, order) for order in orders)
+        attempts = (self._solve(problem.grad_out.dtype, order) for order in orders)
         errors = (measure_errors(attempt, (out, gradients)) for attempt in attempts)
         self.truth = Truth(out, gradients, merge_errors(errors))
 
     def verdict(self, prepared: Prepared, backward: bool) -> Outcome:
-        """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN before."""
+        """Run a method once, forward and, if ``backward``, backward, and compare it with the reference."""
         leaves = {name: x.detach().requires_grad_(backward) for name, x in self._inputs().items()}
-        likely = [self.problem.grad_out, *(leaves.values() if backward else ())]
-        poisoned = [torch.full_like(x, torch.nan) for x in likely]
-        del poisoned
+        # The method is likely to get this memory again, so an output that it leaves unwritten is NaN.
+        templates = [self.problem.grad_out, *(leaves.values() if backward else ())]
+        nan_tensors = [torch.full_like(x, torch.nan) for x in templates]
+        del nan_tensors
         with torch.set_grad_enabled(backward):
             out = prepared.call(*leaves.values())
-        # 0 for all other receivers
+        # The gradient is 0 at receivers that are not sampled.
         grad_out = torch.zeros_like(out).index_copy(self.axis, self.rows, self.direction)
-        gradients = self._sampled(differentiate(out, grad_out, leaves)) if backward else {}
+        gradients = self._sample_gradients(differentiate(out, grad_out, leaves)) if backward else {}
         return judge(out.index_select(self.axis, self.rows), gradients, self.truth)
 
     def _inputs(self) -> dict[str, Tensor]:
         return dict(zip("qkv" if self.problem.layer is None else "x", self.problem.inputs, strict=True))
 
     def _tokens(self, name: str) -> Tensor:
-        """The tokens of an input that the sampled outputs depend on."""
+        """Return the tokens of an input on which the sampled outputs depend."""
         if name == "x":
             return torch.arange(self.problem.graph.num_dst)
         return self.rows if name == "q" else self.senders
 
-    def _sampled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients where the truth is known; all others must be 0, else they are NaN throughout."""
+    def _sample_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Select the gradients at sampled tokens, or NaN if a gradient at any other token is not 0."""
         sampled = {}
         for name, gradient in gradients.items():
-            own = gradient.index_select(self.axis, self._tokens(name))
-            alone = torch.count_nonzero(gradient) == torch.count_nonzero(own)
-            sampled[name] = own if bool(alone) else torch.full_like(own, torch.nan)
+            rows = gradient.index_select(self.axis, self._tokens(name))
+            is_zero_elsewhere = torch.count_nonzero(gradient) == torch.count_nonzero(rows)
+            sampled[name] = rows if bool(is_zero_elsewhere) else torch.full_like(rows, torch.nan)
         return sampled
 
-    def _solved(self, dtype: torch.dtype, core: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        parts = {name: x.index_select(self.axis, self._tokens(name)) for name, x in self._inputs().items()}
-        leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in parts.items()}
+    def _solve(self, dtype: torch.dtype, core: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        inputs = {name: x.index_select(self.axis, self._tokens(name)) for name, x in self._inputs().items()}
+        leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
         out = self._formula(leaves, core)
         return out.detach(), differentiate(out, self.direction, leaves)
 
@@ -93,11 +95,11 @@ class Checked:
         return out
 
 
-def sampled_receivers(graph: TokenGraph) -> Tensor:
-    """All receivers of a small graph; else the first, the last, random ones and a run of neighbours.
+def sample_receivers(graph: TokenGraph) -> Tensor:
+    """Return all receivers of a small graph, else the first, the last, random ones and a run of neighbours.
 
     >>> from gnn_attention import patterns
-    >>> [len(sampled_receivers(patterns.window(n, 9))) for n in (40, 10_000)]
+    >>> [len(sample_receivers(patterns.window(n, 9))) for n in (40, 10_000)]
     [40, 64]
     """
     num_dst, num_src = graph.num_dst, graph.num_src
@@ -106,14 +108,14 @@ def sampled_receivers(graph: TokenGraph) -> Tensor:
     if num_dst > count and num_dst * num_src > 256**2:
         rng = torch.Generator().manual_seed(1)
         first = int(torch.randint(1, num_dst - count // 2, (1,), generator=rng))
-        drawn = torch.randperm(num_dst, generator=rng)[: 2 * count].tolist()
-        ordered = dict.fromkeys([0, num_dst - 1, *range(first, first + count // 2), *drawn])
-        rows = torch.tensor(sorted(list(ordered)[:count]))
+        random_rows = torch.randperm(num_dst, generator=rng)[: 2 * count].tolist()
+        candidates = dict.fromkeys([0, num_dst - 1, *range(first, first + count // 2), *random_rows])
+        rows = torch.tensor(sorted(list(candidates)[:count]))
     return rows
 
 
 def in_edges_of(graph: TokenGraph, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The receivers, the senders that any of them attends to, and the mask between them.
+    """Return the receivers ``rows``, all senders to which one of them attends, and the mask between them.
 
     >>> from gnn_attention import patterns
     >>> rows, senders, mask = in_edges_of(patterns.window(9, 2), torch.tensor([0, 5]))
@@ -121,13 +123,15 @@ def in_edges_of(graph: TokenGraph, rows: Tensor) -> tuple[Tensor, Tensor, Tensor
     ([0, 4, 5], [[1, 0, 0], [0, 1, 1]])
     """
     if graph.edges.listed() is None:
-        parts = [graph.rows(row, row + 1).edge_index[0] for row in rows.tolist()]
-        src, place = torch.cat(parts), torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
+        src_by_row = [graph.rows(row, row + 1).edge_index[0] for row in rows.tolist()]
+        src = torch.cat(src_by_row)
+        row_index = torch.repeat_interleave(torch.tensor([len(src) for src in src_by_row]))
     else:
         src, dst = graph.edge_index
-        place_of = torch.full((graph.num_dst,), -1).index_copy(0, rows, torch.arange(len(rows)))
-        src, place = src[place_of[dst] >= 0], place_of[dst][place_of[dst] >= 0]
+        index_of = torch.full((graph.num_dst,), -1).index_copy(0, rows, torch.arange(len(rows)))
+        is_sampled = index_of[dst] >= 0
+        src, row_index = src[is_sampled], index_of[dst][is_sampled]
     senders, column = torch.unique(src, return_inverse=True)
     mask = torch.zeros(len(rows), len(senders), dtype=torch.bool)
-    mask[place, column] = True
+    mask[row_index, column] = True
     return rows, senders, mask[None, None]

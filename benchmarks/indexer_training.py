@@ -1,18 +1,20 @@
-"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD`` (12 CPU minutes).
+"""Train a small language model whose layers choose their own graphs, from scratch (12 CPU minutes):
+``python -m benchmarks.indexer_training --out RECORD``.
 
-Two layers with an ``Indexer`` each, the sources of the standard library. First short texts and dense attention
-alone; then 2,048 tokens and dense attention, from which the indexers learn by the KL divergence over all causal
-pairs; then three continuations on the same data from the same weights: dense attention (the control), attention
-along the 128 senders that the indexers choose, from which they learn on, and along a window of as many senders:
-what reading far is worth. Losses are of held-out text, also of the second half of each text alone.
+The model has two layers, each with an ``Indexer``, and reads the sources of the standard library. It first trains
+with dense attention on short texts. Then it trains with dense attention on 2,048 tokens, while the indexers learn
+from the KL divergence over all causal pairs. Three continuations follow, on the same data and from the same
+parameters: dense attention (the control); attention along the 128 senders that the indexers select, while they keep
+learning; and a window of as many senders, which shows what distant tokens are worth. Losses are measured on held-out
+texts, and also on the second half of each text alone.
 
-For the long texts the base of the rotary embedding is raised (Xiong et al. 2023, arXiv 2309.16039), and logits
-grow with the logarithm of the number of tokens (Chiang and Cholak 2022, arXiv 2202.12172): else attention that
-learned from 512 tokens is spread over 2,048, and a window is better than all that it leaves out.
+For the long texts the base of the rotary embedding is raised (Xiong et al. 2023, arXiv 2309.16039), and queries are
+scaled with the logarithm of the number of tokens (Chiang and Cholak 2022, arXiv 2202.12172). Otherwise attention
+trained on 512 tokens spreads out over 2,048, and a window beats full attention.
 
-A key is of its token's state mixed with the one before, by a gate for each channel (the "smeared key" of Olsson
-et al. 2022, arXiv 2209.11895): so that a layer can look for what followed the same token earlier, which a
-model of two layers learns too late for a benchmark of minutes otherwise.
+Keys are computed from a gated mix of the state of a token and the state before it, with a gate for each channel (the
+"smeared key" of Olsson et al. 2022, arXiv 2209.11895). With them a layer can look up what followed the same token
+earlier; without them a model of two layers learns this too late for a benchmark of minutes.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
 
 TOKENS, SENDERS, WIDTH, LAYERS, VOCABULARY = 2048, 128, 128, 2, 1024
-SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time
+SHORT, BRIEF = 1240, 512  # number of steps on short texts, and their tokens; a step has four of them
 DENSE, CONTINUED, ROWS, HELD_OUT = 240, 120, 512, 12  # steps, steps, receivers of a KL step, texts
-# rates, with the steps that each is planned for: the first ends early, at an eighth
+# Learning rates and the steps of their schedules; the short phase stops before its schedule ends.
 RATES = {"short": (4e-3, 1560), "long": (1.5e-3, DENSE + CONTINUED), "indexers": (6e-3, DENSE + CONTINUED)}
 BASES = {"short": 10_000.0, "long": 44_000.0}
 CAUSAL = patterns.causal(TOKENS)
 WINDOW = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
-# 1 for as many tokens as the short texts have
+# The scale of queries by position: 1 up to the length of the short texts.
 GROWTH = (torch.arange(1, TOKENS + 1.0) / BRIEF).clamp(min=1).log() / math.log(BRIEF) + 1
 
 
@@ -59,10 +61,10 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, state: torch.Tensor, graph: Any) -> tuple[torch.Tensor, Any]:
-        """The next state, and what the indexer learns from. ``graph`` "chosen": the indexer's."""
+        """Return the next state and the inputs of the indexer's loss; ``graph="chosen"`` uses its selection."""
         x = self.norms[0](state)
-        before = functional.pad(x, (0, 0, 1, 0))[:, :-1]
-        senders = x + self.gate.sigmoid() * (before - x)
+        previous = functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        senders = x + self.gate.sigmoid() * (previous - x)
         graph = self.indexer.select(x, senders) if graph == "chosen" else graph
         key, value = self.heads.send(senders)[0], self.heads.send(x)[1]
         query = self.heads.receive(x) * GROWTH[: x.shape[1], None]
@@ -85,80 +87,82 @@ class Model(nn.Module):
         return [block.indexer for block in self.blocks]
 
     def forward(self, ids: torch.Tensor, graph: Any) -> tuple[torch.Tensor, list[Any]]:
-        """The loss of each token ``[texts, tokens]``, and for each layer what its indexer learns from."""
-        state, found = self.embedding(ids[:, :-1]), []
+        """Return the loss of each token ``[texts, tokens]`` and, for each layer, the inputs of its indexer's loss."""
+        state = self.embedding(ids[:, :-1])
+        records = []
         for block in self.blocks:
-            state, one = block(state, graph)
-            found.append(one)
+            state, record = block(state, graph)
+            records.append(record)
         logits = self.unembedding(self.norm(state))
-        return functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none"), found
+        return functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none"), records
 
 
-class Learning:
-    """An optimizer and a schedule of the model, and of the indexers: how these learn changes nothing of how
-    the model does, not through the norm of the gradient either.
+class Trainer:
+    """Separate optimizers and schedules for the model and its indexers.
+
+    Gradients are also clipped separately, so that the indexers do not change how the model learns.
     """
 
     def __init__(self, model: Model, length: str) -> None:
-        chosen = list(nn.ModuleList(model.indexers).parameters())
-        own = {id(one) for one in chosen}
-        rest = [one for one in model.parameters() if id(one) not in own]
-        self.parts: list[tuple[list[nn.Parameter], Any, Any]] = []
-        for parameters, (rate, steps) in ((rest, RATES[length]), (chosen, RATES["indexers"])):
+        of_indexers = list(nn.ModuleList(model.indexers).parameters())
+        ids = {id(parameter) for parameter in of_indexers}
+        of_model = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+        self.groups: list[tuple[list[nn.Parameter], Any, Any]] = []
+        for parameters, (rate, steps) in ((of_model, RATES[length]), (of_indexers, RATES["indexers"])):
             optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
-            self.parts.append((parameters, optimizer, schedule))
+            self.groups.append((parameters, optimizer, schedule))
 
     def step(self, loss: torch.Tensor) -> None:
-        for _, optimizer, _ in self.parts:
+        for _, optimizer, _ in self.groups:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        for parameters, optimizer, schedule in self.parts:
+        for parameters, optimizer, schedule in self.groups:
             if parameters[0].grad is not None:
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
                 schedule.step()
 
 
-def step(model: Model, learning: Learning, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
-    losses, found = model(ids, graph)
+def step(model: Model, trainer: Trainer, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
+    losses, records = model(ids, graph)
     loss, kl = losses.mean(), torch.zeros(())
     if graph is CAUSAL or graph == "chosen":
-        # of all pairs, some receivers at each step
+        # The divergence over all pairs is expensive, so each step takes it at some receivers only.
         rows = None if graph == "chosen" else (start := ROWS * (number % (TOKENS // ROWS)), start + ROWS)
-        pairs = zip(model.indexers, found, strict=True)
+        pairs = zip(model.indexers, records, strict=True)
         kl = torch.stack([indexer.loss(*states, info, rows=rows) for indexer, (*states, info) in pairs]).sum()
-    learning.step(loss + kl)
+    trainer.step(loss + kl)
     return loss.item(), kl.item() / LAYERS
 
 
 @torch.no_grad()
 def held_out_loss(model: Model, texts: torch.Tensor, graph: Any) -> list[float]:
-    """Of all tokens, and of those of the second halves."""
+    """Return the mean loss of all tokens and that of the second halves of the texts."""
     losses = torch.cat([model(ids[None], graph)[0] for ids in texts])
     return [round(x.mean().item(), 4) for x in (losses, losses[:, TOKENS // 2 :])]
 
 
 @torch.no_grad()
 def recalls(model: Model, texts: torch.Tensor) -> list[float]:
-    """For each layer the share of the weights over all pairs that lies on chosen edges."""
-    found = []
+    """Return, for each layer, the share of the dense attention weights that lies on the selected edges."""
+    by_text = []
     for ids in texts[:2]:
         layers = zip(model.indexers, model(ids[None], CAUSAL)[1], strict=True)
-        found.append([recall(info, indexer.select(*states)).mean() for indexer, (*states, info) in layers])
-    return [round(float(sum(one)) / len(one), 4) for one in zip(*found, strict=True)]
+        by_text.append([recall(info, indexer.select(*states)).mean() for indexer, (*states, info) in layers])
+    return [round(float(sum(values)) / len(values), 4) for values in zip(*by_text, strict=True)]
 
 
-def train(model: Model, learning: Learning, texts: torch.Tensor, graph: Any, first: int) -> list[Any]:
-    """The curve: for every 20 steps the mean loss and divergence."""
+def train(model: Model, trainer: Trainer, texts: torch.Tensor, graph: Any, first: int) -> list[Any]:
+    """Train on the texts and return the curve: every 20 steps, the mean loss and divergence."""
     curve: list[Any] = []
-    part: list[tuple[float, float]] = []
+    pending: list[tuple[float, float]] = []
     for number, ids in enumerate(texts, first):
-        part.append(step(model, learning, ids, graph, number))
-        if len(part) == 20:
-            curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*part, strict=True))])
+        pending.append(step(model, trainer, ids, graph, number))
+        if len(pending) == 20:
+            curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*pending, strict=True))])
             print(time.strftime("%H:%M:%S"), round(time.process_time()), graph, curve[-1], flush=True)
-            part = []
+            pending = []
     return curve
 
 
@@ -169,7 +173,7 @@ def split(text: str, vocabulary: Any, count: int | None) -> torch.Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train all phases, measure what they lose, and write the record."""
+    """Train all phases, measure their losses, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(arguments)
@@ -193,15 +197,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "environment": environment("cpu"),
     }
     short = texts[:SHORT].unfold(1, BRIEF + 1, BRIEF)
-    result["short"] = train(brief, Learning(brief, "short"), short, patterns.causal(BRIEF), 0)
+    result["short"] = train(brief, Trainer(brief, "short"), short, patterns.causal(BRIEF), 0)
     model.load_state_dict(brief.state_dict())
-    dense = model, Learning(model, "long")
+    dense = model, Trainer(model, "long")
     result["dense"] = train(*dense, texts[SHORT:last].unsqueeze(1), CAUSAL, SHORT)
     models: dict[str, Model] = {}
     for name, graph in {"control": CAUSAL, "chosen": "chosen", "window": WINDOW}.items():
-        # model and optimizer are copied together, so that the copy of one trains the copy of the other
-        models[name], learning = copy.deepcopy(dense)
-        result[name] = train(models[name], learning, texts[last : last + CONTINUED].unsqueeze(1), graph, last)
+        # Model and optimizer are copied together, so that the copied optimizer updates the copied model.
+        models[name], trainer = copy.deepcopy(dense)
+        result[name] = train(models[name], trainer, texts[last : last + CONTINUED].unsqueeze(1), graph, last)
     result["cpu minutes of training"] = round((time.process_time() - began) / 60, 1)
     ways = {"control": ("control", CAUSAL), "chosen": ("chosen", "chosen"), WINDOW.name: ("window", WINDOW)}
     ways["control along its indexers' choice"] = "control", "chosen"

@@ -1,8 +1,8 @@
-"""``influence_bound`` against the Jacobians of the model that ships, over 20 graphs: never below one of them.
+"""Compare ``influence_bound`` with the exact Jacobians of the shipped model over 20 graphs.
 
     python -m benchmarks.influence_bound --out tests/records/DATE-influence-bound.json
 
-A pair of tokens that a walk joins is *violated* if the exact spectral norm of its block is above the bound.
+A pair of tokens is *violated* if the exact spectral norm of its block of the Jacobian is above the bound.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def graphs() -> list[TokenGraph]:
     ]  # fmt: skip
 
 
-def exact(lm: Any, tokens: Any, graph: TokenGraph) -> Any:
-    """The spectral norm of each block of the Jacobian: a copy of the sequence for each channel of a result."""
+def exact_norms(lm: Any, tokens: Any, graph: TokenGraph) -> Any:
+    """Return the spectral norm of each block of the Jacobian."""
     width = lm.config.width
+    # The batch has a copy of the sequence for each output channel, so one pass gives all rows of a block.
     x = lm.embedding(tokens).detach().repeat(width, 1, 1).requires_grad_()
     state = x
     for block in lm.blocks:
@@ -44,12 +45,12 @@ def exact(lm: Any, tokens: Any, graph: TokenGraph) -> Any:
     return torch.stack([torch.linalg.matrix_norm(row.transpose(0, 1), 2) for row in rows])
 
 
-def measured(lm: Any, tokens: Any, graph: TokenGraph) -> dict[str, Any]:
-    bound, norms = influence_bound(lm, tokens, graph), exact(lm, tokens, graph)
-    joined = bound > 0
-    slack = bound[joined] / norms[joined]
+def measure(lm: Any, tokens: Any, graph: TokenGraph) -> dict[str, Any]:
+    bound, norms = influence_bound(lm, tokens, graph), exact_norms(lm, tokens, graph)
+    is_reachable = bound > 0
+    slack = bound[is_reachable] / norms[is_reachable]
     return {
-        "graph": graph.name, "pairs": int(joined.sum()), "violations": int((norms > bound).sum()),
+        "graph": graph.name, "pairs": int(is_reachable.sum()), "violations": int((norms > bound).sum()),
         "least_slack": float(slack.min()), "median_slack": float(slack.median()),
     }  # fmt: skip
 
@@ -62,9 +63,9 @@ def main() -> None:
     lm, vocabulary = model.load_trained()
     tokens = torch.tensor([vocabulary.encode(options.text.read_text(encoding="utf-8"))[:T]])
     lm = lm.double().requires_grad_(False)
-    rows = [measured(lm, tokens, graph) for graph in graphs()]
+    rows = [measure(lm, tokens, graph) for graph in graphs()]
     record: dict[str, Any] = {"bench": "influence-bound", "command": "python -m benchmarks.influence_bound"}
-    record |= {name: sum(one[name] for one in rows) for name in ("pairs", "violations")}
+    record |= {name: sum(row[name] for row in rows) for name in ("pairs", "violations")}
     record |= {"model": "trained", "tokens": T, "text": options.text.name, "graphs": rows}
     record["environment"] = environment("cpu")
     write(options.out, record)

@@ -1,11 +1,11 @@
-"""The graph that a language model needs: loss against the share of head x edge pairs which are left.
+"""Measure which edges a language model needs: its loss against the share of remaining pairs of head and edge.
 
 ``python -m benchmarks.lm_graphs [--record FILE] [--picture FILE] [--text FILE]``
 
-SmolLM2 (135 M parameters, float32) reads the first 1,024 tokens of a text; the loss is the mean over the
-targets after position 256, along graphs of several choices run by ``use_graph``. Attribution sees the losses
-of these same targets, so its graphs are those that this text needs, not those of any text. It takes about 15
-minutes of one core. ``asked`` is the share that was asked for, or the number of the step.
+SmolLM2 (135 M parameters, float32) reads the first 1,024 tokens of a text. The loss is the mean over the targets
+after position 256, along graphs that are pruned in several ways and run by ``use_graph``. Attribution uses the losses
+of the same targets, so its graphs fit this text and not every text. The benchmark takes about 15 minutes of one core.
+In the record, ``asked`` is the requested share, or the number of the refinement step.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from gnn_attention.interpret.trace import Attribution, PrunedGraphs, attribute
 
 TOKENS, FIRST, PROJECTIONS = 1024, 256, 3
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
-STEPS = (0.2, 0.12, 0.08, 0.065, 0.055, 0.05)  # shares of the refinement
+STEPS = (0.2, 0.12, 0.08, 0.065, 0.055, 0.05)  # share of pairs after each step of the refinement
 REFINED = "attribution, again at each step"
 WINDOWS = (1, 2, 5, 9, 25, 50, 100, 300)
 TEXT = Path("/usr/share/common-licenses/GPL-3")  # of Debian's base-files
 
 
 class Study:
-    """A model, the ids of a text, and points: the loss by choice and share."""
+    """A model, the token ids of a text, and the measured points: choice, share and loss."""
 
     def __init__(self, model: Any, ids: torch.Tensor) -> None:
         self.model, self.ids, self.points = model.requires_grad_(False), ids, list[dict[str, Any]]()
         self.causal = patterns.causal(ids.shape[1])
 
     def losses(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of the targets that count."""
+        """Return the losses of the targets after position ``FIRST``."""
         return functional.cross_entropy(logits[0, FIRST:-1], self.ids[0, FIRST + 1 :], reduction="none")
 
     @torch.no_grad()
     def loss(self, graph: Any) -> float:
-        # graphs of heads run along their edges, the quickest that needs no plan of tiles
+        # For graphs that differ by head, `rows` is the fastest backend that needs no plan of tiles.
         backend = "rows" if isinstance(graph, PrunedGraphs) else "dense"
         with use_graph(self.model, graph), attending(backend):
             return float(self.losses(self.model(self.ids, use_cache=False).logits).mean())
 
     def measure(self, choice: str, asked: float, graph: Any) -> None:
-        """Add a point."""
+        """Measure the loss along a graph and add a point."""
         share = graph.share if isinstance(graph, PrunedGraphs) else graph.num_edges / self.causal.num_edges
         numbers = {"share": round(share, 6), "loss": round(self.loss(graph), 4)}
         self.points.append({"choice": choice, "asked": asked, **numbers})
         print(*self.points[-1].values(), flush=True)
 
     def rank(self, choice: str, effects: Attribution, shares: Sequence[float] = SHARES) -> None:
-        """Add points of the edges that lead in ``effects``."""
+        """Add a point for each share of the edges with the largest effects."""
         for share in shares:
             self.measure(choice, share, effects.keep(share))
 
 
-def weights(study: Study) -> Attribution:
-    """The weight of each edge in the place of its effect."""
+def score_by_weight(study: Study) -> Attribution:
+    """Return an attribution whose scores are the attention weights."""
     by_layer: dict[int, torch.Tensor] = {}
 
     def backend(module: Any) -> Backend:
@@ -84,8 +84,8 @@ def weights(study: Study) -> Attribution:
     return Attribution(dict.fromkeys(by_layer, study.causal), {"slope": by_layer})
 
 
-def random(study: Study) -> Attribution:
-    """Numbers in the place of effects."""
+def score_randomly(study: Study) -> Attribution:
+    """Return an attribution whose scores are random."""
     rng, config = torch.Generator().manual_seed(0), study.model.config
     sizes = config.num_attention_heads, study.causal.num_edges
     by_layer = {layer: torch.rand(sizes, generator=rng) for layer in range(config.num_hidden_layers)}
@@ -93,9 +93,10 @@ def random(study: Study) -> Attribution:
 
 
 def refine(study: Study) -> None:
-    """Add points of the slopes along the graph that is left, again at each step: edges may come back.
+    """Add a point for each step of repeated pruning, whose attribution runs along the last pruned graph.
 
-    Squares are means of the steps so far, the last with weight 1/2, so that random signs matter less.
+    Scores cover all causal edges, so edges may return. Squared slopes are averaged over steps, the newest with
+    weight 1/2, which reduces the noise of random signs.
     """
     pruned: Any = study.causal
     squares: dict[int, torch.Tensor] = {}
@@ -112,7 +113,7 @@ def refine(study: Study) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure all points, and draw them."""
+    """Measure all points and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--record", type=Path, default=Path("lm-graphs.json"))
     parser.add_argument("--picture", type=Path)
@@ -124,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for width in WINDOWS:
         graph = patterns.window(TOKENS, width) | patterns.sinks(TOKENS, 4)
         study.measure(f"window({width}) | sinks(4)", 0.0, graph)
-    study.rank("by weight", weights(study))
-    study.rank("random", random(study), (0.05, 0.2))
+    study.rank("by weight", score_by_weight(study))
+    study.rank("random", score_randomly(study), (0.05, 0.2))
     refine(study)
     study.rank("attribution, once", attribute(model, study.ids, study.losses, projections=PROJECTIONS))
     record = {"bench": "lm-graphs", "command": "python -m benchmarks.lm_graphs", "tokens": TOKENS}
@@ -135,19 +136,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draw(study.points, args.picture)
 
 
-def draw(measured: Sequence[dict[str, Any]], file: Path) -> None:
-    """Loss against the share, on a logarithmic axis; a line for each choice. White behind, for dark pages."""
+def draw(points: Sequence[dict[str, Any]], file: Path) -> None:
+    """Plot the loss against the share on a logarithmic axis, with a line for each choice."""
     from matplotlib.figure import Figure
 
+    # A white background keeps the axes legible on dark pages.
     figure = Figure(figsize=(7, 4), layout="constrained", facecolor="white")
     axes, lines = figure.subplots(), dict[str, list[tuple[float, float]]]()
-    for point in measured:
+    for point in points:
         choice = "window | sinks(4)" if point["choice"].startswith("window") else point["choice"]
         lines.setdefault(choice, []).append((100 * point["share"], point["loss"]))
     ((_, causal),) = lines.pop("causal")
-    for (choice, points), marker in zip(lines.items(), "osx^v", strict=False):
-        label = choice if min(loss for _, loss in points) < causal + 1 else f"{choice} (above)"
-        axes.plot(*zip(*sorted(points), strict=True), marker=marker, markersize=4, label=label)
+    for (choice, line), marker in zip(lines.items(), "osx^v", strict=False):
+        label = choice if min(loss for _, loss in line) < causal + 1 else f"{choice} (above)"
+        axes.plot(*zip(*sorted(line), strict=True), marker=marker, markersize=4, label=label)
     axes.axhline(causal, color="black", linewidth=0.8, label=f"causal, all pairs: {causal:.3f}")
     axes.axhline(1.01 * causal, color="black", linewidth=0.8, linestyle=":", label="1 % above")
     axes.set(xscale="log", ylim=(causal - 0.05, causal + 1), ylabel=f"loss after position {FIRST}")

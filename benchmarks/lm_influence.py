@@ -1,12 +1,13 @@
-"""Influence in SmolLM2 over a graph: the Jacobian measured, and predicted from graph and head statistics.
+"""Measure influence in SmolLM2 along a graph, and predict it from the graph and from statistics of the heads.
 
     python -m benchmarks.lm_influence --out tests/records/DATE-influence.json
     python -m benchmarks.lm_influence --graph sinks --out tests/records/DATE-influence-sinks.json
 
-Measured in float64 on one text: ``|d last state[dst] / d embedding[src]|`` by random vector-Jacobian products.
-Predicted from another text: per layer and kind of edge the mean energy that it passes on, by its weight (value
-path, ``(w / rms)^2 |W_O W_V|^2``), by its key and, to the token itself, by its query; walks of these sums. A kind
-is a distance or, of the first four tokens, the sender (between two of them, the pair).
+The influence ``|d last state[dst] / d embedding[src]|`` is measured in float64 on one text, with random
+vector-Jacobian products. The prediction comes from another text: for each layer and kind of edge, the mean energy
+that an edge passes on through its value (``(w / rms)^2 |W_O W_V|^2``), through its key and, to the receiver itself,
+through its query; these energies are then summed over walks. The kind of an edge is its distance, or its sender if
+this is one of the first four tokens (the pair, if both ends are).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def kinds(graph: ga.TokenGraph) -> Any:
     return far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
 
 
-def measured(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], projections: int) -> Any:
+def measure(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], projections: int) -> Any:
     model = model.double().requires_grad_(False)
     x = model.get_input_embeddings()(ids)[0]
     with ga.use_graph(model, graph):
@@ -54,18 +55,18 @@ def measured(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], p
 
 @torch.no_grad()
 def statistics(model: Any, graph: ga.TokenGraph, ids: Any) -> tuple[Any, Any]:
-    """Energies by kind ``[layers, KINDS]`` and of the token's own query ``[layers]``, over the residual's 1."""
+    """Return energies by kind of edge ``[layers, KINDS]`` and through the query ``[layers]``; the residual has 1."""
     calls: dict[int, Any] = {}
     inverse: dict[int, Any] = {}
     hooks = []
     for number, layer in enumerate(model.model.layers):
 
-        def watch(module: Any, inputs: Any, number: int = number) -> None:
+        def save_inverse_rms(module: Any, inputs: Any, number: int = number) -> None:
             inverse[number] = (inputs[0][0].double().square().mean(-1) + 1e-5).rsqrt()
 
-        hooks.append(layer.input_layernorm.register_forward_pre_hook(watch))
+        hooks.append(layer.input_layernorm.register_forward_pre_hook(save_inverse_rms))
 
-    def recording(module: Any) -> Backend:
+    def recording_backend(module: Any) -> Backend:
         def run(call: Any) -> Any:
             call = replace(call, with_lse=True)
             out, lse = run_attention(call, "auto")
@@ -74,12 +75,12 @@ def statistics(model: Any, graph: ga.TokenGraph, ids: Any) -> tuple[Any, Any]:
 
         return Backend("recording", run)
 
-    with ga.use_graph(model, graph), attending(recording):
+    with ga.use_graph(model, graph), attending(recording_backend):
         model.model(ids)
     for hook in hooks:
         hook.remove()
-    parts = [_energies(layer, calls[i], inverse[i], graph) for i, layer in enumerate(model.model.layers)]
-    return torch.stack([edge for edge, _ in parts]), torch.stack([own for _, own in parts])
+    energies = [_energies(layer, calls[i], inverse[i], graph) for i, layer in enumerate(model.model.layers)]
+    return torch.stack([edge for edge, _ in energies]), torch.stack([query for _, query in energies])
 
 
 def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tuple[Any, Any]:
@@ -92,32 +93,32 @@ def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tupl
         for p in (module.q_proj, module.k_proj, module.v_proj)
     )
     W_O = module.o_proj.weight.double().view(width, heads, dim)
-    energy, own = torch.zeros_like(w), torch.zeros(T, dtype=torch.float64)
+    energy, by_query = torch.zeros_like(w), torch.zeros(T, dtype=torch.float64)
     for h in range(heads):
         g = h * groups // heads
-        apart = v[g][src] - out[h][dst]
+        difference = v[g][src] - out[h][dst]
         square = W_O[:, h].T @ W_O[:, h]
-        said = (apart @ square * apart).sum(-1)  # |W_O apart|^2
-        by_key = said * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
+        difference_energy = (difference @ square * difference).sum(-1)  # |W_O difference|^2
+        by_key = difference_energy * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
         energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
-        spread = _by_receiver(dst, w[h][:, None] * apart).mT @ _by_receiver(dst, k[g][src])
-        squares = (square @ spread * spread).sum((1, 2))  # |W_O spread|^2
-        own += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
+        covariance = _by_receiver(dst, w[h][:, None] * difference).mT @ _by_receiver(dst, k[g][src])
+        squares = (square @ covariance * covariance).sum((1, 2))  # |W_O covariance|^2
+        by_query += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
     sums = torch.zeros(KINDS, dtype=torch.float64).index_add(0, kind, energy.sum(0))
-    return sums / torch.bincount(kind, minlength=KINDS).clamp(min=1), own[WINDOW:].mean()
+    return sums / torch.bincount(kind, minlength=KINDS).clamp(min=1), by_query[WINDOW:].mean()
 
 
 def _by_receiver(dst: Any, rows: Any) -> Any:
-    """Rows of edges, sorted by receiver, as ``[T, most in-edges, dim]``, 0 where a receiver has fewer."""
+    """Pad rows of edges, which are sorted by receiver, with zeros to ``[T, largest in-degree, dim]``."""
     degree = torch.bincount(dst, minlength=T)
     table = torch.zeros(T, int(degree.max()), rows.shape[1], dtype=rows.dtype)
     table[dst, torch.arange(len(dst)) - (degree.cumsum(0) - degree)[dst]] = rows
     return table
 
 
-def predicted(graph: ga.TokenGraph, energy: Any, own: Any, receivers: list[int]) -> Any:
-    share = (energy / (1 + own)[:, None])[:, kinds(graph)]
-    # of the last token, which hears the most
+def predict(graph: ga.TokenGraph, energy: Any, by_query: Any, receivers: list[int]) -> Any:
+    share = (energy / (1 + by_query)[:, None])[:, kinds(graph)]
+    # The share of the residual is that of the last token, which has the most in-edges.
     residual = 1 / (1 + share[:, graph.edge_index[1] == T - 1].sum(1))
     weights = [row * r / (1 - r) for row, r in zip(share, residual, strict=True)]
     return analyse.influence(graph, len(share), residual.tolist(), weights, receivers).sqrt()
@@ -135,32 +136,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--graph", choices=GRAPHS, default="window")
-    parser.add_argument("--step", type=int, default=33, help="between receivers")
+    parser.add_argument("--step", type=int, default=33, help="distance between measured receivers")
     parser.add_argument("--projections", type=int, default=2)
     options = parser.parse_args()
     model, tokenizer = ga.lm.load("smollm2")
     texts = [torch.tensor([tokenizer.encode(path.read_text())[:T]]) for path in (STATISTICS, MEASURED)]
     receivers = list(range(T - 1, WINDOW, -options.step))
     graph = GRAPHS[options.graph]
-    guess = predicted(graph, *statistics(model, graph, texts[0]), receivers)
-    found = measured(model, graph, texts[1], receivers, options.projections)
-    behind = torch.tensor(receivers)[:, None] >= torch.arange(T)
-    pairs, distances = (
-        (found[behind], guess[behind]),
-        (torch.tensor(receivers)[:, None] - torch.arange(T))[behind],
-    )
+    prediction = predict(graph, *statistics(model, graph, texts[0]), receivers)
+    measurement = measure(model, graph, texts[1], receivers, options.projections)
+    distance = torch.tensor(receivers)[:, None] - torch.arange(T)
+    is_causal = distance >= 0
+    pairs = measurement[is_causal], prediction[is_causal]
     command = f"python -m benchmarks.lm_influence --graph {options.graph} --step {options.step}"
-    folded = [by_distance(rows, receivers) for rows in (found, guess)]
-    scaled = (folded[1] / folded[0]).log10()
+    means = [by_distance(rows, receivers) for rows in (measurement, prediction)]
+    log_ratio = (means[1] / means[0]).log10()
     record = {
         "bench": "influence", "model": "smollm2", "graph": graph.name, "receivers": receivers,
         "command": f"{command} --projections {options.projections}", "environment": environment("cpu"),
         "projections": options.projections, "texts": [MEASURED.name, STATISTICS.name],
-        "orders": float((folded[0].max() / folded[0].min()).log10()),
-        "spearman_by_distance": rank_correlation(*folded), "spearman_by_pair": rank_correlation(*pairs),
-        "spearman_by_pair_of_distance_alone": rank_correlation(pairs[0], -distances),
-        "largest_error_in_orders": float((scaled - scaled.median()).abs().max()),
-        "measured": folded[0].tolist(), "predicted": folded[1].tolist(),
+        "orders": float((means[0].max() / means[0].min()).log10()),
+        "spearman_by_distance": rank_correlation(*means), "spearman_by_pair": rank_correlation(*pairs),
+        "spearman_by_pair_of_distance_alone": rank_correlation(pairs[0], -distance[is_causal]),
+        "largest_error_in_orders": float((log_ratio - log_ratio.median()).abs().max()),
+        "measured": means[0].tolist(), "predicted": means[1].tolist(),
     }  # fmt: skip
     write(options.out, record)
     print({name: value for name, value in record.items() if isinstance(value, float)})

@@ -1,13 +1,13 @@
-"""A workload on a device, and what a method does on it: right first, then its memory, then its time.
+"""Measure methods on a workload and a device: first their errors, then their memory, then their time.
 
-A trial is a method and a pass: "forward", "backward" (the backward pass alone) or "both". Its case has
+A trial is a method and a pass: "forward", "backward" (the backward pass alone) or "both". Its case has the keys
 
-- ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory", "failed",
-  "wrong", "too slow"
-- ``seconds``: the median; ``least``, ``samples``
-- ``first_s``: the first call: the plan of this graph, and what is compiled
-- ``output_error``, ``gradient_error``: in units of SDPA's own. A peer whose errors are larger than what is
-  allowed of ours is timed up to 16 times SDPA's own, with that as its ``reason``
+- ``status``: "measured", or else, with a ``reason``, "missing", "refused", "out of memory", "failed", "wrong" or
+  "too slow"
+- ``seconds``: the median time; ``least`` time; number of ``samples``
+- ``first_s``: the seconds of the first call, which includes planning and compilation
+- ``output_error``, ``gradient_error``: errors as multiples of SDPA's own. A peer that exceeds the tolerance for our
+  backends is still timed if its errors are at most 16 times SDPA's own; its case then has a ``reason``
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from benchmarks.process import is_out_of_memory, one_line
 from benchmarks.records import Record
 from benchmarks.workloads import Workload
 
-__all__ = ["Bench", "Settings", "Trial", "paired_ratio", "timed_rounds"]
+__all__ = ["Bench", "Settings", "Trial", "paired_ratio", "time_rounds"]
 
-FLUSHED = 2**28  # bytes that are written before a call on a GPU, so that nothing is left in its cache
-PEERS_ERROR = 16.0  # times SDPA's own, up to which a peer is timed; its case says so
+FLUSHED = 2**28  # bytes written before each call on a GPU, to flush its cache
+PEERS_ERROR = 16.0  # multiple of SDPA's own error up to which a peer is timed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure: ``budget`` seconds for a method and pass, ``fewest`` to ``most`` samples.
+    """How long to measure: ``budget`` seconds for each method and pass, with ``fewest`` to ``most`` samples.
 
-    A call of more than ``long`` seconds is timed once, one of more than ``slowest`` seconds is left out, as is
-    what needs more than ``memory`` bytes.
+    A call that takes more than ``long`` seconds is timed once; one that takes more than ``slowest`` seconds or
+    needs more than ``memory`` bytes is not timed.
     """
 
     budget: float = 3.0
@@ -50,7 +50,7 @@ class Settings:
     memory: float = 14 * 2**30
 
     def samples(self, seconds: float) -> int:
-        """How many of a call that takes so long."""
+        """Number of samples of a call that takes ``seconds``."""
         if seconds > self.long:
             return 1
         return min(self.most, max(self.fewest, int(self.budget / max(seconds, 1e-7))))
@@ -58,10 +58,10 @@ class Settings:
 
 @dataclass
 class Trial:
-    """A method and a pass: its case so far, and its call while it is to be timed.
+    """A method and a pass, with the case recorded so far.
 
-    ``step()`` runs a call and returns the marks around it, ``seconds`` is what it took before, and
-    ``times`` are its samples by round.
+    ``step()`` runs a call and returns the marks around it, or is None if the trial is not timed; ``seconds`` is the
+    time of a first call, and ``times`` holds the samples by round.
     """
 
     case: Record
@@ -70,30 +70,30 @@ class Trial:
     times: dict[int, float] = field(default_factory=dict)
 
     def close(self, status: str, reason: str) -> Trial:
-        """Leave it out, with the reason."""
+        """End the trial with a status and a reason."""
         self.case |= {"status": status, "reason": reason}
         self.step = None
         return self
 
     def fail(self, error: Exception) -> Trial:
-        """Leave it out for an error."""
+        """End the trial because of an error."""
         reason = one_line(error)
-        refused = isinstance(error, NotImplementedError) or "No viable backend" in reason
-        status = "out of memory" if is_out_of_memory(reason) else "refused" if refused else "failed"
+        is_refusal = isinstance(error, NotImplementedError) or "No viable backend" in reason
+        status = "out of memory" if is_out_of_memory(reason) else "refused" if is_refusal else "failed"
         return self.close(status, reason)
 
     def figures(self) -> Record:
-        """Median and least of the samples."""
+        """Return the median, the least and the number of the samples."""
         times = list(self.times.values())
         figures = {"seconds": statistics.median(times), "least": min(times), "samples": len(times)}
         return {"status": "measured", **figures}
 
 
 class Bench:
-    """A workload on a device: its inputs, the truth about some receivers, and trials of methods."""
+    """A workload on a device: its inputs, the float64 reference, and the trials of methods."""
 
     def __init__(self, workload: Workload, device: torch.device, settings: Settings) -> None:
-        """Build the graph, draw the inputs, and compute the truth."""
+        """Build the graph, draw the inputs, and compute the reference."""
         self.workload, self.watch, self.settings = workload, Watch(device), settings
         start = time.perf_counter()
         graph = workload.graph()
@@ -103,12 +103,12 @@ class Bench:
         self.checked = Checked(self.problem)
 
     def trial(self, method: Method, which: str) -> Trial:
-        """Hold a method against float64 and measure the memory and seconds of a call, or say why not."""
+        """Compare a method with float64 and measure memory and time of a call, or record why this fails."""
         trial = Trial(
             {"workload": self.workload.name, "method": method.name, "ours": method.ours, "pass": which}
         )
-        if (refused := refusal(method, self.problem, which)) is not None:
-            return trial.close(**refused)
+        if (reason_not_run := refusal(method, self.problem, which)) is not None:
+            return trial.close(**reason_not_run)
         try:
             start = time.perf_counter()
             prepared = method.prepare(self.problem)
@@ -119,8 +119,8 @@ class Bench:
                 trial.case |= {"output_error": output, "gradient_error": gradient if backward else None}
                 if not outcome.passed:
                     reason = f"errors {output:.3g} and {gradient:.3g} of SDPA's own (allowed 2, 3)"
-                    nearly = max(output, gradient) <= PEERS_ERROR
-                    if method.ours or not nearly:  # a peer may sum in the short dtype itself
+                    # A peer may accumulate in the short dtype, so it gets a wider tolerance.
+                    if method.ours or max(output, gradient) > PEERS_ERROR:
                         return trial.close("wrong", reason)
                     trial.case["reason"] = reason
             self.watch.wait()
@@ -137,7 +137,7 @@ class Bench:
         return trial
 
     def sample(self, trial: Trial, rounds: Sequence[int]) -> None:
-        """Time a call in each of these rounds; a trial that fails is left out from then on."""
+        """Time a call in each of these rounds; a trial that fails is not timed again."""
         try:
             assert trial.step is not None
             marks = {number: trial.step() for number in rounds}
@@ -148,7 +148,7 @@ class Bench:
         trial.times |= {number: self.watch.seconds(*pair) for number, pair in marks.items()}
 
     def _step(self, prepared: Prepared, which: str) -> tuple[Any, Any]:
-        """One call and the marks around it; of "backward" the backward pass is marked alone."""
+        """Run one call and return the marks around it; "backward" marks the backward pass alone."""
         problem, mark = self.problem, self.watch.mark
         self.flushed.zero_()
         if which == "forward":
@@ -166,30 +166,30 @@ class Bench:
         return start, stop
 
 
-def timed_rounds(bench: Bench, trials: Sequence[Trial], seed: int = 0) -> None:
-    """Time trials in interleaved rounds, each in a random order of its own.
+def time_rounds(bench: Bench, trials: Sequence[Trial], seed: int = 0) -> None:
+    """Time trials in interleaved rounds, each round in a new random order.
 
-    A trial takes part in as many rounds as its budget allows, spread evenly.
+    A trial takes part in as many rounds as its budget allows, and these are spread evenly.
     """
-    wanted = [bench.settings.samples(trial.seconds) for trial in trials]
-    rounds, rng = max(wanted, default=0), random.Random(seed)
+    counts = [bench.settings.samples(trial.seconds) for trial in trials]
+    rounds, rng = max(counts, default=0), random.Random(seed)
     for number in range(rounds):
-        for trial, own in rng.sample(list(zip(trials, wanted, strict=True)), len(trials)):
-            if trial.step is not None and _takes_part(number, own, rounds):
+        for trial, count in rng.sample(list(zip(trials, counts, strict=True)), len(trials)):
+            if trial.step is not None and _takes_part(number, count, rounds):
                 bench.sample(trial, [number])
 
 
-def _takes_part(number: int, wanted: int, rounds: int) -> bool:
-    """True for ``wanted`` of the ``rounds``, evenly spread.
+def _takes_part(number: int, count: int, rounds: int) -> bool:
+    """Return whether round ``number`` is one of ``count`` that are spread evenly over ``rounds``.
 
     >>> [number for number in range(9) if _takes_part(number, 3, 9)]
     [2, 5, 8]
     """
-    return (number + 1) * wanted // rounds > number * wanted // rounds
+    return (number + 1) * count // rounds > number * count // rounds
 
 
 def paired_ratio(ours: Trial, theirs: Trial) -> float | None:
-    """The median of ``theirs / ours`` over the rounds in which both took part: how many times faster ours is.
+    """Return the median of ``theirs / ours`` over common rounds: how many times faster ours is.
 
     >>> slow, fast = Trial({}, times={0: 4.0, 1: 9.0, 2: 5.0}), Trial({}, times={0: 2.0, 2: 2.0})
     >>> paired_ratio(fast, slow)

@@ -1,7 +1,7 @@
-"""How a workload can be run: ours on every backend, and the peers. A peer that is not installed says so.
+"""The methods that run a workload: every backend of this library, and the peers.
 
-A method prepares itself for a problem once (masks, edge lists, compiled kernels: what a user would keep from
-call to call) and returns the call to be timed.
+A method is prepared for a problem once: masks, edge lists and compiled kernels, which a user would keep from call to
+call, are not part of the time. A peer that is not installed is reported as missing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gnn_attention import MessagePassingAttention, attend, convert
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 
-__all__ = ["AUTO", "PEERS", "Method", "Prepared", "along_graph", "call_of", "ours", "refusal"]
+__all__ = ["AUTO", "PEERS", "Method", "Prepared", "call_of", "ours", "prepare_ours", "refusal"]
 
 AUTO = "auto"
-MOST_REFERENCE_EDGES = 20_000  # the reference is the lesson, not a competitor
-MOST_DENSE_CELLS = 8192**2  # beyond, "SDPA mask" stands for the dense backend, which is the same kernel
+MOST_REFERENCE_EDGES = 20_000  # the reference backend is written to be read, not to be fast
+MOST_DENSE_CELLS = 8192**2  # above, only "SDPA mask" is timed, which is the kernel of the dense backend
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """``call(*inputs) -> out`` and the parameters that take a gradient as the inputs do."""
+    """A function ``call(*inputs) -> out``, and the parameters whose gradients are computed too."""
 
     call: Callable[..., Tensor]
     parameters: tuple[Tensor, ...] = ()
@@ -40,8 +40,8 @@ class Prepared:
 class Method:
     """A way to compute attention over a problem's graph.
 
-    ``unsupported_reason(problem)`` says why it cannot run, ``backward`` why it has no backward pass, and
-    ``modules`` what must be installed. ``same`` is False for a yardstick that computes another graph.
+    ``unsupported_reason(problem)`` says why the method cannot run, ``backward`` says why it has no backward pass, and
+    ``modules`` lists the modules that it imports. ``same`` is False for a method that computes another graph.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Method:
 
 
 def refusal(method: Method, problem: Problem, which: str) -> dict[str, Any] | None:
-    """The case of a method that is not run, with the reason; None if it can run."""
+    """Return the status and reason of a method that cannot run, or None if it can."""
     for name in method.modules:
         try:
             importlib.import_module(name)
@@ -79,15 +79,16 @@ def _refusal(backend: Backend, problem: Problem) -> str | None:
 def ours(
     backends: Sequence[str] = tuple(BACKENDS), reason: Callable[[Backend, Problem], str | None] = _refusal
 ) -> Iterator[Method]:
-    """``backend="auto"`` and backends of ours; ``reason(backend, problem)`` says why one is not run."""
-    yield Method(AUTO, partial(along_graph, AUTO), ours=True)
+    """Yield ``backend="auto"``, then our backends; ``reason(backend, problem)`` says why one is not run."""
+    yield Method(AUTO, partial(prepare_ours, AUTO), ours=True)
     for backend in (BACKENDS[name] for name in backends):
-        refused = partial(reason, backend)
-        yield Method(backend.name, partial(along_graph, backend), ours=True, unsupported_reason=refused)
+        reason_of_backend = partial(reason, backend)
+        prepare = partial(prepare_ours, backend)
+        yield Method(backend.name, prepare, ours=True, unsupported_reason=reason_of_backend)
 
 
-def along_graph(backend: str | Backend, problem: Problem) -> Prepared:
-    """``attend``, or the layer, along the problem's graph."""
+def prepare_ours(backend: str | Backend, problem: Problem) -> Prepared:
+    """Prepare ``attend``, or the layer, along the problem's graph."""
     graph = problem.graph
     if problem.layer is None:
         return Prepared(lambda q, k, v: attend(q, k, v, graph, backend=backend))
@@ -96,35 +97,35 @@ def along_graph(backend: str | Backend, problem: Problem) -> Prepared:
 
 
 def call_of(problem: Problem) -> AttentionCall:
-    """The call of attention that a problem is."""
+    """Return the problem as an :class:`AttentionCall`; for a layer, its tensors have sizes but no values."""
     if problem.layer is None:
         q, k, v = problem.inputs
-    else:  # only its sizes count
+    else:
         q = k = v = torch.empty(1, problem.heads, problem.graph.num_dst, problem.dim, device="meta")
     return AttentionCall.from_arguments(q, k, v, problem.graph)
 
 
 def _core(problem: Problem, run: Callable[..., Tensor]) -> Prepared:
-    """``run(q, k, v)``, or for a layer the same between one product for q, k, v and one for the output."""
+    """Prepare ``run(q, k, v)``; for a layer, add one product before it for q, k, v and one after it."""
     if problem.layer is None:
         return Prepared(run)
     heads, dim = problem.heads, problem.dim
-    into, out = (weight.detach().clone().requires_grad_() for weight in _projections(problem))
+    W_in, W_out = (weight.detach().clone().requires_grad_() for weight in _projections(problem))
 
     def layer(x: Tensor) -> Tensor:
-        q, k, v = functional.linear(x, into).view(*x.shape[:2], 3, heads, dim).permute(2, 0, 3, 1, 4)
-        return functional.linear(run(q, k, v).transpose(1, 2).flatten(2), out)
+        q, k, v = functional.linear(x, W_in).view(*x.shape[:2], 3, heads, dim).permute(2, 0, 3, 1, 4)
+        return functional.linear(run(q, k, v).transpose(1, 2).flatten(2), W_out)
 
-    return Prepared(layer, (into, out))
+    return Prepared(layer, (W_in, W_out))
 
 
 def _projections(problem: Problem) -> tuple[Tensor, Tensor]:
-    """``W_Q, W_K, W_V`` as one ``[3 width, width]`` and ``W_O`` as ``[width, width]``, as nn.Linear keeps them."""
+    """Return ``W_Q, W_K, W_V`` as one ``[3 width, width]``, and ``W_O``, in the layout of nn.Linear."""
     layer = problem.layer
     assert layer is not None
     assert layer.W_O is not None
-    into = [weight.transpose(1, 2).flatten(0, 1) for weight in (layer.W_Q, layer.W_K, layer.W_V)]
-    return torch.cat(into), layer.W_O.flatten(0, 1).T.contiguous()
+    projections = [weight.transpose(1, 2).flatten(0, 1) for weight in (layer.W_Q, layer.W_K, layer.W_V)]
+    return torch.cat(projections), layer.W_O.flatten(0, 1).T.contiguous()
 
 
 def _sdpa_causal(problem: Problem) -> Prepared:
@@ -137,15 +138,16 @@ def _sdpa_mask(problem: Problem) -> Prepared:
 
 
 def _flex(problem: Problem) -> Prepared:
-    """Compiled, with the graph's own rule as ``mask_mod`` and our lists of tiles, never with a mask of all pairs."""
-    torch._dynamo.reset()  # a kernel for each graph: past a limit of them it would run uncompiled, unseen
+    """Compile FlexAttention with the graph's rule as ``mask_mod`` and our list of tiles, not with a dense mask."""
+    # Each graph compiles a kernel, and past its limit dynamo would silently fall back to eager code.
+    torch._dynamo.reset()
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     mask = convert.to_block_mask(problem.graph, device=problem.device)
     return _core(problem, partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask))
 
 
 def _transformer_conv(problem: Problem) -> Prepared:
-    """The ``propagate`` of TransformerConv on q, k and v."""
+    """Call ``propagate`` of TransformerConv with q, k and v."""
     conv_class = importlib.import_module("torch_geometric.nn").TransformerConv
     heads, dim, edges = problem.heads, problem.dim, problem.graph.edges_on(problem.device)
     conv = conv_class(heads * dim, dim, heads=heads, root_weight=False, bias=False)
@@ -160,7 +162,7 @@ def _transformer_conv(problem: Problem) -> Prepared:
 
 
 def _torch_sparse(problem: Problem) -> Prepared:
-    """``sampled_addmm`` on the edges, ``sparse.softmax`` over each row and ``sparse.mm``, head by head in float32."""
+    """Run ``sampled_addmm`` on the edges, ``sparse.softmax`` and ``sparse.mm``, head by head in float32."""
     graph, device = problem.graph, problem.device
     edges, zeros = graph.edges_on(device).flip(0), torch.zeros(graph.num_edges, device=device)
     pattern = torch.sparse_coo_tensor(edges, zeros, (graph.num_dst, graph.num_src)).coalesce().to_sparse_csr()
@@ -178,7 +180,7 @@ def _torch_sparse(problem: Problem) -> Prepared:
 
 
 def _eager(problem: Problem) -> Prepared:
-    """What a Hugging Face model runs with ``attn_implementation="eager"``: Llama's function and a mask to add."""
+    """Run Llama's function with an additive mask, as Hugging Face does for ``attn_implementation="eager"``."""
     eager = importlib.import_module("transformers.models.llama.modeling_llama").eager_attention_forward
     mask = convert.to_sdpa_mask(problem.graph, dtype=torch.float32)[None, None]
     module: Any = nn.Identity().eval()
@@ -193,12 +195,12 @@ def _eager(problem: Problem) -> Prepared:
 
 def _multihead(problem: Problem) -> Prepared:
     module = nn.MultiheadAttention(problem.heads * problem.dim, problem.heads, bias=False, batch_first=True)
-    into, out = _projections(problem)
+    W_in, W_out = _projections(problem)
     with torch.no_grad():
-        module.in_proj_weight.copy_(into)
-        module.out_proj.weight.copy_(out)
-    hidden = ~problem.graph.mask()
-    run = lambda x: module(x, x, x, attn_mask=hidden, need_weights=False)[0]  # noqa: E731
+        module.in_proj_weight.copy_(W_in)
+        module.out_proj.weight.copy_(W_out)
+    is_masked = ~problem.graph.mask()
+    run = lambda x: module(x, x, x, attn_mask=is_masked, need_weights=False)[0]  # noqa: E731
     return Prepared(run, tuple(module.parameters()))
 
 

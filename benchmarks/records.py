@@ -1,4 +1,4 @@
-"""Records of the benchmarks: where they were made, and how their cases are looked up."""
+"""Records of the benchmarks: read and write them, look up their cases, and describe the machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,8 @@ from torch import Tensor
 from gnn_attention._support import atomic_files
 from tests.guarantees.environment import environment
 
-__all__ = [
-    "Record",
-    "case_of",
-    "circumstances",
-    "environment",
-    "rank_correlation",
-    "read",
-    "value_of",
-    "write",
-]
+__all__ = ["Record", "case_of", "describe_machine", "environment", "rank_correlation", "read"]
+__all__ += ["value_of", "write"]
 
 Record = dict[str, Any]
 SUITES = ("attention", "batches", "calibrate", "compare", "gpu", "start", "training")
@@ -31,7 +23,7 @@ PACKAGES = ("torch", "torch_geometric", "transformers", "networkx", "numpy")
 
 
 def read(path: Path) -> Record:
-    """A record from its file; ValueError that names the file if it holds none.
+    """Read a record; a file without one raises a ValueError that names the file.
 
     >>> read(Path("no such file"))
     Traceback (most recent call last):
@@ -47,32 +39,32 @@ def read(path: Path) -> Record:
 
 
 def case_of(record: Record, workload: str, method: str, which: str) -> Record | None:
-    """The case of a workload, a method and a pass, measured or not; None if the record has none."""
-    wanted = {"workload": workload, "method": method, "pass": which}
-    cases = (case for case in record["cases"] if wanted.items() <= case.items())
+    """Return the case of a workload, a method and a pass, measured or not; None if the record has none."""
+    key = {"workload": workload, "method": method, "pass": which}
+    cases = (case for case in record["cases"] if key.items() <= case.items())
     return next(cases, None)
 
 
 def value_of(case: Record | None, name: str) -> float | None:
-    """A number of a measured case; None where there is none."""
+    """Return a number of a case, or None if the case was not measured or has no such number."""
     if case is None or case["status"] != "measured" or case.get(name) is None:
         return None
     return float(case[name])
 
 
 def write(path: Path, record: Record) -> None:
-    """Write a record, whole or not at all."""
+    """Write a record atomically."""
     atomic_files.write(path, json.dumps(record, indent=1) + "\n")
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's."""
+    """Return Spearman's rank correlation."""
     ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
     return round(float(torch.corrcoef(ranks)[0, 1]), 4)
 
 
-def circumstances() -> Record:
-    """Date, commit, processor, memory, threads and versions, without which a time says little."""
+def describe_machine() -> Record:
+    """Return date, commit, processor, memory, threads and versions, which decide how long a call takes."""
     cpu = Path("/proc/cpuinfo")
     installed = {package.name.replace("-", "_"): package.version for package in metadata.distributions()}
     lines = cpu.read_text(encoding="utf-8").splitlines() if cpu.exists() else []

@@ -1,12 +1,12 @@
-"""How long a command takes to start, next to ``import gnn_attention``: ``python -m benchmarks start``.
+"""Time how long commands take to start, compared with ``import gnn_attention``: ``python -m benchmarks start``.
 
-Fresh processes, one after the other, each program once a round; a ratio is that of two least times of this
-run. ``import torch`` is what bounds every start. The record, as ``--json`` writes it:
+Each program runs once a round in a fresh process; a ratio compares the least times of one run. No start can be
+faster than ``import torch``. The record that ``--json`` writes has the keys
 
 - ``bench``: "start"; ``schema`` 1; date, commit, processor, threads, versions, ...
 - ``cases``: one for each ``program``: ``seconds``, the least time, ``median``, the number of ``samples``, and
-  ``ratio``, the least time over that of ``import gnn_attention``
-- ``targets``: the ratio of each command, at most 1.3
+  ``ratio``, the least time divided by that of ``import gnn_attention``
+- ``targets``: the ratio of each command, which should be at most 1.3
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from benchmarks import table
 from benchmarks.process import ROOT
-from benchmarks.records import Record, circumstances
+from benchmarks.records import Record, describe_machine
 from benchmarks.targets import target_row
 
 __all__ = ["PROGRAMS", "add_options", "run", "seconds_of", "text"]
@@ -32,35 +32,35 @@ PROGRAMS |= {f"gnn-attention {command}": ("-m", "gnn_attention", *command.split(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the suite."""
+    """Add the options of the suite."""
     parser.add_argument("--rounds", type=int, default=10, help="starts of each program (default: 10)")
 
 
 def run(args: argparse.Namespace) -> Record:
-    """Start every program in every round, as one record."""
+    """Start every program in every round and return one record."""
     starts = [{name: seconds_of(program) for name, program in PROGRAMS.items()} for _ in range(args.rounds)]
     cases, targets = [], []
     for name in PROGRAMS:
-        times = [one[name] for one in starts]
-        ratio = min(times) / min(one[LIBRARY] for one in starts)
+        times = [seconds[name] for seconds in starts]
+        ratio = min(times) / min(seconds[LIBRARY] for seconds in starts)
         figures = {"seconds": min(times), "median": statistics.median(times), "samples": len(times)}
         cases.append({"program": name, **figures, "ratio": ratio})
         if name.startswith("gnn-attention"):
             words = f"times the time of {LIBRARY}"
             targets.append(target_row(name, "start", "at most", 1.3, words, ratio))
-    return {"bench": "start", "schema": 1, **circumstances(), "cases": cases, "targets": targets}
+    return {"bench": "start", "schema": 1, **describe_machine(), "cases": cases, "targets": targets}
 
 
 def seconds_of(arguments: Sequence[str]) -> float:
-    """The time of a fresh interpreter with these arguments; CalledProcessError if it fails."""
+    """Return the run time of a fresh interpreter with these arguments; CalledProcessError if it fails."""
     command = [sys.executable, *arguments]
-    began = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def text(record: Record) -> str:
-    """The record as two tables."""
+    """Format the record as two tables."""
     head = ["program", "least, s", "median, s", f"of {LIBRARY}"]
     rows = (
         [case["program"], *(f"{case[name]:.2f}" for name in ("seconds", "median", "ratio"))]

@@ -1,6 +1,6 @@
-"""The targets: what is promised of ``backend="auto"`` against whom, and whether a record meets it.
+"""The targets of ``backend="auto"`` against its peers, and whether a record meets them.
 
-Both numbers of a ratio are of one run; on a CPU times are paired.
+Both numbers of a ratio come from the same run; on a CPU, ratios of times are paired by round.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from benchmarks.methods import AUTO
 from benchmarks.records import Record, case_of, value_of
 from benchmarks.workloads import CAUSAL, FLEX, MASKED, MHA, PYG, SPARSE
 
-__all__ = ["TARGETS", "Target", "judge", "judged", "target_row"]
+__all__ = ["TARGETS", "Target", "judge", "judge_cpu", "target_row"]
 
-# A workload, the field of a case that is promised, whose case ("A|B": the fastest that was measured), and the
-# bounds of both passes (None: no promise): at least so much.
+# A workload, the promised field of a case, the method of the case ("A|B" is the faster of the two), and the lower
+# bounds of both passes (None if there is no promise).
 Target = tuple[str, str, str, float | None, float | None]
 WORDS = {
     "ratio": "times faster than {}",
@@ -48,7 +48,7 @@ TARGETS: list[Target] = [
 
 
 def judge(record: Record, targets: Iterable[Target], passes: Sequence[str]) -> list[Record]:
-    """Every target of the record's workloads as a row, with its ``value`` and whether it is ``met``."""
+    """Return every target of the record's workloads as a row, with its ``value`` and whether it is ``met``."""
     names, rows = {about["workload"] for about in record["workloads"]}, []
     for workload, field, against, *bounds in targets:
         for which, bound in zip(passes, bounds, strict=True):
@@ -62,7 +62,7 @@ def judge(record: Record, targets: Iterable[Target], passes: Sequence[str]) -> l
 def target_row(
     workload: str, which: str, sense: str, bound: float, words: str, value: float | None
 ) -> Record:
-    """A target and whether it is met; None where its value was not measured."""
+    """Return a target as a row; ``met`` is None if its value was not measured."""
     met = None if value is None else bool(value >= bound if sense == "at least" else value <= bound)
     row = {"workload": workload, "pass": which, "sense": sense, "bound": bound, "words": words}
     return {**row, "value": value, "met": met}
@@ -73,19 +73,21 @@ def _value(record: Record, workload: str, field: str, against: str, which: str) 
     case = min(cases, key=lambda case: value_of(case, "seconds") or float("inf"))
     if field != "smaller":
         return value_of(case, field)
-    own, other = value_of(case_of(record, workload, AUTO, which), "memory_mb"), value_of(case, "memory_mb")
-    return None if own is None or other is None else other / max(own, 1.0)  # of MB at least 1 counts
+    ours = value_of(case_of(record, workload, AUTO, which), "memory_mb")
+    theirs = value_of(case, "memory_mb")
+    # Memory below 1 MB is noise, so it counts as 1 MB.
+    return None if ours is None or theirs is None else theirs / max(ours, 1.0)
 
 
-def judged(record: Record) -> list[Record]:
-    """The targets of a CPU, and for every workload that auto is within 1.3 times the best backend of ours."""
-    rows, passes = judge(record, TARGETS, ("forward", "both")), ("forward", "both")
+def judge_cpu(record: Record) -> list[Record]:
+    """Judge the targets of a CPU, and for each workload whether auto takes at most 1.3 times our best backend."""
+    passes = ("forward", "both")
+    rows = judge(record, TARGETS, passes)
     for about in record["workloads"]:
         for which in passes:
-            own = {"workload": about["workload"], "pass": which, "status": "measured", "ours": True}
-            ratios = [
-                case["ratio"] for case in record["cases"] if own.items() <= case.items() and case["ratio"]
-            ]
+            key = {"workload": about["workload"], "pass": which, "status": "measured", "ours": True}
+            cases = (case for case in record["cases"] if key.items() <= case.items())
+            ratios = [case["ratio"] for case in cases if case["ratio"]]
             value = 1 / min(ratios) if ratios else None
             words = "of the time of the best backend"
             rows.append(target_row(about["workload"], which, "at most", 1.3, words, value))

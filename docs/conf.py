@@ -1,11 +1,11 @@
-"""Settings of Sphinx for the site that ``docs/build.py`` builds; nothing in it asks a network."""
+"""Settings of Sphinx for the site that ``docs/build.py`` builds, which works without a network."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# before the package: annotations then name the axes of each tensor
+# Annotations name the axes of tensors only if jaxtyping is imported before the package.
 import jaxtyping  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""The zoo as pages, a page for each builder: picture, edges, papers. All of it comes from the package."""
+"""Build the pages of the zoo from the package: for each builder its picture, its edges and its papers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INK = "#3b82f6"
 
 
 def picture(graph: TokenGraph, most_heads: int = 4) -> str:
-    """The mask as SVG: receivers in rows, senders in columns, heads side by side.
+    """Draw the mask as SVG, with receivers in rows, senders in columns and heads side by side.
 
     >>> picture(patterns.causal(2)).count("<path")
     1
@@ -33,10 +33,10 @@ def picture(graph: TokenGraph, most_heads: int = 4) -> str:
     )
 
 
-def _cells(mask: torch.Tensor, left: int) -> str:
+def _cells(mask: torch.Tensor, offset: int) -> str:
     rows, columns = mask.shape
-    path = "".join(f"M{left + src} {dst}h1v1h-1z" for dst, src in mask.nonzero().tolist())
-    frame = f'<rect x="{left}" width="{columns}" height="{rows}" fill="{INK}" fill-opacity=".12"/>'
+    path = "".join(f"M{offset + src} {dst}h1v1h-1z" for dst, src in mask.nonzero().tolist())
+    frame = f'<rect x="{offset}" width="{columns}" height="{rows}" fill="{INK}" fill-opacity=".12"/>'
     return f'{frame}<path d="{path}" fill="{INK}"/>'
 
 
@@ -45,9 +45,9 @@ def _is_graph(entry: Entry) -> bool:
 
 
 def page(entry: Entry) -> str:
-    """The page of a builder, in reStructuredText."""
+    """Return the page of a builder in reStructuredText."""
     family = f"Family `{entry.family} <../zoo.html#{entry.family}>`__."
-    facts = f"{family} Example: ``{entry.example}``, a value for each edge, no graph."
+    facts = f"{family} Example: ``{entry.example}``, which gives a value for each edge instead of a graph."
     image = ""
     if _is_graph(entry):
         image = (
@@ -56,22 +56,22 @@ def page(entry: Entry) -> str:
         )
         facts = f'{family} The picture: ``gnn-attention draw "{entry.example}"``.'
     ids = dict.fromkeys(ARXIV.findall(inspect.getdoc(getattr(patterns, entry.name)) or ""))
-    links = ", ".join(f"`arXiv {one} <https://arxiv.org/abs/{one}>`__" for one in ids)
+    links = ", ".join(f"`arXiv {paper} <https://arxiv.org/abs/{paper}>`__" for paper in ids)
     papers = f"**{'Papers with this graph' if len(ids) > 1 else 'Paper'}:** {links}." if ids else ""
     signature = f".. autofunction:: gnn_attention.patterns.{entry.name}"
     return "\n\n".join([f"{entry.name}\n{'=' * len(entry.name)}", image, facts, papers, signature]) + "\n"
 
 
 def index() -> str:
-    """The gallery, in Markdown: families as headings, a card for each builder."""
+    """Return the gallery in Markdown, with a heading for each family and a card for each builder."""
     entries = catalogue.entries()
     families: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         families[entry.family].append(entry)
     parts = [
         "# Zoo",
-        f"{len(entries)} builders of graphs. Each page has the picture, the exact edges and the papers. In a picture a row "
-        "receives and a column sends.",
+        f"{len(entries)} builders of graphs. Each page has a picture, the exact edges and the papers. In a picture, rows "
+        "are receivers and columns are senders.",
     ]
     for family, members in families.items():
         cards = "\n\n".join(_card(entry) for entry in members)
@@ -89,7 +89,7 @@ def _card(entry: Entry) -> str:
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """(name, text) of the page of each builder and of its picture."""
+    """Yield (file name, text) for the page of each builder and for its picture."""
     for entry in catalogue.entries():
         yield f"{entry.name}.rst", page(entry)
         if _is_graph(entry):

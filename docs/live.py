@@ -1,6 +1,7 @@
-"""Live figures: one for each chapter of the book, in which a reader changes the graph and sees numbers of the text change.
+"""Live figures, one for each chapter of the book: the reader changes a graph and sees numbers of the text change.
 
-A figure is data for ``docs/site/live.js``, computed from the package; ``said`` has numbers of its first state as the chapter prints them.
+A figure is data for ``docs/site/live.js``, computed with the package. Its ``said`` has the numbers of the initial
+state, as the chapter prints them.
 """
 
 from __future__ import annotations
@@ -22,45 +23,45 @@ Figure = dict[str, Any]
 
 
 def figures() -> dict[str, Figure]:
-    """The figure of each chapter, by the chapter's name without its number."""
+    """Return the figure of each chapter, by the name of the chapter without its number."""
     return {name: build() for name, (build, _) in FIGURES.items()}
 
 
-def placed(chapter: str, cells: list[Figure]) -> list[Figure]:
-    """The cells of a chapter's notebook, cut at its headings, with its figure where the section it belongs to ends."""
+def insert_figure(chapter: str, cells: list[Figure]) -> list[Figure]:
+    """Split the cells of a chapter's notebook at headings, and insert its figure at the end of its section."""
     build, section = FIGURES[chapter.partition("_")[2]]
-    parts, is_inside = [], False
+    parts: list[Figure] = []
+    is_inside = False
     for cell in cells:
         text, is_text = "".join(cell["source"]), cell["cell_type"] == "markdown"
         for number, part in enumerate(re.split("^(?=## )", text, flags=re.MULTILINE) if is_text else [text]):
             if is_text and part.startswith("## "):
                 if is_inside:
-                    parts.append(
-                        {"cell_type": "markdown", "id": "live", "metadata": {}, "source": markup(build())}
-                    )
+                    source = markup(build())
+                    parts.append({"cell_type": "markdown", "id": "live", "metadata": {}, "source": source})
                 is_inside = bool(re.match(rf"## (\d+\. )?{re.escape(section)}\n", part + "\n"))
             parts.append({**cell, "id": f"{cell['id']}-{number}", "source": part})
     return parts
 
 
 def markup(figure: Figure) -> str:
-    """The figure as a page holds it."""
+    """Return the HTML element of a figure."""
     data = {name: value for name, value in figure.items() if name != "said"}
     return f'<figure class="live" data-figure="{html.escape(json.dumps(data), quote=True)}"></figure>'
 
 
-def slider(name: str, label: str, least: int, value: float, most: int, **more: Any) -> Figure:
-    """A number that the reader chooses; ``graph=True``: the mask is drawn anew."""
-    return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
+def slider(name: str, label: str, least: int, value: float, most: int, **options: Any) -> Figure:
+    """Return a slider for a number; with ``graph=True`` a change draws the mask anew."""
+    return {"name": name, "label": label, "least": least, "value": value, "most": most, **options}
 
 
 def window(value: int, most: int, label: str = "window") -> Figure:
-    """Tokens that a receiver attends to, itself among them."""
+    """Return a slider for the number of tokens to which a receiver attends, itself included."""
     return slider("window", label, 1, value, most, graph=True)
 
 
 def sinks(value: int, most: int) -> Figure:
-    """First tokens that all receivers attend to."""
+    """Return a slider for the number of first tokens to which all receivers attend."""
     return slider("sinks", "sinks", 0, value, most, graph=True)
 
 
@@ -76,7 +77,7 @@ def by_hand() -> Figure:
     queries = torch.tensor([[0, 0], [1, 1.5], [0, 0], [2, 3], [0, 0]], dtype=torch.float64)
     return {
         "kind": "attention",
-        "say": "The head of this chapter. Click a cell to cut an edge or to add one; its receiver is then the one whose numbers stand here.",
+        "say": "The head of this chapter. Click a cell to cut or add an edge; the numbers shown are then those of its receiver.",
         "size": 5,
         "row": 3,
         "tokens": words,
@@ -93,7 +94,7 @@ def by_hand() -> Figure:
 
 
 def head_of(text: str, layer: int, head: int) -> Figure:
-    """A head of the shipped model on a text."""
+    """Return the figure of a head of the shipped model on a text."""
     model, vocabulary = ga.model.load_trained()
     ids = vocabulary.encode(text)
     with torch.no_grad():
@@ -113,7 +114,7 @@ def head_of(text: str, layer: int, head: int) -> Figure:
 
 def four_words() -> Figure:
     return head_of("Llamas do not output words", 1, 1) | {
-        "say": "Layer 1, head 1. Cut an edge: the shares of its receiver are shared out anew, and nobody else changes.",
+        "say": "Layer 1, head 1. Cut an edge: the remaining weights of its receiver grow, and no other receiver changes.",
         "row": 6,
         "sender": 5,
         "shows": [
@@ -139,7 +140,7 @@ def one_edge() -> Figure:
 
 def two_hops() -> Figure:
     return graph(
-        "A text of 32 tokens, said twice, over a window: how far back does the last token know anything?",
+        "A text of 32 tokens, repeated once, over a window: from how far back does information reach the last token?",
         64,
         [EDGES, ("back", "tokens back", 0), ("first", "layers until the last token knows of the first", 0)],
         {"back": "2 hops reach 14 tokens back"},
@@ -152,11 +153,11 @@ def competition() -> Figure:
     total = " + ".join(f"Math.exp({logit})" for logit in logits)
     return {
         "kind": "formula",
-        "say": "Four senders. Let the last one fit better or worse: nothing about the others changes, but their shares.",
+        "say": "Four senders. Let the last one fit better or worse: nothing about the others changes except their shares.",
         "sliders": [slider("fit", "logit of the last", -3, 0.2, 5, step=0.1)],
-        "formulas": {f"w{at}": f"Math.exp({logit}) / ({total})" for at, logit in enumerate(logits)},
-        "shows": [(f"w{at}", f"share of sender {at}", 2) for at in range(4)],
-        "said": {f"w{at}": "shares before: [0.25, 0.15, 0.41, 0.19]" for at in range(4)},
+        "formulas": {f"w{src}": f"Math.exp({logit}) / ({total})" for src, logit in enumerate(logits)},
+        "shows": [(f"w{src}", f"share of sender {src}", 2) for src in range(4)],
+        "said": {f"w{src}": "shares before: [0.25, 0.15, 0.41, 0.19]" for src in range(4)},
     }
 
 
@@ -165,7 +166,7 @@ def temperature() -> Figure:
     logits = (quantiles / quantiles.std(correction=0)).tolist()
     return {
         "kind": "formula",
-        "say": "Logits are as wide as the root of d. Divided by it they stay where a softmax can learn, whatever the width of a head.",
+        "say": "Logits spread like the square root of d. Divided by it, they stay where a softmax can learn, whatever the width of a head.",
         "sliders": [slider("d", "d, the width of a head", 1, 64, 1024)],
         "formulas": {
             "variance": "d",
@@ -186,9 +187,11 @@ def temperature() -> Figure:
 # ---- graphs
 
 
-def graph(say: str, size: int, shows: list[tuple[str, str, int | str]], said: Figure, **more: Any) -> Figure:
-    """A figure of a graph with its counts."""
-    return {"kind": "graph", "say": say, "size": size, "shows": shows, "said": said, **more}
+def graph(
+    say: str, size: int, shows: list[tuple[str, str, int | str]], said: Figure, **options: Any
+) -> Figure:
+    """Return the figure of a graph and its counts."""
+    return {"kind": "graph", "say": say, "size": size, "shows": shows, "said": said, **options}
 
 
 EDGES = ("edges", "edges", 0)
@@ -200,7 +203,7 @@ def hops() -> Figure:
     for src, dst in ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (0, 3), (2, 3)):
         cells[dst, src] = 1
     return graph(
-        "The graph of the matrix A. The product A A has an edge for each way of two hops: click, and count.",
+        "The graph of the matrix A. The product A A has an edge wherever two hops lead: click, and count.",
         4,
         [("edges", "edges of A: one hop", 0), ("hops", "edges of its power: that many hops", 0)],
         {},
@@ -260,7 +263,7 @@ def needle() -> Figure:
 
 def talk() -> Figure:
     return graph(
-        "Blocks of the derivative that are not zero: one for each edge. Nothing but attention has one off the diagonal.",
+        "The derivative has one nonzero block for each edge. Only attention has blocks off the diagonal.",
         8,
         [("edges", "of 64 blocks are not zero", 0), ("share", "of the causal ones", "%")],
         {"edges": "26 of 64 blocks"},
@@ -270,9 +273,9 @@ def talk() -> Figure:
 
 def messages() -> Figure:
     return graph(
-        "A message of both ends is made once for each edge; attention makes one for each of the 64 senders and weighs it.",
+        "A message that depends on both ends is computed for each edge; attention computes one for each of the 64 senders and weights it.",
         64,
-        [("edges", "messages are made", 0), ("each", "times as many as attention makes", 1)],
+        [("edges", "messages are computed", 0), ("each", "times as many as in attention", 1)],
         {"edges": "484 messages"},
         sliders=[window(8, 64)],
     )
@@ -326,9 +329,9 @@ def sink() -> Figure:
     )
 
 
-def drawn() -> Figure:
+def selected_senders() -> Figure:
     return graph(
-        "A choice of k senders for each of 192 tokens has as many edges as a window of k, wherever they are.",
+        "Selecting k senders for each of 192 tokens gives as many edges as a window of k, wherever the senders are.",
         192,
         [EDGES, ("share", "of the causal ones", "%")],
         {"edges": "2952 of 18528 edges", "share": "0.159"},
@@ -368,7 +371,7 @@ def ranks() -> Figure:
                 spectra.append(values)
     return {
         "kind": "spectrum",
-        "say": "How much of a head's matrix is left when only its largest singular values are?",
+        "say": "How much of a head's matrix remains if only its largest singular values are kept?",
         "spectra": spectra,
         "sliders": [
             slider("matrix", "matrix", 0, 0, len(names) - 1, names=names),
@@ -383,18 +386,18 @@ def ranks() -> Figure:
 
 
 def record(name: str) -> Figure:
-    """The newest record of a benchmark."""
+    """Return the newest record of a benchmark."""
     path = max((ROOT / "tests" / "records").glob(f"*-{name}.json"))
-    found: Figure = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    data: Figure = json.loads(path.read_text(encoding="utf-8"))
+    return data
 
 
-def needed() -> Figure:
+def pruned_graphs() -> Figure:
     points = sorted(record("lm-graphs")["points"], key=lambda point: (point["choice"], point["share"]))
     causal = next(point["loss"] for point in points if point["choice"] == "causal")
-    rows = [{"share": one["share"], "loss": one["loss"], "above": one["loss"] / causal - 1} for one in points]
-    first = next(at for at, one in enumerate(points) if one["choice"] == "causal")
-    names = [f"{one['choice']}, {one['share']:.1%} of the pairs" for one in points]
+    rows = [{"share": p["share"], "loss": p["loss"], "above": p["loss"] / causal - 1} for p in points]
+    first = next(index for index, point in enumerate(points) if point["choice"] == "causal")
+    names = [f"{point['choice']}, {point['share']:.1%} of the pairs" for point in points]
     return {
         "kind": "points",
         "say": "SmolLM2 on 1,024 tokens: each point of the curve.",
@@ -410,16 +413,10 @@ def jobs() -> Figure:
     names = sorted({row["job"] for row in rows}, key=lambda job: -sum(row["job"] == job for row in rows))
     points = []
     for job in names:
-        mine = [row for row in rows if row["job"] == job]
-        shown = [sum(row[claim]["p_holm"] <= 0.05 for row in mine) for claim in ("looks", "said")]
-        points.append(
-            {
-                "heads": len(mine),
-                "matter": shown[0],
-                "fall": shown[1],
-                "hold": sum(row["holds"] for row in mine),
-            }
-        )
+        heads = [row for row in rows if row["job"] == job]
+        matter, fall = (sum(row[claim]["p_holm"] <= 0.05 for row in heads) for claim in ("looks", "said"))
+        hold = sum(row["holds"] for row in heads)
+        points.append({"heads": len(heads), "matter": matter, "fall": fall, "hold": hold})
     return {
         "kind": "points",
         "say": "How many sentences about heads of SmolLM2 hold, job by job.",
@@ -435,7 +432,7 @@ def jobs() -> Figure:
     }
 
 
-# each figure, and the section of the chapter that it closes
+# For each chapter: the function that builds its figure, and the section that ends with it.
 FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "attention_is_message_passing": (by_hand, "One receiver, by hand"),
     "many_heads_many_graphs": (two_hops, "A trained model"),
@@ -455,8 +452,8 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "change_the_graph": (one_edge, "One edge"),
     "audit_a_leak": (leaks, "The other direction: edges that nobody uses"),
     "sinks_are_one_edge": (sink, "The loss along five graphs"),
-    "the_graph_a_model_needs": (needed, "A curve that was measured before"),
+    "the_graph_a_model_needs": (pruned_graphs, "A curve that was measured before"),
     "reach_is_not_influence": (within_reach, "On paper: shares along walks"),
     "reading_278_heads": (jobs, "Do the edges matter?"),
-    "the_graph_that_a_model_draws": (drawn, "The choice over time"),
+    "the_graph_that_a_model_draws": (selected_senders, "The choice over time"),
 }

@@ -1,12 +1,12 @@
-"""Write the pages of docs/ that are made from the code and from the records of measurements.
+"""Generate pages of docs/ from the code and from records of measurements.
 
-    python docs/make.py          # write them
-    python docs/make.py --check  # exit code 1 if one of them is not what would be written
+    python docs/make.py          # write the pages
+    python docs/make.py --check  # write nothing; exit code 1 if a page is out of date
 
-``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest records
-in ``tests/records``. ``explore.html`` is what ``gnn-attention explore``
-writes, so that a link to it opens without an install. In ``glossary.md`` the table of views is made;
-in ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
+``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` come from the newest records
+in ``tests/records``, and ``explore.html`` from ``gnn-attention explore``, so that a reader can open it without
+installing anything. In ``glossary.md`` only the table of views is generated. In ``sources.md`` the claims are written
+by hand, and only the last column, which says where each claim is shown, is generated.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Record = dict[str, Any]
 
 
 def newest(pattern: str) -> Path:
-    """The newest record whose name, which begins with its date, fits."""
+    """Return the newest record whose name matches; names begin with the date."""
     return max(RECORDS.glob(pattern))
 
 
 def read(path: Path) -> Record:
-    """A record."""
-    found: Record = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    """Read a record."""
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown.
+    """Format a table in Markdown.
 
     >>> print(table(["a", "b"], [["1", "x|y"]]))
     | a | b |
@@ -52,17 +52,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     | 1 | x\\|y |
     """
     lines = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
-    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
-    return "\n".join([first, "|" + "---|" * len(head), *others])
+    header, *body = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([header, "|" + "---|" * len(head), *body])
 
 
 def page(title: str, *parts: str) -> str:
-    """A page: the note that it is made, its title, and its parts as paragraphs."""
+    """Join a page from a note that it is generated, its title, and its parts as paragraphs."""
     return "\n\n".join([MADE, f"# {title}", *parts]) + "\n"
 
 
 def link(path: Path, text: str = "") -> str:
-    """A link to a file of the repository, from a page in docs/."""
+    """Link to a file of the repository from a page in docs/."""
     target = Path(os.path.relpath(path, DOCS)).as_posix()
     return f"[{text or '`' + path.name + '`'}]({target})"
 
@@ -71,7 +71,7 @@ def link(path: Path, text: str = "") -> str:
 
 
 def backends() -> str:
-    """What each backend supports on the machine where the page is made."""
+    """Return the page of what each backend supports on this machine."""
     rows = [[f"`{name}`", text] for name, text in list_backends().items()]
     return page(
         "Backends",
@@ -88,15 +88,15 @@ def backends() -> str:
 
 
 def guarantees() -> str:
-    """Each guarantee with its threshold and what was measured, then what is verified on a GPU."""
-    # not of the package: found once the checkout is on the path
+    """Return the page of guarantees, with thresholds and measurements, and of what is verified on a GPU."""
+    # The tests can be imported only after the checkout is on the path.
     from tests.guarantees.registry import GUARANTEES
 
     path = max(RECORDS.glob("*-guarantees.json"))
     record = read(path)
-    # a record may hold guarantees that are no longer promised
-    promised = [one for one in record["guarantees"] if one["name"] in GUARANTEES]
-    rows = [[one["name"], one["promise"], one["bar"], format_result(one)] for one in promised]
+    # A record may contain guarantees that no longer exist.
+    entries = [entry for entry in record["guarantees"] if entry["name"] in GUARANTEES]
+    rows = [[entry["name"], entry["promise"], entry["bar"], format_result(entry)] for entry in entries]
     return page(
         "Guarantees",
         "Each promise of the library has a threshold. The results were measured with "
@@ -111,14 +111,15 @@ def guarantees() -> str:
     )
 
 
-def format_result(one: Record) -> str:
-    """What was measured, with a warning where that is not enough or not all of it."""
-    part = "" if one["full"] else f"in part ({one['count']:,} cases): "
-    return f"{part}{one['value']}" if one["holds"] else f"**fails**: {part}{one['value']}"
+def format_result(guarantee: Record) -> str:
+    """Format the measurement of a guarantee, with a warning if it fails or is incomplete."""
+    part = "" if guarantee["full"] else f"in part ({guarantee['count']:,} cases): "
+    result = f"{part}{guarantee['value']}"
+    return result if guarantee["holds"] else f"**fails**: {result}"
 
 
 def versions(environment: Record) -> str:
-    """The versions that a record names, of what decides its numbers."""
+    """Format the versions of Python and packages that a record names."""
     names = ("python", "torch", "torch_geometric", "transformers", "triton")
     return ", ".join(f"{name} {environment[name]}" for name in names if environment.get(name))
 
@@ -130,7 +131,7 @@ UNITS = {"seconds": (1e3, ""), "memory_mb": (1.0, ""), "roofline": (100.0, " %")
 
 
 def benchmarks() -> str:
-    """Every workload next to its peers, the targets that are missed, and training on long windows."""
+    """Return the page of benchmarks: peers, missed targets, training, chosen graphs, influence and GPU."""
     path, training = newest("*-bench-attention.json"), newest("*-bench-training.json")
     record = read(path)
     return page(
@@ -163,7 +164,7 @@ def benchmarks() -> str:
 
 
 def on_a_gpu() -> Iterator[str]:
-    """The newest record of the workloads on a GPU: auto, and how each peer compares with it."""
+    """Yield the newest record of the workloads on a GPU, with how each peer compares with auto."""
     from benchmarks.gpu import table as gpu_table
 
     records = sorted(RECORDS.glob("*-bench-gpu.json"))
@@ -176,8 +177,8 @@ def on_a_gpu() -> Iterator[str]:
 
 
 def chosen_graphs(path: Path) -> Iterator[str]:
-    """The targets of graphs that are made, planned and run in every step."""
-    from benchmarks.chosen_graphs import judged
+    """Yield the targets for graphs that are built, planned and run in every step."""
+    from benchmarks.chosen_graphs import judge
 
     record = read(path)
     yield (
@@ -187,16 +188,18 @@ def chosen_graphs(path: Path) -> Iterator[str]:
     )
     rows = [
         [
-            *(one["row"], f"{one['value']:.3g} {one['words']}", f"{one['sense']} {one['bound']:g}"),
-            "yes" if one["met"] else "no",
+            target["row"],
+            f"{target['value']:.3g} {target['words']}",
+            f"{target['sense']} {target['bound']:g}",
+            "yes" if target["met"] else "no",
         ]
-        for one in judged(record)
+        for target in judge(record)
     ]
     yield table(["selection", "measured", "target", "met"], rows)
 
 
 def pruning(path: Path) -> Iterator[str]:
-    """The losses of SmolLM2 along what is left of its graph."""
+    """Yield the losses of SmolLM2 along pruned graphs."""
     record = read(path)
     points = sorted(record["points"], key=lambda point: -point["share"])
     causal = next(point["loss"] for point in points if point["choice"] == "causal")
@@ -217,7 +220,7 @@ def pruning(path: Path) -> Iterator[str]:
 
 
 def edge_cuts(path: Path) -> Iterator[str]:
-    """How first-order effects of edges rank beside true ones."""
+    """Yield the rank correlations of first-order effects of edges with true ones."""
     models: Record = read(path)["models"]
     yield (
         "`ga.trace.attribute` estimates the effects of edges to first order. The table compares them with true effects, "
@@ -226,15 +229,15 @@ def edge_cuts(path: Path) -> Iterator[str]:
     )
     ways = list(dict.fromkeys(way for model in models.values() for way in model["correlations"]))
     rows = [
-        [name, str(one["tokens"]), f"{one['edges']:,} of {one['of']:,}"]
-        + [f"{one['correlations'][way]:.3f}" for way in ways]
-        for name, one in models.items()
+        [name, str(model["tokens"]), f"{model['edges']:,} of {model['of']:,}"]
+        + [f"{model['correlations'][way]:.3f}" for way in ways]
+        for name, model in models.items()
     ]
     yield table(["model", "tokens", "edges", *ways], rows)
 
 
 def indexer_training(path: Path) -> Iterator[str]:
-    """The losses of a small model whose layers choose their graphs, by the graph of its last steps."""
+    """Yield the losses of a small model whose layers choose their graphs, by the graph of its last steps."""
     record = read(path)
     steps = record["steps"]
     yield (
@@ -255,7 +258,7 @@ def indexer_training(path: Path) -> Iterator[str]:
 
 
 def indexer_recall(path: Path) -> Iterator[str]:
-    """What indexers that learned from SmolLM2's attention hold of it, by number of senders."""
+    """Yield the share of SmolLM2's attention that trained indexers cover, by number of senders."""
     record = read(path)
     texts, mean, senders = record["texts"], record["mean over layers"], record["recall for k of"]
     yield (
@@ -272,7 +275,7 @@ def indexer_recall(path: Path) -> Iterator[str]:
 
 
 def influence(bound: Path) -> Iterator[str]:
-    """The Jacobian of SmolLM2 over graphs with its prediction, and the bound on that of the model that ships."""
+    """Yield how well the Jacobian of SmolLM2 is predicted, and how tight the bound is for the shipped model."""
     yield (
         "`|d last state[dst] / d embedding[src]|` of SmolLM2 over 512 tokens is measured on one text in float64. "
         "`analyse.influence` predicts it from the graph and from means over kinds of edges on another text. The table has "
@@ -283,12 +286,12 @@ def influence(bound: Path) -> Iterator[str]:
     names = ("spearman_by_pair", "spearman_by_pair_of_distance_alone", "spearman_by_distance")
     paths = [newest(f"*-influence{name}.json") for name in ("", "-sinks", "-strided")]
     rows = [
-        [link(path, f"`{one['graph']}`"), f"{one['orders']:.1f}", *(f"{one[name]:.3f}" for name in names)]
-        for path, one in zip(paths, map(read, paths), strict=True)
+        [link(path, f"`{r['graph']}`"), f"{r['orders']:.1f}", *(f"{r[name]:.3f}" for name in names)]
+        for path, r in zip(paths, map(read, paths), strict=True)
     ]
     yield table(["graph", "powers of ten", "pairs", "by pair, of distance alone", "by distance"], rows)
     record = read(bound)
-    least = min(one["least_slack"] for one in record["graphs"])
+    least = min(graph["least_slack"] for graph in record["graphs"])
     yield (
         f"`examples.bounds.influence_bound` is compared with the exact norms of the small model, for {record['tokens']} "
         f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
@@ -297,23 +300,26 @@ def influence(bound: Path) -> Iterator[str]:
 
 
 def against_peers(record: Record) -> str:
-    """A row for each workload: what auto needs, and each peer in units of it."""
+    """Format a row for each workload: time and memory of auto, and of each peer as multiples of these."""
     cases = {
         (c["workload"], c["method"], c["pass"]): c for c in record["cases"] if c["allocator"] == "default"
     }
     peers = list(dict.fromkeys(c["method"] for c in record["cases"] if not c["ours"]))
-    shown = [
+    workloads = [
         w for w in record["workloads"] if w["allocator"] == "default" and not w["workload"].startswith("x-")
     ]
     head = ["workload", "edges", "ours, ms", "MB", "roofline", *(f"{peer}: time, memory" for peer in peers)]
     return table(
         head,
-        ([*auto_cells(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)] for w in shown),
+        (
+            [*auto_cells(cases, w), *(peer_cell(cases, w["workload"], peer) for peer in peers)]
+            for w in workloads
+        ),
     )
 
 
 def auto_cells(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator[str]:
-    """Title and edges of a workload, and what ``backend="auto"`` needs for it."""
+    """Yield title and edges of a workload, and time, memory and roofline of ``backend="auto"``."""
     yield workload["title"]
     yield f"{workload['edges']:,}" if "edges" in workload else "-"
     ours = [cases.get((workload["workload"], "auto", which)) for which in PASSES]
@@ -323,7 +329,7 @@ def auto_cells(cases: dict[tuple[str, str, str], Record], workload: Record) -> I
 
 
 def peer_cell(cases: dict[tuple[str, str, str], Record], workload: str, peer: str) -> str:
-    """``24x / 21x, 13x / 2x``: time, then memory; or why there is no number."""
+    """Format time, then memory, as in ``24x / 21x, 13x / 2x``, or the reason why nothing was measured."""
     theirs = [cases.get((workload, peer, which)) for which in PASSES]
     ours = [cases.get((workload, "auto", which)) for which in PASSES]
     if not any(theirs):
@@ -335,7 +341,7 @@ def peer_cell(cases: dict[tuple[str, str, str], Record], workload: str, peer: st
 
 
 def times_of(case: Record | None) -> str:
-    """How many times the time of auto, or why it was not measured."""
+    """Format the time as a multiple of auto's, or the reason why it was not measured."""
     if case is None:
         return "-"
     if case["status"] != "measured":
@@ -344,28 +350,28 @@ def times_of(case: Record | None) -> str:
 
 
 def memory_of(ours: Record | None, theirs: Record | None) -> str:
-    """How many times the memory of auto."""
+    """Format the memory as a multiple of auto's."""
     if ours is None or theirs is None or any(case["status"] != "measured" for case in (ours, theirs)):
         return "-"
     return f"{round_digits(theirs['memory_mb'] / max(ours['memory_mb'], 1.0))}x"
 
 
 def targets(record: Record) -> Iterator[str]:
-    """How many targets are met, and each that is not."""
-    tried = [row for row in record["targets"] if row["met"] is not None]
-    missed = [row for row in tried if not row["met"]]
+    """Yield how many targets are met, and a table of the others."""
+    rows = [row for row in record["targets"] if row["met"] is not None]
+    missed_rows = [row for row in rows if not row["met"]]
     yield "## Targets"
-    yield f"{len(tried) - len(missed)} of {len(tried)} targets are met. These are not:"
+    yield f"{len(rows) - len(missed_rows)} of {len(rows)} targets are met. These are not:"
     titles = {w["workload"]: w["title"] for w in record["workloads"]}
-    rows = (
+    cells = (
         [titles[r["workload"]], r["pass"], f"{r['sense']} {r['bound']:g} {r['words']}", f"{r['value']:.3g}"]
-        for r in missed
+        for r in missed_rows
     )
-    yield table(["workload", "pass", "target", "measured"], rows)
+    yield table(["workload", "pass", "target", "measured"], cells)
 
 
 def training_speed(record: Record, path: Path) -> str:
-    """The shipped architecture on long windows, next to SDPA with a mask."""
+    """Compare training on long windows with ``attend`` and with SDPA and a mask."""
     recipe, (ours, _) = record["recipe"], record["runs"]
     return (
         f"{recipe['steps']} training steps of {recipe['length']:,} tokens along `{recipe['graph']}` are {record['faster']:.1f} times "
@@ -376,7 +382,7 @@ def training_speed(record: Record, path: Path) -> str:
 
 
 def round_digits(value: float) -> str:
-    """Two digits or whole numbers: differences below that are noise.
+    """Format a number with two significant digits, or as an integer: smaller differences are noise.
 
     >>> round_digits(0.0123), round_digits(1.234), round_digits(34.5)
     ('0.012', '1.2', '34')
@@ -392,29 +398,29 @@ CITED = re.compile(r"\bS(\d)\.(\d+)(?: to S(\d)\.(\d+))?")
 
 
 def sources() -> str:
-    """The page as it is, the last column of its tables written anew."""
+    """Return the page with the last column of its tables replaced."""
     text = (DOCS / "sources.md").read_text(encoding="utf-8")
-    text = ROW.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(shown(row[1]))} |", text)
-    return PAPER.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(named(row[1]))} |", text)
+    text = ROW.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(links_of_claim(row[1]))} |", text)
+    return PAPER.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(links_of_paper(row[1]))} |", text)
 
 
-def named(paper: str) -> Iterator[str]:
-    """Where a paper is named: notebooks, then modules and tests."""
-    yield from places(lambda path: paper in path.read_text(encoding="utf-8"))
+def links_of_paper(paper: str) -> Iterator[str]:
+    """Yield links to the notebooks, modules and tests that name a paper."""
+    yield from links_where(lambda path: paper in path.read_text(encoding="utf-8"))
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if paper in path.read_text(encoding="utf-8"):
             yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
 
 
-def shown(source: str) -> Iterator[str]:
-    """Where a claim is shown: its test, the notebooks that carry its id, and the modules that cite it."""
-    prefix = f"test_{source.replace('.', '_')}_"
+def links_of_claim(claim: str) -> Iterator[str]:
+    """Yield links to the test of a claim, and to the notebooks and modules that cite it."""
+    prefix = f"test_{claim.replace('.', '_')}_"
     yield from (link(path, f"`{name}`") for name, path in tests() if name.startswith(prefix))
-    yield from places(lambda path: source in cited(path))
+    yield from links_where(lambda path: claim in cited_claims(path))
 
 
-def places(has: Callable[[Path], bool]) -> Iterator[str]:
-    """Links to the notebooks, then to the modules of the package, that have something."""
+def links_where(has: Callable[[Path], bool]) -> Iterator[str]:
+    """Yield links to the notebooks, modules and examples for which ``has(path)`` is True."""
     for path in filter(has, sorted((ROOT / "notebooks").glob("[0-9]*.py"))):
         yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
     for path in filter(has, sorted((ROOT / "gnn_attention").rglob("*.py"))):
@@ -425,19 +431,19 @@ def places(has: Callable[[Path], bool]) -> Iterator[str]:
 
 @cache
 def tests() -> tuple[tuple[str, Path], ...]:
-    """(name, file) of every test that is named after a claim."""
+    """Return (name, file) of every test that is named after a claim."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    named = re.compile(r"^def (test_S\d_\d+_\w+)", re.MULTILINE)
-    return tuple((name, path) for path in files for name in named.findall(path.read_text(encoding="utf-8")))
+    name_of = re.compile(r"^def (test_S\d_\d+_\w+)", re.MULTILINE)
+    return tuple((name, path) for path in files for name in name_of.findall(path.read_text(encoding="utf-8")))
 
 
 @cache
-def cited(path: Path) -> frozenset[str]:
-    """The ids of the claims that a file cites, those inside a range ("S0.4 to S0.6") too."""
-    found = set()
+def cited_claims(path: Path) -> frozenset[str]:
+    """Return the ids of the claims that a file cites, including those inside a range ("S0.4 to S0.6")."""
+    claims = set()
     for text, first, _, last in CITED.findall(path.read_text(encoding="utf-8")):
-        found |= {f"S{text}.{number}" for number in range(int(first), int(last or first) + 1)}
-    return frozenset(found)
+        claims |= {f"S{text}.{number}" for number in range(int(first), int(last or first) + 1)}
+    return frozenset(claims)
 
 
 # ---- glossary
@@ -447,7 +453,7 @@ VIEWS_TABLE = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nAn empty cell)", re.DO
 
 
 def glossary_page() -> str:
-    """The glossary as it is, its table of views written anew."""
+    """Return the glossary with its table of views replaced."""
     head = ("here", "TransformerLens", *glossary.VIEWS)
     rows = [
         [
@@ -467,8 +473,8 @@ GPU_LINE = re.compile(r"(?<=<!-- gpu -->\n).*?(?=<!-- /gpu -->)", re.DOTALL)
 
 
 def with_gpu_line(name: str) -> str:
-    """A page written by hand whose line between two marks says what the record of a GPU says."""
-    # not of the package: found once the checkout is on the path
+    """Return a page with the line between its GPU marks replaced by the status of the GPU record."""
+    # The tests can be imported only after the checkout is on the path.
     from tests.guarantees import gpu_record
 
     return GPU_LINE.sub(lambda _: f"{gpu_record.status()}\n", (DOCS / name).read_text(encoding="utf-8"))
@@ -488,32 +494,30 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def _gpus() -> str:
-    """What is verified on GPUs."""
-    # not of the package: found once the checkout is on the path
+    """Return what is verified on GPUs."""
+    # The tests can be imported only after the checkout is on the path.
     from tests.guarantees import gpu_record
 
     return gpu_record.markdown()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the pages, or say which would change."""
-    parser = argparse.ArgumentParser(
-        description="Write the pages of docs/ that are made from code and records."
-    )
+    """Write the pages, or with ``--check`` print which would change."""
+    parser = argparse.ArgumentParser(description="Generate pages of docs/ from code and records.")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if a page would change"
     )
     check = parser.parse_args(arguments).check
-    changed = [name for name, make in PAGES.items() if not is_current(name, make())]
-    for name in changed:
+    outdated = [name for name, make in PAGES.items() if not is_current(name, make())]
+    for name in outdated:
         print(f"docs/{name} is not current: run python docs/make.py" if check else f"wrote docs/{name}")
         if not check:
             (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
-    return 1 if check and changed else 0
+    return 1 if check and outdated else 0
 
 
 def is_current(name: str, text: str) -> bool:
-    """True if the page on disk holds this text."""
+    """Return whether the page on disk has this text."""
     path = DOCS / name
     return path.exists() and path.read_text(encoding="utf-8") == text
 

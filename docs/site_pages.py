@@ -1,7 +1,7 @@
-"""An extension of Sphinx: the pages that are made when the site is built, and what it adds to those of the repository.
+"""A Sphinx extension that generates pages, and adds navigation and figures to the pages of the repository.
 
-The pages of the repository stay where they are, so that their links lead where they lead there: to a page, or to a
-file, which a reader then loads down. Made are a page for each builder of graphs and for each public module.
+The pages of the repository keep their paths, so their links still lead to the same page, or to a file that the reader
+can download. Generated are a page for each builder of graphs and a page for each public module.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ("glossary", "semantics", "backends", "guarantees", "benchmarks", "limits", "rosetta", "sources")
 PROJECT = ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "docs/walks")
 PATTERNS = "gnn_attention.patterns"
-# Commands have pages of their own, and kernels are no Python.
-LEFT_OUT = ("cli", "gpu")
+# The guide describes the commands, and kernels are not part of the Python API.
+EXCLUDED = ("cli", "gpu")
 
 
 def toctree(names: list[str], caption: str = "") -> str:
-    """A part of the side bar."""
+    """Return a section of the side bar."""
     head = f":caption: {caption}\n" if caption else ""
     return f"\n```{{toctree}}\n:hidden:\n{head}\n" + "\n".join(names) + "\n```\n"
 
 
 def contents() -> dict[str, str]:
-    """What is added to a page: the pages below it."""
+    """Return, for each page that has pages below it, the text that lists them."""
     notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     tasks = re.findall(r"\]\((guide/\w+)\.md\)", (ROOT / "docs" / "guide.md").read_text(encoding="utf-8"))
     side_bar = {
@@ -53,10 +53,10 @@ def contents() -> dict[str, str]:
 
 
 def modules() -> Iterator[str]:
-    """The package and its public modules that have ``__all__``, but those whose package has all of it."""
+    """Yield the package and its public modules, except those whose names their package exports too."""
     yield "gnn_attention"
     for info in pkgutil.walk_packages(gnn_attention.__path__, "gnn_attention."):
-        if not any(part.startswith("_") or part in LEFT_OUT for part in info.name.split(".")):
+        if not any(part.startswith("_") or part in EXCLUDED for part in info.name.split(".")):
             module = importlib.import_module(info.name)
             package = importlib.import_module(info.name.rpartition(".")[0])
             names = set(getattr(module, "__all__", ()))
@@ -65,17 +65,17 @@ def modules() -> Iterator[str]:
 
 
 def make_pages(app: Sphinx) -> None:
-    """Write the pages that are made into ``docs/api`` and ``docs/zoo``, which git ignores."""
+    """Write the generated pages into ``docs/api`` and ``docs/zoo``, which git ignores."""
     pages = {f"zoo/{name}": text for name, text in gallery.files()}
     names = list(modules())
     lines = "\n".join(f"   {name}" for name in names)
     pages["api/index.rst"] = f"API\n===\n\n.. toctree::\n   :maxdepth: 1\n\n{lines}\n"
     for name in names:
-        # The package has what its modules have; each builder has a page in the zoo.
+        # The names of the package are documented in its modules, and each builder has a page in the zoo.
         members = "" if name in ("gnn_attention", PATTERNS) else "   :members:\n"
         pages[f"api/{name}.rst"] = f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n{members}"
-    for place, text in pages.items():
-        path = ROOT / "docs" / place
+    for name, text in pages.items():
+        path = ROOT / "docs" / name
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -84,18 +84,18 @@ def make_pages(app: Sphinx) -> None:
             path.unlink()
 
 
-def add(app: Sphinx, name: str, source: list[str]) -> None:
-    """Add the pages below a page, the gallery to the zoo, and to a chapter of the book its live figure."""
+def extend_source(app: Sphinx, name: str, source: list[str]) -> None:
+    """Add the list of pages below a page, the gallery of the zoo, and the live figure of a chapter."""
     source[0] = gallery.index() if name == "docs/zoo" else source[0]
     source[0] += contents().get(name, "")
     if re.match(r"notebooks/\d", name):
         notebook = json.loads(source[0])
-        notebook["cells"] = live.placed(Path(name).name, notebook["cells"])
+        notebook["cells"] = live.insert_figure(Path(name).name, notebook["cells"])
         source[0] = json.dumps(notebook)
 
 
 def mend_links(app: Sphinx, tree: nodes.document) -> None:
-    """Links to the README lead to the first page, to the explorer to its page; a link to a folder becomes its words."""
+    """Point links to the README and the explorer to their pages, and turn links to folders into plain text."""
     folder = (ROOT / app.env.docname).parent
     for node in list(tree.findall(addnodes.pending_xref)):
         if node["reftarget"] == "README":
@@ -111,6 +111,6 @@ def mend_links(app: Sphinx, tree: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to the steps of a build."""
     app.connect("builder-inited", make_pages)
-    app.connect("source-read", add)
+    app.connect("source-read", extend_source)
     app.connect("doctree-read", mend_links)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

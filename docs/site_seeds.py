@@ -1,4 +1,4 @@
-"""An extension of Sphinx: where a page says S1.15, it links to the row of that claim in the sources."""
+"""A Sphinx extension that links each mention of a claim, such as S1.15, to its row in the sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from docutils import nodes
 
 MENTION = re.compile(r"\bS\d\.\d+(?: to S\d\.\d+)?")
 SOURCES = "docs/sources"
-NO_PLACE = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.raw)
+UNLINKED = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.raw)
 
 
 def resolve(app: Any, tree: nodes.document, name: str) -> None:
@@ -21,12 +21,12 @@ def resolve(app: Any, tree: nodes.document, name: str) -> None:
         return
     target = app.builder.get_relative_uri(name, SOURCES)
     for text in list(tree.findall(nodes.Text)):
-        if MENTION.search(text.astext()) and not _is_inside(text, NO_PLACE):
-            text.parent.replace(text, list(_linked(text.astext(), target)))
+        if MENTION.search(text.astext()) and not _is_inside(text, UNLINKED):
+            text.parent.replace(text, list(_link_mentions(text.astext(), target)))
 
 
-def _linked(text: str, target: str) -> Iterator[nodes.Node]:
-    """The text in pieces, each mention a link; that of a range leads to its first claim."""
+def _link_mentions(text: str, target: str) -> Iterator[nodes.Node]:
+    """Split the text and yield each mention as a link; a range links to its first claim."""
     end = 0
     for mention in MENTION.finditer(text):
         yield nodes.Text(text[end : mention.start()])

@@ -1,4 +1,4 @@
-"""The live figures of the site: in node they compute what the chapter and torch compute."""
+"""In node, the live figures of the site compute the numbers of their chapter and of torch."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ import torch
 from support.bounds import assert_exact
 from support.explorer_engine import tool
 
-pytestmark = pytest.mark.slow  # node is started
+pytestmark = pytest.mark.slow  # each test starts node
 
 ROOT = Path(__file__).parents[1]
 ASK = """
@@ -21,13 +21,12 @@ const live = require(process.argv[1]);
 const answer = ([figure, change]) => {
   const state = Object.assign(live.start(figure), change);
   if (change && !change.mask && figure.size) state.mask = live.mask(figure, state);
-  const found = live.numbers(figure, state);
+  const numbers = live.numbers(figure, state);
   if (figure.size > 16) delete state.mask;
-  return { state, found };
+  return { state, numbers };
 };
-const questions = JSON.parse(require("fs").readFileSync(0));
-const text = JSON.stringify(questions.map(answer), (_, x) => (x === Infinity ? "inf" : x));
-process.stdout.write(text);
+const answers = JSON.parse(require("fs").readFileSync(0)).map(answer);
+process.stdout.write(JSON.stringify(answers, (_, x) => (x === Infinity ? "inf" : x)));
 """
 
 
@@ -39,15 +38,15 @@ def live():
 
 
 def ask(questions):
-    """States and numbers of figures whose state is changed, as the page computes them."""
+    """Change the states of figures and return their states and numbers, as the page computes them."""
     node = tool("node", shutil.which("node"), "apt-get install nodejs npm")
     command = [node, "-e", ASK, str(ROOT / "docs" / "site" / "live.js")]
-    done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    process = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
-def fits(number, words):
-    """Whether a text holds the number, as it was rounded when it was printed."""
+def contains_number(number, words):
+    """Return whether a text contains the number, up to the rounding with which it was printed."""
     for text in re.findall(r"\d[\d,]*(?:\.\d+)?%?", words):
         digits = text.replace(",", "").rstrip("%")
         unit = 0.01 if text.endswith("%") else 1.0
@@ -63,24 +62,25 @@ def test_every_chapter_has_a_figure_that_starts_with_its_numbers(live):
     answers = ask([(figure, None) for figure in figures.values()])
     for path, figure, answer in zip(chapters, figures.values(), answers, strict=True):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        assert sum('class="live"' in cell["source"] for cell in live.placed(path.stem, cells)) == 1
+        assert sum('class="live"' in cell["source"] for cell in live.insert_figure(path.stem, cells)) == 1
         outputs = [out for cell in cells for out in cell.get("outputs", [])]
         printed = "".join("".join(out.get("text", [])) for out in outputs)
         for number, words in figure["said"].items():
             assert words in printed, f"{path.stem} does not print {words!r}"
-            assert fits(answer["found"][number], words), (path.stem, words, answer["found"][number])
+            value = answer["numbers"][number]
+            assert contains_number(value, words), (path.stem, words, value)
 
 
-def test_whatever_cells_are_chosen_the_weights_are_those_of_torch(live):
-    """A receiver of nobody has none."""
+def test_weights_of_any_mask_agree_with_torch(live):
+    """The weights of an isolated receiver are 0."""
     rng, questions = random.Random(0), []
     for figure in (figure for figure in live.figures().values() if figure["kind"] == "attention"):
         size = figure["size"]
         mask = [[int(rng.random() < 0.4) for _ in range(size)] for _ in range(size)]
         questions += [(figure, {"mask": mask, "row": row}) for row in range(size)]
     for (figure, state), answer in zip(questions, ask(questions), strict=True):
-        hidden = ~torch.tensor(state["mask"]).bool()[state["row"]]
+        is_masked = ~torch.tensor(state["mask"]).bool()[state["row"]]
         logits = torch.tensor(figure["logits"], dtype=torch.float64)[state["row"]]
-        weights = logits.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
-        found = [answer["found"][f"w{src}"] for src in range(len(weights))]
-        assert_exact(torch.tensor(found, dtype=torch.float64), weights)
+        weights = logits.masked_fill(is_masked, -torch.inf).softmax(-1).nan_to_num(0.0)
+        output = [answer["numbers"][f"w{src}"] for src in range(len(weights))]
+        assert_exact(torch.tensor(output, dtype=torch.float64), weights)

@@ -1,1 +1,1 @@
-"""The workloads of ``python3 -m benchmarks.gpu_run``, which needs a GPU: methods, measuring, targets, tables."""
+"""Workloads, methods, tasks, targets and tables of ``python3 -m benchmarks.gpu_run``, which needs a GPU."""

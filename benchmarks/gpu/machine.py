@@ -1,7 +1,7 @@
-"""The device that is measured: times of its work, peak memory, and its ceilings.
+"""Measure times, peak memory and ceilings of a device.
 
-On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for rehearsals: what it
-gives there is no measurement.
+On CUDA, times come from events on the stream. On a CPU, the same code uses the clock for rehearsals, whose numbers
+are no measurements.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gnn_attention import TokenGraph
 
 __all__ = ["Watch", "ceilings", "gather_rate", "peak_bytes"]
 
-COPIED, SIDE = int(4.3e9), 8192  # bytes, and rows of a matrix
-MOST_ROWS, EACH = 2**24, 64  # rows that are gathered, and added up together
+COPIED, SIDE = int(4.3e9), 8192  # bytes that are copied, and rows of a matrix in a product
+MOST_ROWS, GROUP = 2**24, 64  # rows that are gathered at most, and rows in each sum
 
 
 class Watch:
     """Marks in the stream of a device, and the seconds between two of them."""
 
     def __init__(self, device: torch.device) -> None:
-        """Of one device."""
+        """Watch ``device``."""
         self.device, self.on_gpu = device, device.type == "cuda"
 
     def mark(self) -> Any:
-        """A point in time, in the order of the device's own work."""
+        """Mark the present point in the device's queue of work."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -39,16 +39,16 @@ class Watch:
         return event
 
     def wait(self) -> None:
-        """Until everything that was started is done."""
+        """Wait until the device has finished all work that was started."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, start: Any, stop: Any) -> float:
-        """Between two marks, after :meth:`wait`."""
+        """Return the seconds between two marks; call :meth:`wait` before."""
         return float(start.elapsed_time(stop)) / 1e3 if self.on_gpu else float(stop - start)
 
     def rate(self, work: Callable[[], object], amount: float) -> float:
-        """The amount of each call over the median seconds of twenty, after three."""
+        """Return ``amount`` divided by the median seconds of twenty calls, after three calls of warm-up."""
         marks = []
         for _ in range(23):
             start = self.mark()
@@ -59,7 +59,7 @@ class Watch:
 
 
 def peak_bytes(watch: Watch, work: Callable[[], object]) -> dict[str, float]:
-    """What is allocated at most while ``work`` runs: ``bytes`` on CUDA, ``memory_mb`` of the process on a CPU."""
+    """Return the peak memory of ``work``: ``bytes`` allocated on CUDA, or ``memory_mb`` of the process on a CPU."""
     if not watch.on_gpu:
         return {"memory_mb": peak_memory(work)}
     watch.wait()
@@ -71,10 +71,10 @@ def peak_bytes(watch: Watch, work: Callable[[], object]) -> dict[str, float]:
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """What the device does in this run; on a CPU with sizes that are thousands of times smaller.
+    """Measure the peak rates of the device; a CPU gets much smaller sizes.
 
-    ``copy``: bytes a second, read and written. ``products``: floating point operations a second in products of
-    matrices of 8192 in bfloat16. Gathers are measured for each workload (:func:`gather_rate`).
+    ``copy`` is in bytes a second, read and written; ``products`` is in floating-point operations a second, for
+    products of bfloat16 matrices with 8192 rows. Gathers are measured for each workload (:func:`gather_rate`).
     """
     watch = Watch(device)
     size, side = (COPIED, SIDE) if watch.on_gpu else (COPIED // 2**12, SIDE // 64)
@@ -85,21 +85,21 @@ def ceilings(device: torch.device) -> dict[str, float]:
 
 
 def gather_rate(graph: TokenGraph, width: int, device: torch.device) -> float:
-    """Bytes a second of a kernel that reads rows at a graph's own senders, in its order, and adds 64 of them up.
+    """Return the bytes a second of a kernel that gathers the rows of a graph's senders and sums groups of 64 rows.
 
-    A row holds the ``width`` channels of all heads of a token in 16 bits, as projections leave keys and values,
-    so that the rate is the ceiling of every kernel that gathers along this graph, its locality included. On CUDA
-    the kernel is what Inductor makes of these three operators.
+    A row holds the ``width`` channels of all heads of a token in 16 bits, in the layout of projections. Edges are
+    sorted by receiver, so the rate includes the locality of the graph and is a ceiling for every kernel that gathers
+    along it. On CUDA, Inductor compiles the three operators into one kernel.
     """
     src, dst = graph.edges_on(device)
-    places = src[torch.argsort(dst, stable=True)[:MOST_ROWS]]
-    # a graph of a few edges is gathered along several times
-    places = places.repeat(-(-EACH // len(places)))
-    places = places[: len(places) // EACH * EACH].view(-1, EACH)
+    index = src[torch.argsort(dst, stable=True)[:MOST_ROWS]]
+    # A graph with fewer edges than one group is repeated.
+    index = index.repeat(-(-GROUP // len(index)))
+    index = index[: len(index) // GROUP * GROUP].view(-1, GROUP)
     table = torch.randn(graph.num_src, width, device=device).bfloat16()
-    sums = torch.compile(_sums) if device.type == "cuda" else _sums
-    return Watch(device).rate(lambda: sums(table, places), 2.0 * places.numel() * width)
+    sum_rows = torch.compile(_sum_rows) if device.type == "cuda" else _sum_rows
+    return Watch(device).rate(lambda: sum_rows(table, index), 2.0 * index.numel() * width)
 
 
-def _sums(table: Tensor, places: Tensor) -> Tensor:
-    return table[places].float().sum(1)
+def _sum_rows(table: Tensor, index: Tensor) -> Tensor:
+    return table[index].float().sum(1)

@@ -1,8 +1,8 @@
-"""How a workload of a GPU can be run: by the backends of this library, and by the peers that are there.
+"""The methods that run a workload on a GPU: the backends of this library, and the peers.
 
-A peer is given the problem as it likes it best: the kernel by name, its own mask, edges sorted by receiver,
-compiled where it compiles. A problem that it does not support, or that needs more memory than is free, is
-refused with the reason; a peer that is missing is a row that says so.
+Each peer gets the problem in its fastest form: its own mask, edges sorted by receiver, compiled if possible. A
+problem that it does not support, or that needs more memory than is free, is refused with the reason; a missing peer
+has a row that says so.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import gpu_peers, methods
-from benchmarks.gpu.workloads import (
-    AGAIN,
-    ANEMOI,
-    PYG_COMPILED,
-    VARLEN,
-    new_selection,
-)
+from benchmarks.gpu.workloads import AGAIN, ANEMOI, PYG_COMPILED, VARLEN, new_selection
 from benchmarks.methods import AUTO, Method, Prepared, call_of, ours
 from benchmarks.workloads import CAUSAL, FLEX, PYG, SPARSE, Problem, Workload
 from gnn_attention import attend, convert
@@ -32,20 +26,20 @@ from gnn_attention.backends import Backend
 __all__ = ["ANEMOI_MODULE", "OURS", "PEERS", "methods_of"]
 
 ANEMOI_MODULE = "anemoi.models.triton.gt"
-MOST_EDGES = 2**24  # of a workload on which the backends other than auto and rows are timed
+MOST_EDGES = 2**24  # largest edge list on which backends other than auto and rows are timed
 
 
 def methods_of(workload: Workload) -> list[Method]:
-    """Auto, the peers of a workload, our other backends, and auto again, in this order."""
-    own = [OURS[AUTO]]
+    """Return auto, the peers of a workload, our other backends, and auto again, in this order."""
+    first = [OURS[AUTO]]
     if workload.name.startswith("chosen"):
-        own.append(Method("auto, a new graph each time", _new_graph, ours=True, same=False))
+        first.append(Method("auto, a new graph each time", _new_graph, ours=True, same=False))
     peers = [PEERS[name] for name in workload.peers]
-    return [*own, *peers, *list(OURS.values())[1:], replace(OURS[AUTO], name=AGAIN)]
+    return [*first, *peers, *list(OURS.values())[1:], replace(OURS[AUTO], name=AGAIN)]
 
 
 def _new_graph(problem: Problem) -> Prepared:
-    """The whole step: the index is drawn, becomes a graph on the device, and attention runs along it."""
+    """Prepare a whole step: draw an index, build its graph on the device, and run attention along it."""
     n, device = problem.graph.num_dst, problem.device
     seeds = iter(range(1, 2**31))
     return Prepared(lambda q, k, v: attend(q, k, v, new_selection(n, next(seeds), device)))
@@ -70,7 +64,7 @@ OURS = {method.name: method for method in ours(("rows", "flex", "varlen", "dense
 
 
 def _varlen(problem: Problem) -> Prepared:
-    """``torch.nn.attention.varlen.varlen_attn`` on tokens ``[T, H, D]``, as it wants them."""
+    """Run ``torch.nn.attention.varlen.varlen_attn`` on tokens in its layout ``[T, H, D]``."""
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     packed = convert.to_varlen(problem.graph)
     bounds, longest = packed.cu_seqlens.to(problem.device), packed.max_seqlen
@@ -84,17 +78,17 @@ def _varlen(problem: Problem) -> Prepared:
 
 
 def _pyg_compiled(problem: Problem) -> Prepared:
-    """TransformerConv's ``propagate`` as one compiled program for these sizes."""
+    """Compile TransformerConv's ``propagate`` for the sizes of the problem."""
     torch._dynamo.reset()
     run = methods.PEERS[PYG].prepare(problem).call
     return Prepared(torch.compile(run, dynamic=False))
 
 
 def _anemoi(problem: Problem) -> Prepared:
-    """The graph transformer of anemoi-models on ``[T, H, D]``: edges by receiver, and their order by sender.
+    """Run the graph transformer of anemoi-models on ``[T, H, D]``, with edges by receiver and by sender.
 
-    It adds a vector of each edge to key and value, which cannot be left out: here they are 0, and take part
-    in its time and memory.
+    Its kernel always adds a vector of each edge to key and value; here these vectors are 0, but they cost time and
+    memory.
     """
     conv = importlib.import_module(ANEMOI_MODULE).graph_transformer_attention_conv
     graph, device = problem.graph, problem.device
@@ -125,5 +119,5 @@ def _peers() -> Iterator[Method]:
     yield methods.PEERS[SPARSE]
 
 
-gpu_peers.carried()
+gpu_peers.add_to_path()
 PEERS = {method.name: method for method in _peers()}

@@ -1,9 +1,9 @@
-"""Tasks in processes, whose results are lines of JSON in one file as soon as they are there.
+"""Run tasks in processes that append each result to one file as a line of JSON.
 
-A process that dies, or loses its GPU (after an illegal access every call fails), costs the task that it was at:
-its group goes on behind that in a new process. After :data:`MOST_DEATHS` at tasks of one kind the other tasks of
-that kind in the group are left out; those of other kinds are not. A task that runs out of memory beside others is
-tried again a little later. A process is ended together with all that it started.
+If a process dies or loses its GPU (after an illegal access every call fails), its current task has failed, and a new
+process continues with the next task of the group. After :data:`MOST_DEATHS` deaths at tasks of one kind, the group
+skips its other tasks of this kind. A task that runs out of memory while other processes run is retried a little
+later. When a process is ended, all processes that it started end too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from benchmarks.process import is_out_of_memory
 __all__ = ["STOPPED", "Group", "Lines", "Task", "append", "run_groups", "run_tasks"]
 
 MOST_DEATHS = 3
-WAITS = (5.0, 20.0)  # seconds for memory that others may give back
-MOST_RESERVED = 2**30  # bytes that a process may hold on to between two tasks
-FINISHED, LOST = 0, 75  # exit codes of a process: all done, its GPU is lost
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-STOPPED = Event()  # set where this program ends before its time
+WAITS = (5.0, 20.0)  # seconds to wait until other processes may have released memory
+MOST_RESERVED = 2**30  # bytes that the allocator of a process may keep between two tasks
+FINISHED, LOST = 0, 75  # exit codes of a process: all tasks are done, or its GPU is lost
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+STOPPED = Event()  # set when this program ends early
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work with a name, whose result is a dictionary; ``kind`` groups the tasks that die of one fault."""
+    """A named function that returns a dictionary; tasks of one ``kind`` are likely to die of the same fault."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Group:
-    """Tasks that one process, started by ``command``, does one after another."""
+    """Tasks that a process, which ``command`` starts, runs one after another."""
 
     file: Path
     tasks: Sequence[Task]
@@ -58,19 +58,19 @@ class Group:
 
     @property
     def waiting(self) -> list[Task]:
-        """The tasks that are still to be done."""
+        """The tasks that still have to run."""
         lines = Lines.read(self.file)
         deaths = Counter(task.kind for task in self.tasks if task.name in lines.deaths)
-        left = (task for task in self.tasks if task.name not in lines.results)
-        return [task for task in left if deaths[task.kind] < MOST_DEATHS]
+        unfinished = (task for task in self.tasks if task.name not in lines.results)
+        return [task for task in unfinished if deaths[task.kind] < MOST_DEATHS]
 
 
 @dataclass
 class Lines:
-    """What stands in a file: the results of tasks, and the names of those at which something happened.
+    """The contents of a file: results by task, and the names of tasks that began or died.
 
-    The result of a task that ended its process is ``{"death": why}``. ``begun`` are those without a result,
-    ``deaths`` those at which a process or its GPU was lost in this call.
+    The result of a task that ended its process is ``{"death": reason}``. ``begun`` has the tasks that began but have
+    no result yet, ``deaths`` those at which a process or its GPU was lost during this call.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -79,16 +79,16 @@ class Lines:
 
     @classmethod
     def read(cls, file: Path) -> Lines:
-        """Read a file; a line that a death cut off counts for nothing."""
+        """Read a file; a line that a death cut off is ignored."""
         lines = cls()
         for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             with suppress(ValueError):
-                lines._take(json.loads(text))
+                lines._add(json.loads(text))
         return lines
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _add(self, line: dict[str, Any]) -> None:
         name = line["task"]
-        if name is None:  # a new call
+        if name is None:  # a new call begins
             self.deaths.clear()
             self.begun.clear()
         elif "begin" in line:
@@ -103,13 +103,13 @@ class Lines:
 
 
 def append(file: Path, **line: object) -> None:
-    """Append a line at once, by one call of the system: the next moment may be the last."""
+    """Append a line in one system call, because the process may die at any moment."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
 
 
 def run_tasks(group: Group, patience: float) -> int:
-    """Do in this process what the file does not hold yet, and return an exit code.
+    """Run the tasks of a group that have no result yet in this process, and return an exit code.
 
     A task that takes more than ``patience`` seconds ends the process.
     """
@@ -133,7 +133,7 @@ def run_tasks(group: Group, patience: float) -> int:
 
 
 def _gpu_is_lost() -> bool:
-    """Whether no call succeeds any more; else give other processes what a large task left to the allocator."""
+    """Return whether the GPU no longer works; if it does, release memory that a large task left cached."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
@@ -146,14 +146,14 @@ def _gpu_is_lost() -> bool:
 
 
 def _die_with_parent() -> None:
-    """Let the system kill this process when its parent is killed, where it can (Linux)."""
+    """On Linux, ask the kernel to kill this process when its parent dies."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_groups(groups: Sequence[Group], jobs: int, until: float) -> None:
-    """Run groups in ``jobs`` processes at once until then."""
+    """Run groups in up to ``jobs`` parallel processes until the time ``until``."""
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_run_group, group, until) for group in groups]
         try:
@@ -165,7 +165,7 @@ def run_groups(groups: Sequence[Group], jobs: int, until: float) -> None:
 
 
 def _run_group(group: Group, until: float) -> None:
-    failures = 0  # of processes that began no task
+    failures = 0  # successive processes that began no task
     while group.waiting and failures < MOST_DEATHS:
         code = _run_process(group.command, group.file.with_suffix(".log"), until)
         if code in (FINISHED, None):
@@ -178,7 +178,7 @@ def _run_group(group: Group, until: float) -> None:
 
 
 def _run_process(command: Sequence[str], log: Path, until: float) -> int | None:
-    """Its exit code; None where time was up."""
+    """Run a command and return its exit code, or None if time ran out."""
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, process_group=0

@@ -1,4 +1,4 @@
-"""A record of a GPU as text: the report of a run, and the tables of the documentation."""
+"""Format a record of a GPU as text: the report of a run, and the tables of the documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS: Columns = {
 
 
 def report(record: Record) -> str:
-    """The ceilings of the device, every workload with every method, then the targets."""
+    """Format the ceilings of the device, a table of methods for each workload, and the targets."""
     parts = [] if record["measurement"] else ["A rehearsal on a CPU: its numbers are no measurement."]
     products, copies = (record["ceilings"][name] / 1e12 for name in ("products", "copy"))
     parts.append(f"{record['device']}: products {products:.3g} TFLOP/s, copies {copies:.3g} TB/s")
@@ -28,7 +28,7 @@ def report(record: Record) -> str:
 
 
 def table(record: Record) -> str:
-    """Markdown, for each workload a table of its methods, forward / backward; "auto again" shows the noise."""
+    """Format a Markdown table of methods (forward / backward) for each workload; "auto again" shows the noise."""
     parts = []
     for about in record["workloads"]:
         shape = f"{about['edges']:,} edges, {about['heads']} heads of {about['dim']}, {about['dtype']}"

@@ -1,12 +1,13 @@
-"""The workloads of a GPU as tasks, and the record that their results make.
+"""Turn the workloads of a GPU into tasks, and their results into a record.
 
-The record has the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, the ``workloads``, why one has no
-graph (``unbuilt``), and the ``targets``; ``measurement`` is False for a rehearsal. Its ``cases``, forward and
-backward, have the fields of :mod:`benchmarks.measuring`, and
+The record has the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, the ``workloads``, the reasons why some
+could not be built (``unbuilt``), and the ``targets``; ``measurement`` is False for a rehearsal. Its ``cases``, forward
+and backward, have the fields of :mod:`benchmarks.measuring` and
 
 - ``takes``: the backend that auto took
-- ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward, of a whole training step
-- ``share``: of what the measured ceilings allow for this work; ``ratio`` to the time of auto
+- ``bytes``: peak memory of a call beyond its inputs, outputs included; for "backward", of a whole training step
+- ``share``: the least time that the measured ceilings allow, divided by the time
+- ``ratio``: the time divided by that of auto
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ REHEARSAL = Settings(budget=0.0, fewest=1, most=1, long=0.0, slowest=300.0)
 
 @dataclass(frozen=True)
 class Tasks:
-    """The ceilings, then for each workload its description and the cases of each method, and what comes of them.
+    """The tasks that measure the ceilings, describe each workload and measure each method on it.
 
-    All results stand in ``file``: there a process that comes after a death finds those before it.
+    All results are written to ``file``, where a process that follows a death finds the earlier ones.
     """
 
     workloads: Sequence[Workload]
@@ -50,7 +51,7 @@ class Tasks:
     file: Path
 
     def all(self) -> Iterator[Task]:
-        """In the order in which they are done."""
+        """Yield all tasks in the order in which they run."""
         yield Task("ceilings", "ceilings", partial(machine.ceilings, self.device))
         for workload in self.workloads:
             yield Task(workload.name, workload.name, partial(self.describe, workload))
@@ -59,8 +60,9 @@ class Tasks:
                 yield Task(f"{workload.name}: {method.name}", workload.name, run)
 
     def describe(self, workload: Workload) -> Record:
-        """The description of a workload, or why it has none."""
-        _bench.cache_clear()  # the one before it goes before the next one comes
+        """Return the description of a workload, or the reason why it cannot be built."""
+        # Free the last workload before the next one is built.
+        _bench.cache_clear()
         try:
             bench = _bench(workload, self.device, self.settings)
             problem, graph = bench.problem, bench.problem.graph
@@ -70,29 +72,25 @@ class Tasks:
         except Exception as error:
             return {"unbuilt": f"the workload cannot be built: {one_line(error)}"}
         ceilings = Lines.read(self.file).results["ceilings"]
-        about: Record = {
-            "workload": workload.name,
-            "title": workload.title,
-            "kind": workload.kind,
-            "gathers": gathers,
-        }
+        about: Record = {"workload": workload.name, "title": workload.title}
+        about |= {"kind": workload.kind, "gathers": gathers}
         about |= {"tokens": graph.num_dst, "senders": graph.num_src, "edges": graph.num_edges}
         about |= {"heads": problem.heads, "dim": problem.dim, "build_s": round(bench.build_s, 2)}
         about["dtype"] = str(problem.inputs[0].dtype).removeprefix("torch.")
-        # what the measured ceilings allow: products of all edges, or their gathers
+        # The least time that the measured ceilings allow for the products, or the gathers, of all edges.
         rate, amount = (gathers, bytes_of) if gathers else (ceilings["products"], Problem.flops)
         about["floors_ms"] = {which: 1e3 * amount(problem, which) / rate for which in PASSES}
         return {"workload": about}
 
     def measure(self, workload: Workload, method: Method) -> Record:
-        """Both passes of a method."""
+        """Measure both passes of a method."""
         about = Lines.read(self.file).results[workload.name]
         if "workload" not in about:
             return {"cases": _failed(workload, method, about.get("unbuilt") or about["death"])}
         bench, cases = _bench(workload, self.device, self.settings), list[Record]()
         for which in PASSES:
             if cases and cases[0]["status"] != "measured":
-                # what cannot run forward is not tried with its backward pass
+                # A method that cannot run forward is not tried with its backward pass.
                 cases.append({**cases[0], "pass": which})
                 continue
             trial = bench.trial(method, which)
@@ -109,18 +107,20 @@ class Tasks:
         return {"cases": cases}
 
     def record(self, about: Record, measurement: bool) -> Record | None:
-        """What all results come to; None before the ceilings are measured."""
+        """Combine all results into a record; None if the ceilings are not measured yet."""
         results = Lines.read(self.file).results
         if "products" not in results.get("ceilings", {}):
             return None
         record: Record = {"bench": "gpu", "schema": 1, **about, "measurement": measurement}
         record |= {"ceilings": results["ceilings"], "workloads": [], "cases": [], "unbuilt": {}}
         for workload in self.workloads:
-            described = results.get(workload.name, {})
-            if "workload" in described:
-                record["workloads"].append(described["workload"])
+            description = results.get(workload.name, {})
+            if "workload" in description:
+                record["workloads"].append(description["workload"])
             else:
-                reason = described.get("unbuilt") or described.get("death") or "not begun, no time was left"
+                reason = (
+                    description.get("unbuilt") or description.get("death") or "not begun, no time was left"
+                )
                 record["unbuilt"][workload.name] = reason
             for method in methods_of(workload):
                 result = results.get(f"{workload.name}: {method.name}", {})
@@ -131,7 +131,8 @@ class Tasks:
             if auto is not None and case["status"] == "measured":
                 case["ratio"] = case["seconds"] / auto
         targets = judge(record, TARGETS, PASSES)
-        if not measurement:  # a rehearsal meets and misses nothing
+        if not measurement:
+            # The numbers of a rehearsal are compared with no target.
             targets = [{**row, "value": None, "met": None} for row in targets]
         return {**record, "targets": targets}
 
@@ -143,5 +144,5 @@ def _bench(workload: Workload, device: torch.device, settings: Settings) -> Benc
 
 
 def _failed(workload: Workload, method: Method, reason: str) -> list[Record]:
-    place = {"workload": workload.name, "method": method.name, "ours": method.ours}
-    return [{**place, "pass": which, "status": "failed", "reason": reason} for which in PASSES]
+    about = {"workload": workload.name, "method": method.name, "ours": method.ours}
+    return [{**about, "pass": which, "status": "failed", "reason": reason} for which in PASSES]

@@ -1,7 +1,7 @@
-"""What is measured on a GPU, irregular graphs first: for them the library has a kernel of its own.
+"""The workloads of a GPU. Irregular graphs come first, because the library has its own kernel for them.
 
-Each workload has the peers that could run it. What the best kernel would need follows from rates of the device
-that are measured in the same run: of products, or of gathers along the graph (:func:`bytes_of`).
+Each workload names the peers that could run it. The time of an ideal kernel follows from rates of the device that are
+measured in the same run: the rate of products, or that of gathers along the graph (:func:`bytes_of`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gnn_attention import TokenGraph, convert, patterns
 __all__ = ["PASSES", "TARGETS", "WORKLOADS", "bytes_of", "new_selection"]
 
 PASSES = ("forward", "backward")
-AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
+AGAIN = "auto again"  # a second measurement of auto, which shows the noise
 VARLEN, PYG_COMPILED, ANEMOI = "torch varlen", "PyG compiled", "anemoi graph transformer"
-CHOSEN, TILE = 64, 128  # senders of a receiver in a new selection; tokens on the side of a tile
+CHOSEN, TILE = 64, 128  # selected senders of each receiver, and side of a tile in tokens
 
 
 def bytes_of(problem: Problem, which: str) -> float:
-    """What must be read and written: inputs, results, and the keys, values and index of each edge.
+    """Return the bytes that a kernel must read and write: inputs, results, and key, value and index of each edge.
 
     A backward pass gathers keys and values for each receiver, then queries and gradients for each sender.
     """
@@ -38,74 +38,74 @@ def bytes_of(problem: Problem, which: str) -> float:
 
 
 def random_senders(n: int, degree: int) -> TokenGraph:
-    """Every receiver has ``degree`` different random senders, listed by receiver, then sender."""
+    """Build a graph with ``degree`` distinct random senders for each receiver, sorted by receiver, then sender."""
     degree = min(degree, n)
-    src = _one_of_each_range(n, degree, n, torch.Generator().manual_seed(0)).flatten().long()
+    src = _draw_from_ranges(n, degree, n, torch.Generator().manual_seed(0)).flatten().long()
     edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
     return TokenGraph.from_distinct_edges(edges, n, n, f"{degree} random senders")
 
 
 def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
-    """Communities of ``size`` tokens in the shape of the Reddit graph: 233 k nodes, 115 M edges.
+    """Build communities of ``size`` tokens with the size of the Reddit graph: 233 k nodes, 115 M edges.
 
-    Nine tenths of the senders of a receiver lie in its own community, the others anywhere else. One is drawn
-    from each of as many ranges of equal length, so that they differ and come sorted.
+    Nine tenths of the senders of a receiver lie in its own community, the others anywhere else. Each is drawn from
+    its own range of equal length, so the senders are distinct and come sorted.
     """
     size, degree = min(size, n // 2), min(degree, n // 4)
     near = 9 * degree // 10
     far = degree - near
     rng = torch.Generator().manual_seed(0)
     first = (torch.arange(n) // size * size).clamp(max=n - size).int().unsqueeze(1)
-    inside = _one_of_each_range(n, near, size, rng)
-    outside = _one_of_each_range(n, far, n - size, rng)
+    inside = _draw_from_ranges(n, near, size, rng)
+    outside = _draw_from_ranges(n, far, n - size, rng)
     outside += torch.where(outside >= first, size, 0).int()
-    # sorted row by row, so that the list need not be sorted as a whole
+    # Sorting each row makes the whole list sorted.
     src = torch.cat([inside + first, outside], 1).sort(1).values.flatten().long()
     edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
     return TokenGraph.from_distinct_edges(edges, n, n, f"communities of {size}")
 
 
-def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Tensor:
-    """In each row one number of each of ``count`` ranges of equal length below ``total``."""
+def _draw_from_ranges(rows: int, count: int, total: int, rng: torch.Generator) -> Tensor:
+    """Split ``0 ... total - 1`` into ``count`` ranges and draw, for each row, a number from each range."""
     ends = torch.arange(count + 1) * total // count
     width = ends.diff().int()
-    within = (torch.rand(rows, count, generator=rng) * width).int()
-    return torch.minimum(within, width - 1) + ends[:-1].int()
+    offset = (torch.rand(rows, count, generator=rng) * width).int()
+    return torch.minimum(offset, width - 1) + ends[:-1].int()
 
 
 def mesh(n: int) -> TokenGraph:
-    """A bipartite mesh of the era-to-h kind of weather models: each hidden node hears the grid around it.
+    """Build a bipartite mesh like the era-to-h mesh of weather models, from a fine grid to a coarse one.
 
-    At 40,320 receivers (the points of an O96 grid, laid out as 192 x 210) the senders are 640 x 847, the 542,080
-    points of an N320 grid. Each receiver hears the 5 x 5 senders around it, so that neighbours share senders.
+    With 40,320 receivers (the points of an O96 grid, laid out as 192 x 210) the senders are 640 x 847, the 542,080
+    points of an N320 grid. Each receiver attends to the 5 x 5 senders around it, so neighbours share senders.
     """
     rows = max(1, round((n * 192 / 210) ** 0.5))
     columns = n // rows
-    wide, high = max(5, columns * 847 // 210), max(5, rows * 640 // 192)
-    around = torch.arange(-2, 3)
-    y = (torch.arange(rows) * high // rows).clamp(2, high - 3).unsqueeze(1) + around
-    x = (torch.arange(columns) * wide // columns).clamp(2, wide - 3).unsqueeze(1) + around
-    src = (y.view(rows, 1, 5, 1) * wide + x.view(1, columns, 1, 5)).flatten()
+    width, height = max(5, columns * 847 // 210), max(5, rows * 640 // 192)
+    offset = torch.arange(-2, 3)
+    y = (torch.arange(rows) * height // rows).clamp(2, height - 3).unsqueeze(1) + offset
+    x = (torch.arange(columns) * width // columns).clamp(2, width - 3).unsqueeze(1) + offset
+    src = (y.view(rows, 1, 5, 1) * width + x.view(1, columns, 1, 5)).flatten()
     dst = torch.arange(rows * columns).repeat_interleave(25)
-    return TokenGraph.from_distinct_edges(torch.stack([src, dst]), rows * columns, wide * high, "mesh")
+    return TokenGraph.from_distinct_edges(torch.stack([src, dst]), rows * columns, width * height, "mesh")
 
 
 def filled_tiles(n: int, one_in: int) -> TokenGraph:
-    """Four random tiles of 128 in each row of tiles, in which one in so many pairs is an edge."""
+    """Build four random tiles of 128 in each row of tiles, in which one in ``one_in`` pairs is an edge."""
     rng = torch.Generator().manual_seed(0)
     side = min(TILE, n // 2)
-    blocks = n // side
-    tiles = torch.rand(blocks, blocks, generator=rng).topk(min(4, blocks)).indices
-    dst = torch.arange(blocks * side).view(blocks, 1, side, 1)
+    count = n // side
+    tiles = torch.rand(count, count, generator=rng).topk(min(4, count)).indices
+    dst = torch.arange(count * side).view(count, 1, side, 1)
     src = (tiles.unsqueeze(-1) * side + torch.arange(side)).unsqueeze(2)
     dst, src = torch.broadcast_tensors(dst, src)  # type: ignore[no-untyped-call]
-    chosen = torch.rand(dst.shape, generator=rng) * one_in < 1
-    edges = torch.stack([src[chosen], dst[chosen]])
+    is_edge = torch.rand(dst.shape, generator=rng) * one_in < 1
+    edges = torch.stack([src[is_edge], dst[is_edge]])
     return convert.from_edge_index(edges, n, n)
 
 
 def new_selection(n: int, seed: int, device: torch.device) -> TokenGraph:
-    """A graph as a model chooses one in a step: ``CHOSEN`` random senders of each receiver, on the device."""
+    """Select ``CHOSEN`` random senders of each receiver on the device, as a model does in each step."""
     rng = torch.Generator(device).manual_seed(seed)
     count = min(CHOSEN, n // 2)
     step = torch.randint(1, n // count + 1, (n, count), generator=rng, device=device)
@@ -124,8 +124,8 @@ def _rows() -> Iterator[Workload]:
     yield row("bigbird131k", "BigBird of blocks, 131k", 131_072, bigbird, (FLEX,))
     for one_in in (8, 16):
         yield _filled(one_in)
-    chosen = lambda n: new_selection(n, 0, torch.device("cpu"))  # noqa: E731
-    yield row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, chosen, (), kind="gathers")
+    selection = lambda n: new_selection(n, 0, torch.device("cpu"))  # noqa: E731
+    yield row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, selection, (), kind="gathers")
     window = lambda n: patterns.window(n, 256)  # noqa: E731
     yield row("window131k", "window of 256, 131k", 131_072, window, (VARLEN, FLEX))
     packed = partial(documents, number=67)

@@ -1,4 +1,4 @@
-"""The constants of the cost model, measured by ``python -m benchmarks calibrate``, and read by ``auto``."""
+"""``python -m benchmarks calibrate`` measures the constants of the cost model, and ``auto`` reads them."""
 
 from benchmarks import calibrate
 from benchmarks.__main__ import main
@@ -6,7 +6,7 @@ from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 
 
-def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, capsys):
+def test_calibrate_saves_constants_that_are_read(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
     monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
     assert main(["calibrate"]) == 0
@@ -15,12 +15,12 @@ def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, 
     assert saved.edge != default.edge
 
 
-def test_a_home_that_cannot_be_written_is_named_before_anything_is_measured(monkeypatch, capsys, tmp_path):
+def test_a_read_only_home_is_reported_before_anything_is_measured(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.delenv("GNN_ATTENTION_COSTS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert main(["calibrate"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
     message = "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n"
-    assert message in shown.err
+    assert message in captured.err

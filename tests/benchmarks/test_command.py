@@ -1,4 +1,4 @@
-"""The command ``python -m benchmarks``: each suite runs and is shown, wrong options are refused."""
+"""Each suite of ``python -m benchmarks`` runs and prints its record; wrong options are refused."""
 
 import argparse
 from functools import partial
@@ -12,7 +12,7 @@ from benchmarks.process import ROOT
 from examples.training import Corpus, train
 from tests.guarantees.gpu_record import RECORDS
 
-pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_wrong_options(arguments, message, capsys):
 
 
 @pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-[!g]*.json")), ids=lambda path: path.stem)
-def test_old_records_are_shown(path, capsys):
+def test_old_records_can_be_printed(path, capsys):
     assert main(["table", str(path)]) == 0
     assert "threads" in capsys.readouterr().out
 
@@ -51,11 +51,11 @@ def test_starts_are_compared_with_the_import():
     assert "| gnn-attention graphs " in start.text(record)
 
 
-def test_batches_have_the_edges_that_they_state(monkeypatch):
-    """Without an edge twice; and every method is measured and judged."""
+def test_batches_have_the_expected_edges(monkeypatch):
+    """No edge occurs twice, and every method is measured and compared with its target."""
     counts = {"32 molecules": 1816, "256 molecules": 14632, "karate club": 156, "in-degree 4": 80_000}
-    for name, (make, nodes, _, _) in batches.WORKLOADS.items():
-        edges = make()
+    for name, (build, nodes, _, _) in batches.WORKLOADS.items():
+        edges = build()
         assert len(torch.unique(edges[1] * nodes + edges[0])) == edges.shape[1] == counts[name]
     monkeypatch.setattr(batches, "WORKLOADS", {"karate club": batches.WORKLOADS["karate club"]})
     record = batches.run(argparse.Namespace(rounds=2))
@@ -65,11 +65,11 @@ def test_batches_have_the_edges_that_they_state(monkeypatch):
 
 
 def test_both_methods_learn_the_same(monkeypatch):
-    """On a little text, in this process."""
+    """They train on a short text in this process."""
     text = Corpus({"a.py": "def read(self):\n    return 1\n" * 60}, {"b.py": "pass\n" * 90})
     monkeypatch.setattr(training, "train", partial(train, text=text))
     call = lambda module, function, arguments: getattr(training, function)(**arguments)  # noqa: E731
-    monkeypatch.setattr(training.process, "in_a_process", call)
+    monkeypatch.setattr(training.process, "run_in_process", call)
     record = training.run(argparse.Namespace(tokens=64, steps=3, no_peers=False))
     assert [run["method"] for run in record["runs"]] == ["auto", "SDPA mask"]
     assert record["apart"] < 2e-3

@@ -1,4 +1,4 @@
-"""The run of a GPU, without one: processes that die."""
+"""The processes of a GPU run may die; the tests need no GPU."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ import pytest
 from benchmarks.gpu import processes
 from benchmarks.gpu.processes import Group, Lines, Task
 
-pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = 12
 
 
 def run_task(number):
-    """Some of the odd tasks end their process, with one that they started; the others are done."""
+    """Kill this process, after it has started another one, at some odd tasks; else return the number."""
     if number in (3, 5, 7):
         subprocess.Popen(["sleep", "612.5"])
         os.kill(os.getpid(), signal.SIGKILL)
@@ -28,19 +28,19 @@ def run_task(number):
 
 
 def group_of(file):
-    """Its process is this file."""
+    """Build a group whose process runs this file."""
     tasks = [Task(str(n), ("even", "odd")[n % 2], partial(run_task, n)) for n in range(NUMBERS)]
     return Group(file, tasks, [sys.executable, "-W", "ignore", __file__, str(file)])
 
 
-def test_three_deaths_leave_out_the_tasks_of_a_kind(tmp_path, monkeypatch):
-    """Each costs the task that it was at, and ends what its process started; a further call goes on."""
+def test_after_three_deaths_tasks_of_the_kind_are_skipped(tmp_path, monkeypatch):
+    """Each death fails one task and ends the processes that it started; another call resumes the group."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     group = group_of(tmp_path / "results.jsonl")
     processes.run_groups([group], 2, time.time() + 600)
-    found = Lines.read(group.file)
-    assert {name for name, result in found.results.items() if "death" in result} == {"3", "5", "7"}
-    assert found.results.keys() == {str(n) for n in range(NUMBERS)} - {"9", "11"}
+    lines = Lines.read(group.file)
+    assert {name for name, result in lines.results.items() if "death" in result} == {"3", "5", "7"}
+    assert lines.results.keys() == {str(n) for n in range(NUMBERS)} - {"9", "11"}
     assert subprocess.run(["pgrep", "-f", "^sleep 612.5"], stdout=subprocess.DEVNULL).returncode == 1
     processes.append(group.file, task=None)
     assert [task.name for task in group.waiting] == ["9", "11"]

@@ -1,4 +1,4 @@
-"""What is measured: every method against the oracle, wrong ones caught, times paired, targets judged."""
+"""Methods are compared with the oracle, wrong ones are caught, and targets follow from the measurements."""
 
 from dataclasses import replace
 
@@ -9,23 +9,23 @@ from benchmarks import attention
 from benchmarks.checked import Checked
 from benchmarks.measuring import Settings
 from benchmarks.methods import PEERS, Method, Prepared, ours
-from benchmarks.targets import judge, judged
+from benchmarks.targets import judge, judge_cpu
 from benchmarks.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, Workload, draw
 from gnn_attention import TokenGraph, attend, patterns
 from gnn_attention.verify.measure import EXACT
 
-pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
 
 QUICK = Settings(budget=0.0, fewest=3, most=3)
-# not symmetric; receiver 2 is isolated
+# The graph is not symmetric, and receiver 2 is isolated.
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])
 GRAPHS = {
     "causal": patterns.causal(40),
     "window": patterns.window(70, 9),
     "listed": TokenGraph.from_edges(EDGES, 7),
-    "long": patterns.window(700, 20),  # of which receivers are sampled
+    "long": patterns.window(700, 20),  # long enough that receivers are sampled
 }
-# of FlexAttention a compiler is slow; an additive mask makes NaN of an isolated receiver
+# Compiling FlexAttention is slow, and an additive mask gives NaN at an isolated receiver.
 FITS = {CAUSAL: ["causal"], FLEX: [], MHA: [], EAGER: ["causal", "window", "long"]}
 
 
@@ -59,7 +59,7 @@ FAULTS = {
 @pytest.mark.parametrize("graph", ["window", "long"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_method_is_caught(graph, fault):
-    """Also where it is wrong on one sampled receiver only, or in the gradient of k only."""
+    """It is caught even if only one sampled receiver, or only the gradient of k, is wrong."""
     prepare = lambda problem: Prepared(lambda *qkv: FAULTS[fault](*qkv, problem.graph))  # noqa: E731
     assert not verdict(GRAPHS[graph], prepare).passed
 
@@ -68,7 +68,7 @@ def fail(problem):
     raise torch.OutOfMemoryError("too much")
 
 
-def test_every_case_is_measured_or_says_why_not():
+def test_every_case_is_measured_or_has_a_reason():
     small = Workload("small", "a window", 70, lambda n: patterns.window(n, 9), (), heads=2, dim=8)
     methods = [
         *ours(["dense", "reference"]),
@@ -81,21 +81,21 @@ def test_every_case_is_measured_or_says_why_not():
     result = attention.measure(small, methods, QUICK)
     cases = {(case["method"], case["pass"]): case for case in result["cases"]}
     assert (result["workload"]["edges"], len(cases)) == (9 * 70 - 36, 2 * len(methods))
-    both = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
-    assert both["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
-    assert both["forward only"] == ("refused", "no backward pass")
-    assert both["hungry"] == ("out of memory", "OutOfMemoryError: too much")
+    outcomes = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
+    assert outcomes["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
+    assert outcomes["forward only"] == ("refused", "no backward pass")
+    assert outcomes["hungry"] == ("out of memory", "OutOfMemoryError: too much")
     assert cases["wrong", "forward"]["output_error"] > 2
-    measured = [case for case in cases.values() if case["status"] == "measured"]
-    assert len(measured) == 2 * 5 + 1
-    for case in measured:
+    measured_cases = [case for case in cases.values() if case["status"] == "measured"]
+    assert len(measured_cases) == 2 * 5 + 1
+    for case in measured_cases:
         assert case["samples"] == 3
         assert 0 < case["fastest"] <= case["seconds"]
         assert min(case["memory_mb"], case["ratio"] - EXACT, 2 - case["output_error"]) >= 0
 
 
 def test_targets_follow_from_what_was_measured():
-    """Of the fastest peer, of memory that counts as 1 MB at least, and None where a peer was not measured."""
+    """The fastest peer counts, memory counts as at least 1 MB, and an unmeasured peer has the value None."""
 
     def case(method, **numbers):
         return {"workload": "w", "method": method, "pass": "forward", "status": "measured"} | numbers
@@ -117,4 +117,4 @@ def test_targets_follow_from_what_was_measured():
     rows = judge(record, [("w", *target) for target in targets], ["forward"])
     assert [row["value"] for row in rows] == [4.0, 40.0, None, 0.5]
     assert [row["met"] for row in rows] == [False, True, None, True]
-    assert judged(record)[0]["value"] == 2.0
+    assert judge_cpu(record)[0]["value"] == 2.0

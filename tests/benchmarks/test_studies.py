@@ -1,4 +1,4 @@
-"""The studies of language models, each on a small one."""
+"""Each study of a language model runs on a small model."""
 
 import json
 
@@ -23,7 +23,7 @@ from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
 @pytest.mark.parametrize("kind", edge_cuts.MODELS)
 @torch.no_grad()
 def test_each_edge_is_changed_alone(kind, monkeypatch):
-    """Of every layer, several of one batch, the first receiver among them."""
+    """The edges are of every layer, some share a batch, and one enters the first receiver."""
 
     def tokens_of(text, return_tensors):
         return BatchEncoding({"input_ids": torch.tensor([[3 + ord(letter) % 29 for letter in text]])})
@@ -31,39 +31,39 @@ def test_each_edge_is_changed_alone(kind, monkeypatch):
     hf_models.keep_float64(monkeypatch)
     small = hf_models.built("llama", "gnn_attention")
     monkeypatch.setattr(edge_cuts.lm, "load", lambda name: (small, tokens_of))
-    made = edge_cuts.MODELS[kind]()
+    study = edge_cuts.MODELS[kind]()
     edges = [(0, 0, 0, 0), (0, 1, 2, 5), (1, 0, 3, 7), (0, 0, 4, 5), (1, 1, 0, 1), (1, 1, 9, 9)]
 
     def loss():
-        out = made.model(made.ids[:, :-1])
-        return functional.cross_entropy((out.logits if kind == "smollm2" else out)[0], made.ids[0, 1:])
+        out = study.model(study.ids[:, :-1])
+        return functional.cross_entropy((out.logits if kind == "smollm2" else out)[0], study.ids[0, 1:])
 
     for way in edge_cuts.WAYS:
-        found, wanted = edge_cuts.measured(made, torch.tensor(edges), way), []
+        changes, losses = edge_cuts.measure_changes(study, torch.tensor(edges), way), []
         for layer, head, src, dst in edges:
-            with trace.intervene(made.model, getattr(trace, way)([(src, dst)], layers=layer, heads=head)):
-                wanted.append(loss())
-        # of losses, whose largest is some units: the change is what is left of them
-        assert_exact(found + loss(), torch.stack(wanted))
-        assert found.abs().max() > 1e-6
+            with trace.intervene(study.model, getattr(trace, way)([(src, dst)], layers=layer, heads=head)):
+                losses.append(loss())
+        # Losses are compared instead of changes, because a change is a small difference of two losses.
+        assert_exact(changes + loss(), torch.stack(losses))
+        assert changes.abs().max() > 1e-6
 
 
 def small_llama(tokens):
     return letters.llama().requires_grad_(False), torch.randint(0, letters.SIZES["vocab_size"], (1, tokens))
 
 
-def test_points_have_the_shares_that_were_asked_for(monkeypatch):
-    """And rows of the weights, which are ranked in the place of effects, sum to one."""
+def test_points_have_the_requested_shares(monkeypatch):
+    """The attention weights, which are ranked in place of effects, sum to 1 over the edges of a receiver."""
     monkeypatch.setattr(lm_graphs, "FIRST", 4)
     monkeypatch.setattr(lm_graphs, "STEPS", (0.5, 0.3))
     study = lm_graphs.Study(*small_llama(24))
     lm_graphs.refine(study)
-    study.rank("random", lm_graphs.random(study), (0.2,))
-    # the budget is a whole number of the 2 x 300 pairs
+    study.rank("random", lm_graphs.score_randomly(study), (0.2,))
+    # A budget is a whole number of the 2 x 300 pairs.
     assert [point["share"] for point in study.points] == pytest.approx([0.5, 0.3, 0.2], abs=1 / 600)
-    weights = lm_graphs.weights(study).scores(0, "slope")
+    weights = lm_graphs.score_by_weight(study).scores(0, "slope")
     rows = torch.zeros(2, 24).index_add_(1, study.causal.edge_index[1], weights)
-    # float32 sums of at most 24 numbers
+    # Each sum adds at most 24 float32 numbers.
     assert (rows - 1).abs().max() < 24 * torch.finfo(torch.float32).eps
 
 
@@ -73,9 +73,9 @@ def test_an_indexer_learns_what_a_layer_looks_at(monkeypatch):
     model, ids = small_llama(32)
     states, loss = indexer_smollm2.record(model, ids)
     assert loss == pytest.approx(float(model(ids, labels=ids).loss), abs=1e-5)
-    found, indexers = indexer_smollm2.study_layer(0, [states], [states])
-    # 64 senders are all
-    assert found["indexer"][1] == found["best"][1] == found["best for all heads"][1] == 1.0
+    recalls, indexers = indexer_smollm2.study_layer(0, [states], [states])
+    # With 64 senders, every sender is selected.
+    assert recalls["indexer"][1] == recalls["best"][1] == recalls["best for all heads"][1] == 1.0
     assert indexer_smollm2.loss_along(model, ids, [indexers] * 2, 64) == pytest.approx(loss, abs=1e-3)
 
 
