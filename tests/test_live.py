@@ -1,4 +1,4 @@
-"""The live figures of the site: in node they compute what the chapter and torch compute."""
+"""The live figures of the site compute in node the numbers of their chapters and of torch."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ import torch
 from support.bounds import assert_exact
 from support.explorer_engine import tool
 
-pytestmark = pytest.mark.slow  # node is started
+pytestmark = pytest.mark.slow  # each test starts node
 
 ROOT = Path(__file__).parents[1]
 ASK = """
@@ -21,9 +21,9 @@ const live = require(process.argv[1]);
 const answer = ([figure, change]) => {
   const state = Object.assign(live.start(figure), change);
   if (change && !change.mask && figure.size) state.mask = live.mask(figure, state);
-  const found = live.numbers(figure, state);
+  const numbers = live.numbers(figure, state);
   if (figure.size > 16) delete state.mask;
-  return { state, found };
+  return { state, numbers };
 };
 const questions = JSON.parse(require("fs").readFileSync(0));
 const text = JSON.stringify(questions.map(answer), (_, x) => (x === Infinity ? "inf" : x));
@@ -39,18 +39,18 @@ def live():
 
 
 def ask(questions):
-    """States and numbers of figures whose state is changed, as the page computes them."""
+    """Return the state and numbers of each figure after a change, as the page computes them."""
     node = tool("node", shutil.which("node"), "apt-get install nodejs npm")
     command = [node, "-e", ASK, str(ROOT / "docs" / "site" / "live.js")]
-    done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    process = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
-def fits(number, words):
-    """Whether a text holds the number, as it was rounded when it was printed."""
-    for text in re.findall(r"\d[\d,]*(?:\.\d+)?%?", words):
-        digits = text.replace(",", "").rstrip("%")
-        unit = 0.01 if text.endswith("%") else 1.0
+def contains_number(text, number):
+    """Return True if a text contains the number, rounded to the printed digits."""
+    for match in re.findall(r"\d[\d,]*(?:\.\d+)?%?", text):
+        digits = match.replace(",", "").rstrip("%")
+        unit = 0.01 if match.endswith("%") else 1.0
         half = 0.5 * 10.0 ** -len(digits.partition(".")[2])
         if abs(number / unit - float(digits)) <= half * (1 + 1e-9):
             return True
@@ -66,13 +66,14 @@ def test_every_chapter_has_a_figure_that_starts_with_its_numbers(live):
         assert sum('class="live"' in cell["source"] for cell in live.placed(path.stem, cells)) == 1
         outputs = [out for cell in cells for out in cell.get("outputs", [])]
         printed = "".join("".join(out.get("text", [])) for out in outputs)
-        for number, words in figure["said"].items():
-            assert words in printed, f"{path.stem} does not print {words!r}"
-            assert fits(answer["found"][number], words), (path.stem, words, answer["found"][number])
+        for name, text in figure["said"].items():
+            assert text in printed, f"{path.stem} does not print {text!r}"
+            number = answer["numbers"][name]
+            assert contains_number(text, number), (path.stem, text, number)
 
 
 def test_whatever_cells_are_chosen_the_weights_are_those_of_torch(live):
-    """A receiver of nobody has none."""
+    """An isolated receiver has weights of 0."""
     rng, questions = random.Random(0), []
     for figure in (figure for figure in live.figures().values() if figure["kind"] == "attention"):
         size = figure["size"]
@@ -82,5 +83,5 @@ def test_whatever_cells_are_chosen_the_weights_are_those_of_torch(live):
         hidden = ~torch.tensor(state["mask"]).bool()[state["row"]]
         logits = torch.tensor(figure["logits"], dtype=torch.float64)[state["row"]]
         weights = logits.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
-        found = [answer["found"][f"w{src}"] for src in range(len(weights))]
-        assert_exact(torch.tensor(found, dtype=torch.float64), weights)
+        output = [answer["numbers"][f"w{src}"] for src in range(len(weights))]
+        assert_exact(torch.tensor(output, dtype=torch.float64), weights)

@@ -21,11 +21,17 @@ from tests.guarantees.registry import GUARANTEES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    names = ", ".join(GUARANTEES)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.guarantees", description="Measure what the library promises."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {names} (default: all)")
+    parser.add_argument("--count", type=int, metavar="N", help="cases of each guarantee (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write the record after each guarantee")
     args = parser.parse_args(arguments)
     for name in args.names:
         if name not in GUARANTEES:
-            parser.error(f"{name!r} is not a guarantee; expected one of {', '.join(GUARANTEES)}")
+            parser.error(f"{name!r} is not a guarantee; expected one of {names}")
     if args.count is not None and args.count < 1:
         parser.error(f"--count {args.count}: expected 1 or more")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
@@ -41,20 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = sum(not result["holds"] for result in results)
     print(f"{len(results)} guarantees, {f'{failed} FAILED' if failed else 'all hold'}")
     return 1 if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.guarantees", description="Measure what the library promises."
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"any of {', '.join(GUARANTEES)} (default: all)"
-    )
-    parser.add_argument(
-        "--count", type=int, metavar="N", help="cases of each guarantee (default: its full count)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the record after each guarantee")
-    return parser
 
 
 def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, Any]:

@@ -17,14 +17,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES as DTYPES
-from tests.guarantees.families import (
-    Definition,
-    draw_edge_list,
-    draw_family,
-    draw_mask,
-    draw_mixture,
-    draw_rows,
-)
+from tests.guarantees.families import MAKERS, Definition, draw_edge_list
 
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
@@ -133,8 +126,7 @@ class Draw:
             graph, edges = draw_edge_list(rng, min(n, 128))
             pairs = set(edges)
             return graph, lambda b, h, i, j: (j, i) in pairs, edges, "list"
-        makers = {"family": draw_family, "mixed": draw_mixture, "rows": draw_rows, "table": draw_mask}
-        return *makers[kind](rng, n, numbers.batch, numbers.heads), None, kind
+        return *MAKERS[kind](rng, n, numbers.batch, numbers.heads), None, kind
 
     def __str__(self) -> str:
         options = ", ".join(f"{field.name} {getattr(self.numbers, field.name)}" for field in fields(Numbers))

@@ -142,15 +142,11 @@ def _shares(draw: ScaledDraw, backend: Backend) -> Iterator[tuple[str, float]]:
 def _mean_share(x: Tensor, true: Tensor, yardsticks: list[list[Tensor]]) -> float:
     """Return the mean error as a share of SDPA's over its orders, or of one rounding's if that is larger."""
     means = [sum(_mean_error(attempt, true) for attempt in group) / len(group) for group in yardsticks]
-    unit = max(_mean_rounding(true, x.dtype), *means)
-    return _mean_error(x, true) / unit if unit > 0 else 0.0
-
-
-def _mean_rounding(true: Tensor, dtype: torch.dtype) -> float:
-    """Return the mean error of one rounding of random numbers near ``true``, which may be exact in the dtype."""
+    # Numbers near `true` are rounded, because `true` may be exact in the dtype.
     rng = torch.Generator().manual_seed(0)
     near = true.detach() * (1 + torch.rand(true.shape, generator=rng, dtype=torch.float64))
-    return _mean_error(near.to(dtype), near) / 1.5
+    unit = max(_mean_error(near.to(x.dtype), near) / 1.5, *means)
+    return _mean_error(x, true) / unit if unit > 0 else 0.0
 
 
 def _mean_error(x: Tensor, true: Tensor) -> float:

@@ -158,3 +158,6 @@ def draw_mask(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGrap
     table = [[rng.random() < share for _ in range(n)] for _ in range(num_dst)]
     mask = torch.tensor(table, dtype=torch.bool).reshape(num_dst, n)
     return convert.from_mask(mask), lambda b, h, i, j: table[i][j]
+
+
+MAKERS = {"family": draw_family, "mixed": draw_mixture, "rows": draw_rows, "table": draw_mask}

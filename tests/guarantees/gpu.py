@@ -16,12 +16,9 @@ from tests.guarantees.gpu_record import markdown, status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.guarantees.gpu", description=__doc__)
     actions = parser.add_mutually_exclusive_group(required=True)
-    actions.add_argument(
-        "--status", action="store_true", help="print a sentence on what is verified on a GPU"
-    )
+    actions.add_argument("--status", action="store_true", help="print a sentence on what is verified")
     actions.add_argument("--markdown", action="store_true", help="print the sentence and a table")
     actions.add_argument("--only", metavar="TEXT", help="run the checks whose label contains this text")
     parser.add_argument("--device", default="cuda", help="device of the checks (default: cuda)")

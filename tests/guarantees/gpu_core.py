@@ -84,9 +84,13 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
     lists = [name for name in CORE_GRAPHS if not GRAPHS[name].graph.varying_axes]
     layers = grid(graph=lists, option=LAYER_OPTIONS, kind=KINDS)
     shapes = grid(shape=SHAPES, graph=graphs, option=OPTIONS_OF_SHAPES)
+
+    def make_layer(row: Row) -> Problem:
+        return draw_problem(device, form="standard", **row)
+
     groups = (
         _covering_checks("attend", calls, _takes_call, partial(_attend_problem, device)),
-        _covering_checks("layer", layers, _is_message_passing, partial(_layer_problem, device)),
+        _covering_checks("layer", layers, lambda backend, row: backend == MESSAGE_PASSING, make_layer),
         _covering_checks("shapes", shapes, _takes_shape, partial(shape_problem, device, sizes.shapes)),
         _dropout_checks(device),
         _rule_checks(device),
@@ -172,14 +176,6 @@ def _attend_problem(device: str, row: Row) -> Problem:
         width = int(row["channels"].split()[0])
         case = replace(case, dims=(width, width))
     return draw_problem(device, row["dtype"], case, row["option"])
-
-
-def _is_message_passing(backend: str, row: Row) -> bool:
-    return backend == MESSAGE_PASSING
-
-
-def _layer_problem(device: str, row: Row) -> Problem:
-    return draw_problem(device, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:

@@ -130,13 +130,11 @@ def status(folder: Path = RECORDS) -> str:
     'On a GPU the library is **untested**: no machine with one has run the checks yet; `python3 -m benchmarks.gpu_run` is ready.'
     """
     untested = "On a GPU the library is **untested**:"
-    all_records, record = records(folder), newest(folder)
-    if not all_records:
+    reports, record = [report for _, report in records(folder)], newest(folder)
+    if not reports:
         return f"{untested} no machine with one has run the checks yet; {COMMAND}."
     if record is None:
-        return (
-            f"{untested} the last run ({_when(all_records[0][1])}) {refusal(all_records[0][1])}; {COMMAND}."
-        )
+        return f"{untested} the last run ({_when(reports[0])}) {refusal(reports[0])}; {COMMAND}."
     file, report = record
     results, cells = {result.label: result for result in report.results}, core_labels()
     by_problem = defaultdict[str, list[str]](list)

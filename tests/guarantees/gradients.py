@@ -110,13 +110,11 @@ def _check(problem: Problem, name: str) -> Iterator[Finding]:
 def _measure(count: int, tell: Tell) -> Measured:
     cases = ((f"case {draw}", problem_of(draw)) for draw in map(SmallDraw, range(count)))
     tally = run_cases(cases, usual_backends(), _check, tell)
-    checked = (
-        f"{tally.total('gradient'):,} gradients, {tally.total('second derivative'):,} second derivatives"
-    )
-    refused = (
+    value = (
+        f"{len(tally.failures)} failures in {count:,} cases: {tally.total('gradient'):,} gradients, "
+        f"{tally.total('second derivative'):,} second derivatives; refused by name "
         f"{tally.total('refused'):,} calls, {tally.total('refused second derivative'):,} second derivatives"
     )
-    value = f"{len(tally.failures)} failures in {count:,} cases: {checked}; refused by name {refused}"
     twice = product(["second derivative"], [name for name in usual_backends() if name in TWICE])
     return tally.outcome(value, [*product(["gradient"], usual_backends()), *twice])
 
