@@ -19,7 +19,7 @@ from gnn_attention import patterns, score_mods
 HEADS, KV_HEADS = 4, 2
 LENGTHS = (37, 50, 41)  # not multiples of a tile
 
-quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 
 
@@ -160,13 +160,13 @@ def check(row, compiler):
         assert_same(with_gradients(program, *arguments), with_gradients(run, *arguments))
 
 
-@quiet
+@ignore_deprecation
 @pytest.mark.parametrize("row", thinned(TRACED), ids=str)
 def test_attend_is_traced_and_decomposed(row):
     check(row, "aot_eager_decomp_partition")
 
 
-@quiet
+@ignore_deprecation
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("row", COMPILED, ids=str)
@@ -182,7 +182,7 @@ def test_attend_is_compiled_by_inductor(row):
 LAYERS = [("given", "auto"), ("window", "message_passing"), ("window", "auto"), ("by head", "auto")]
 
 
-@quiet
+@ignore_deprecation
 @pytest.mark.parametrize(("graph", "backend"), LAYERS)
 def test_the_layer_is_compiled(graph, backend):
     """The table gets gradients. Edges that are an input may change, and so may the number of tokens."""

@@ -82,7 +82,7 @@ def pixels(picture: str) -> Any:
 
 
 def compress_picture(picture: str) -> str:
-    """Reduce a picture to 256 colours, with errors up to ``MAX_CHANNEL_ERROR`` and half of its size.
+    """Reduce a picture to 256 colours; no channel changes by more than ``MAX_CHANNEL_ERROR``.
 
     ``MAXCOVERAGE`` keeps the error of every pixel small. Median cut, the default, gives most colours to the
     largest areas, so that a few marks of a rare colour turn grey.

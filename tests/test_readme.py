@@ -44,7 +44,7 @@ def test_code_runs(page):
         needs("transformers")
     code = doctest.DocTestParser().get_doctest(text_of(page), {}, page.name, str(page), 0)
     with torch.random.fork_rng():
-        # torch.compile fails if names are cleared while functions that it compiled still exist.
+        # Names are not cleared, because compiled functions of a page must not be destroyed meanwhile.
         results = doctest.DocTestRunner().run(code, clear_globs=False)
     assert results.attempted == len(re.findall(r"^>>> ", text_of(page), re.MULTILINE))
     assert results.failed == 0

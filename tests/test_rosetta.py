@@ -32,7 +32,7 @@ DST, SRC = MASK.nonzero().T
 ENDS = torch.eye(D, dtype=torch.float64)[:2].expand(1, H, 2, D)
 
 
-def softmaxed(scores: Tensor) -> Tensor:
+def masked_softmax(scores: Tensor) -> Tensor:
     """Return the softmax over the senders of MASK on the last axis."""
     return scores.masked_fill(~MASK, -math.inf).softmax(-1)
 
@@ -41,7 +41,7 @@ def vaswani() -> Parts:
     """head_i = softmax(Q W_i^Q (K W_i^K)^T / sqrt(d_k)) V W_i^V; Concat(heads) W^O."""
     q, k, v = (torch.stack([X @ W[i] for i in range(H)]) for W in (WQ, WK, WV))
     products = torch.stack([q[i] @ k[i].T for i in range(H)])
-    weights, W_O = softmaxed(products / math.sqrt(D)), torch.cat([WO[0], WO[1]])
+    weights, W_O = masked_softmax(products / math.sqrt(D)), torch.cat([WO[0], WO[1]])
     head = torch.stack([weights[i] @ v[i] for i in range(H)])
     parts = {"x": X, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": W_O, "q": q, "k": k, "v": v, "z": head}
     parts |= {"overlap": products, "logits": products / math.sqrt(D), "weights": weights}
@@ -68,7 +68,7 @@ def elhage() -> Parts:
     Q, K, V, O = WQ.mT, WK.mT, WV.mT, WO.mT  # noqa: E741
     QK, OV = Q.mT @ K, O @ V
     products = torch.stack([torch.stack([X[i] @ QK[h] @ X.T for i in range(T)]) for h in range(H)])
-    A, v = softmaxed(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
+    A, v = masked_softmax(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
     r = A @ v
     parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "v": v, "overlap": products}
     parts |= {
@@ -85,7 +85,7 @@ def s0() -> Parts:
     """scores_i = softmax(P_i X^T / sqrt(d_k)), sum of scores_i M_i."""
     WP, WM = WQ @ WK.mT, WV @ WO
     P, messages = X @ WP, X @ WM
-    scores = softmaxed(P @ X.T / math.sqrt(D))
+    scores = masked_softmax(P @ X.T / math.sqrt(D))
     parts = {"x": X, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": WO, "overlap": P @ X.T, "weights": scores}
     parts |= {"z": scores @ (X @ WV), "W_P": WP, "pattern": P, "W_M": WM, "message": messages}
     return parts | {"update": (scores @ messages).sum(0)}
@@ -96,7 +96,7 @@ def s1() -> Parts:
     WP, WM = WQ @ WK.mT, WV @ WO
     P, messages = torch.stack([X @ WK[h] @ WQ[h].T for h in range(H)]), X @ WM
     fits = torch.stack([torch.stack([P[h] @ x_q for x_q in X], dim=1) for h in range(H)])
-    alpha = softmaxed(fits.mT / math.sqrt(D))
+    alpha = masked_softmax(fits.mT / math.sqrt(D))
     parts = {"x": X, "W_P": WP, "pattern": P, "overlap": fits, "weights": alpha, "W_M": WM}
     return parts | {"message": messages, "update": sum(alpha[h] @ messages[h] for h in range(H))}
 
@@ -108,7 +108,7 @@ def s2() -> Parts:
     score = torch.stack(
         [torch.tensor([[q[h, i] @ k[h, j] for j in range(T)] for i in range(T)]) for h in range(H)]
     )
-    attention = softmaxed(score.double() / math.sqrt(D))
+    attention = masked_softmax(score.double() / math.sqrt(D))
     z = torch.stack([torch.stack([attention[h, i] @ v[h] for i in range(T)]) for h in range(H)])
     out = torch.stack([sum(O[h] @ z[h, i] for h in range(H)) for i in range(T)])
     parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "q": q, "k": k, "v": v, "update": out}
@@ -120,7 +120,7 @@ def s3() -> Parts:
     q, k, v = X @ WQ[0], X @ WK[0], X @ WV[0]
     S = (q @ k.T) / math.sqrt(D)
     parts = {"x": X, "W_Q": WQ[0], "W_K": WK[0], "W_V": WV[0], "q": q, "k": k, "v": v}
-    return parts | {"logits": S, "weights": softmaxed(S), "z": softmaxed(S) @ v}
+    return parts | {"logits": S, "weights": masked_softmax(S), "z": masked_softmax(S) @ v}
 
 
 def s4() -> Parts:
@@ -163,7 +163,7 @@ def lens() -> Parts:
     x = X[None]
     q, k, v = (torch.einsum("bpm,hmd->bphd", x, W) for W in (WQ, WK, WV))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(D)
-    pattern = softmaxed(scores)
+    pattern = masked_softmax(scores)
     z = torch.einsum("bhqk,bkhd->bqhd", pattern, v)
     parts = {"x": x, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": WO, "q": q, "k": k, "v": v, "z": z}
     parts |= {"logits": scores, "weights": pattern, "update": torch.einsum("bqhd,hdm->bqm", z, WO)}

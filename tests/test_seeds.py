@@ -59,7 +59,7 @@ LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 
 each_backend = pytest.mark.parametrize("backend", ["message_passing", "reference", "dense"])
 
 
-def softmaxed(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+def masked_softmax(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return ``softmax(q k^T / sqrt(d))`` over the pairs of the mask ``[dst, src]``."""
     logits = q @ k.mT * q.shape[-1] ** -0.5
     return (logits if mask is None else logits.masked_fill(~mask, -torch.inf)).softmax(-1)
@@ -71,7 +71,7 @@ def test_S0_10_words_before_and_after_the_softmax():
     src, dst = LISTED.edge_index
     logits = edge_softmax.logit(q[:, :, dst], k[:, :, src], 0.5)
     assert_exact(logits, (q @ k.mT * 0.5)[:, :, dst, src])
-    expected = softmaxed(q, k, LISTED.mask())[:, :, dst, src]
+    expected = masked_softmax(q, k, LISTED.mask())[:, :, dst, src]
     assert_exact(edge_softmax.softmax(logits, dst, 5)[0], expected)
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
     public = {*ga.__all__, *ga._ON_DEMAND, *edge_softmax.__all__, *dir(StandardHeads), *dir(MergedHeads)}
@@ -122,7 +122,7 @@ def test_S2_2_what_queries_keys_and_values_mean(backend):
     assert_exact(ratio[:, ~is_token_2], ratio[:, :1].expand(5, 4))
     assert ((key_weights - weights)[:, is_token_2].abs() > 1e-6).all()
     assert torch.equal(value_weights, weights)
-    assert_exact(new_out - out, softmaxed(q, k)[0, 0][:, is_token_2] * (new_row - v[0, 0, 2]))
+    assert_exact(new_out - out, masked_softmax(q, k)[0, 0][:, is_token_2] * (new_row - v[0, 0, 2]))
 
 
 @each_backend

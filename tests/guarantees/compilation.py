@@ -5,7 +5,7 @@
 * A layer takes an ``edge_index`` as an input. At most two programs serve all numbers of tokens and edges,
   and two more serve the sizes 0 and 1, which compilers treat as constants.
 * A call over a :class:`TokenGraph` has the graph as a constant. Each graph is compiled once, however often it
-  is passed, and at most as many programs serve every number of samples.
+  is passed, and as few programs serve all numbers of samples.
 
 Operators that check and choose edges pass ``opcheck`` here; ``tests/backends`` checks those that compute.
 """

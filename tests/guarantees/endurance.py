@@ -3,7 +3,7 @@
 Each round of a child process compares a random case of F1 on every backend with the formula, combines graphs by
 set operations, and decodes with a cache. The graphs of each round are new and of bounded size. The resident
 memory is sampled after the C library has returned its free memory. The median of the last quarter of samples may
-be at max_tokens 2 % above that of the second quarter; caches fill during the first. No round after the first ten
+be at most 2 % above that of the second quarter; caches fill during the first. No round after the first ten
 leaves a file in the temporary folder.
 """
 
@@ -34,7 +34,7 @@ from tests.guarantees.families import draw_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
 ALLOWED = 0.02  # growth as a share of the memory in the second quarter
-SAMPLES = 1000  # the max_tokens samples of the memory; there are at least 8
+SAMPLES = 1000  # the most samples of the memory; there are at least 8
 WARM = 10  # rounds before the first sample
 DRAWS = range(8)  # the cases of F1, which are repeated
 ROOT = Path(__file__).parents[2]

@@ -254,8 +254,8 @@ def _operator_checks(device: str) -> Iterator[Check]:
     for backend, dtype, graph in operators:
         run = partial(run_opcheck, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"opcheck on {graph}", run)
-    others = [("dense", "float32", "causal"), ("reference", "float32", "listed")]
-    for backend, dtype, graph in [*operators, *others]:
+    further_calls = [("dense", "float32", "causal"), ("reference", "float32", "listed")]
+    for backend, dtype, graph in [*operators, *further_calls]:
         run = partial(run_compiled, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"{COMPILED} on {graph}", run)
     run = partial(run_compiled_layer, device, "float32", "window")
@@ -277,7 +277,7 @@ def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list
     dtype and width share a process, so that no two processes compile the same kernels. The others are distributed
     one by one, so that each process gets checks of every group.
     """
-    far = [check for check in checks if check.group == "far"]
+    far_checks = [check for check in checks if check.group == "far"]
     flex, units = defaultdict[str, list[Check]](list), defaultdict[tuple[str, ...], list[Check]](list)
     for check in checks:
         if check.backend == "flex":
@@ -285,11 +285,11 @@ def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list
         elif check.group != "far":
             problem = "" if check.group == "rules" else check.name.removesuffix(f", {FORWARD}")
             units[check.group, check.dtype, problem].append(check)
-    others = defaultdict[str, list[Check]](list)
+    other_checks = defaultdict[str, list[Check]](list)
     count = max(1, processes - len(flex))
     for number, unit in enumerate(units.values()):
-        others[f"others {number % count + 1}"] += unit
-    return {**flex, **others, **({"far": far} if far else {})}
+        other_checks[f"others {number % count + 1}"] += unit
+    return {**flex, **other_checks, **({"far": far_checks} if far_checks else {})}
 
 
 def kernel_of_flex(check: Check) -> tuple[str, str, str]:

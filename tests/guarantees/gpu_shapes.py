@@ -72,12 +72,12 @@ def shape_graphs(n: int) -> dict[str, tuple[TokenGraph, Tensor]]:
     hubs[:, 7] = True
     hubs[9::20] = False
     sender, receiver = hubs.nonzero().flip(1).t()
-    listed = convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5)
-    with_sinks = (src <= dst) & ((dst - src < n // 3) | (src < 2))
+    hub_graph = convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5)
+    window_mask = (src <= dst) & ((dst - src < n // 3) | (src < 2))
     return {
         "causal": (patterns.causal(n), src <= dst),
-        "window and sinks": (patterns.window(n, n // 3) | patterns.sinks(n, 2), with_sinks),
-        "hubs": (listed, hubs),
+        "window and sinks": (patterns.window(n, n // 3) | patterns.sinks(n, 2), window_mask),
+        "hubs": (hub_graph, hubs),
     }
 
 

@@ -17,10 +17,10 @@ from tests.guarantees.guarantee import Measured
 from tests.guarantees.registry import GUARANTEES
 
 # torch's compiler instantiates autograd.Function, which torch itself calls deprecated
-measured = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-@measured
+@ignore_deprecation
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUARANTEES)
 def test_the_quick_count_holds(name):
@@ -120,7 +120,7 @@ FAULTS = {
 }
 
 
-@measured
+@ignore_deprecation
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_backend_is_noticed(fault, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 
 def thinned(values: Iterable[Any], first: int = 0, every: int = 3) -> list[Any]:
-    """Return the values of a test's argument, all but one in ``every`` marked as slow.
+    """Return the values of a test's argument; all but one in ``every`` are slow tests.
 
     Tests of the same table have different ``first``, so that each row is in the default run of one of them.
     """

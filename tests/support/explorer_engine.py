@@ -116,7 +116,7 @@ def run(mask: int = 0, edits: Any = (), **options: Any) -> dict[str, Any]:
     return {"ask": "run", "mask": mask, "edits": list(edits), **options}
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
+def apply_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt() * weight
 
 
@@ -128,7 +128,7 @@ def weights_of(overlap: Tensor, edges: Tensor) -> Tensor:
 
 def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Tensor]:
     """Return every number of one layer under the engine's names."""
-    attended = normed(x, W["attention_norm.weight"])
+    attended = apply_norm(x, W["attention_norm.weight"])
     q, k, v = (torch.einsum("tw,hwd->htd", attended, W[f"attention.heads.W_{name}"]) for name in "QKV")
     table, position = W["attention.score_mod.table"], torch.arange(len(x))
     reach = table.shape[1] // 2
@@ -138,7 +138,7 @@ def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Ten
     z = weights @ v
     update = torch.einsum("htd,hdw->tw", z, W["attention.heads.W_O"])
     after = x + update
-    inner = functional.gelu(normed(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
+    inner = functional.gelu(apply_norm(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
     thought = after + inner @ W["mlp.2.weight"].T + W["mlp.2.bias"]
     values = {"before": x, "heard": attended, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights}
     return values | {"z": z, "update": update, "after": after, "thought": thought}
@@ -153,7 +153,7 @@ def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list
         parameters = {name.removeprefix(prefix): w for name, w in W.items() if name.startswith(prefix)}
         layers.append(dense_layer(x, parameters, layer_edges))
         x = layers[-1]["thought"]
-    return layers, normed(x, W["norm.weight"]) @ W["unembedding.weight"].T
+    return layers, apply_norm(x, W["norm.weight"]) @ W["unembedding.weight"].T
 
 
 def check_run(answer: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:

@@ -144,7 +144,7 @@ def build(name: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**{**family.sizes, **changes})
     config._attn_implementation = "eager"
-    return sharpened(getattr(transformers, family.model)(config).eval())
+    return sharpen(getattr(transformers, family.model)(config).eval())
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x.to(torch.float32))
 
 
-def exact(model: Any) -> Any:
+def to_float64(model: Any) -> Any:
     """Convert a model to float64, with a loop over experts, as torch's grouped matmul lacks float64."""
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
@@ -179,7 +179,7 @@ def exact(model: Any) -> Any:
 
 def built(name: str, implementation: str = "eager", **changes: Any) -> Any:
     """Return a model of a family in float64 with an implementation of attention."""
-    model = exact(build(name, **changes))
+    model = to_float64(build(name, **changes))
     model.set_attn_implementation(implementation)
     return model
 
@@ -230,7 +230,7 @@ def of_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGr
 
 
 @torch.no_grad()
-def sharpened(model: Any) -> Any:
+def sharpen(model: Any) -> Any:
     """Rescale parameters for logits of size 2 or more, and draw sinks and position biases of similar size."""
     for name, parameter in model.named_parameters():
         if re.search(DRAWN_LARGER, "." + name):

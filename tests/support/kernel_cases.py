@@ -106,7 +106,7 @@ CASES = {
 }
 
 
-def attended(case, inputs, backend, seed=7):
+def run_attention(case, inputs, backend, seed=7):
     """Return ``(out, lse)`` of a case, with seeded dropout and a new graph without cached data."""
     torch.manual_seed(seed)
     q, k, v, bias, sinks = inputs
@@ -136,7 +136,7 @@ def check_against_the_reference(case, device):
     LEARNED.to(device)
     inputs = case.inputs(torch.float64, device)
     leaves = parameters(case, inputs)
-    output, expected = (attended(case, inputs, name) for name in ("rows", "reference"))
+    output, expected = (run_attention(case, inputs, name) for name in ("rows", "reference"))
     assert_exact(output, expected)
     assert_exact(gradients(*output, leaves), gradients(*expected, leaves))
 
