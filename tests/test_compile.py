@@ -1,7 +1,7 @@
-"""``torch.compile(fullgraph=True)`` on a CPU: ``attend`` and the layer give what eager calls give.
+"""``attend`` and the layer compile with ``fullgraph=True`` on a CPU and give the results of eager calls.
 
-The default run stops before C++: torch's compiler traces, decomposes and partitions as for
-Inductor, and runs that. The slow run compiles some rows of the table with Inductor itself.
+The default run stops before C++: torch's compiler traces, decomposes and partitions a call as for Inductor,
+and runs the result. The slow run compiles some rows of the table with Inductor.
 """
 
 import shutil
@@ -17,14 +17,14 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 
 HEADS, KV_HEADS = 4, 2
-LENGTHS = (37, 50, 41)  # no multiple of a tile
+LENGTHS = (37, 50, 41)  # not multiples of a tile
 
-quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 
 
 def by_hand(score, b, h, dst, src):
-    """A score_mod as a user writes it, which uses every index."""
+    """Score_mod as a user may write it, which uses every index."""
     return score - 0.1 * (h + 1) * (dst - src).abs() + 0.01 * b
 
 
@@ -93,7 +93,7 @@ class Row:
         return mod | {name: value for name, value in options.items() if name in self.extras.split()}
 
 
-# earlier compilers cannot ask what a score_mod needs
+# Earlier compilers cannot determine the indices that a score_mod needs.
 BACKENDS = ("auto", "dense") if TorchVersion(torch.__version__) >= "2.13" else ()
 SINGLE = [Row(name, "list", "single numbers", lengths=LENGTHS) for name in BACKENDS]
 COMPILED = [
@@ -160,18 +160,18 @@ def check(row, compiler):
         assert_same(with_gradients(program, *arguments), with_gradients(run, *arguments))
 
 
-@quiet
+@ignore_deprecation
 @pytest.mark.parametrize("row", thinned(TRACED), ids=str)
 def test_attend_is_traced_and_decomposed(row):
     check(row, "aot_eager_decomp_partition")
 
 
-@quiet
+@ignore_deprecation
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("row", COMPILED, ids=str)
 def test_attend_is_compiled_by_inductor(row):
-    """Dropout draws the random numbers of eager calls."""
+    """With ``fallback_random``, dropout draws the random numbers of eager calls."""
     from torch._inductor import config
 
     with config.patch(fallback_random=True):
@@ -182,13 +182,13 @@ def test_attend_is_compiled_by_inductor(row):
 LAYERS = [("given", "auto"), ("window", "message_passing"), ("window", "auto"), ("by head", "auto")]
 
 
-@quiet
-@pytest.mark.parametrize(("graph", "way"), LAYERS)
-def test_the_layer_is_compiled(graph, way):
-    """Its table is trained; edges that are an input may change, and so may the number of tokens."""
+@ignore_deprecation
+@pytest.mark.parametrize(("graph", "backend"), LAYERS)
+def test_the_layer_is_compiled(graph, backend):
+    """The table gets gradients. Edges that are an input may change, and so may the number of tokens."""
     torch.manual_seed(0)
     heads = ga.StandardHeads(8, HEADS, num_kv_heads=KV_HEADS).double()
-    layer = ga.MessagePassingAttention(heads, score_mod=learned_table(), backend=way)
+    layer = ga.MessagePassingAttention(heads, score_mod=learned_table(), backend=backend)
     program = compile_anew(layer, "aot_eager_decomp_partition")
     for n in LENGTHS if graph == "given" else LENGTHS[:1]:
         torch.manual_seed(n)

@@ -1,7 +1,8 @@
-"""The front door: what is public is documented, and importing it is cheap."""
+"""Public names are documented, and importing the package is cheap."""
 
 import importlib
 import inspect
+import operator
 import subprocess
 import sys
 
@@ -16,8 +17,8 @@ convert.files distributed draw edge_softmax explorer graph graph.tiling heads he
 heads.latent huggingface interpret.audit interpret.circuits interpret.trace
 layer lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
-# what needs transformers
-OF_TRANSFORMERS = {"lm", "huggingface", "use_graph"}
+# These names need transformers.
+TRANSFORMERS_NAMES = {"lm", "huggingface", "use_graph"}
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
@@ -36,7 +37,7 @@ SIGNATURES = {
 
 
 def run(program):
-    """Standard output of a program in a fresh interpreter."""
+    """Run a program in a new interpreter and return its standard output."""
     command = [sys.executable, "-W", "ignore", "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -65,7 +66,7 @@ print(package, [pair for pair in importing if pair[0].startswith("gnn_attention"
 
 @pytest.mark.slow
 def test_importing_loads_no_heavy_package():
-    """They come when they are first used (PEP 562); so a command line answers at once."""
+    """Heavy packages load at first use (PEP 562), so that a command starts at once."""
     assert run(IMPORTS) == "[] []"
     assert ga.MessagePassingAttention
     assert "torch_geometric" in sys.modules
@@ -94,43 +95,40 @@ print(len(loaded))
 
 @pytest.mark.slow
 def test_all_but_transformers_own_loads_without_any_extra():
-    """The README's first command installs none."""
+    """The first command of the README installs no extra."""
     assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 2
 
 
 def test_all_lists_exactly_the_front_door():
-    """Every name of __all__ and every shortcut resolves, and dir() shows the names to begin with."""
+    """Every name of ``__all__`` and every shortcut resolves, and ``dir()`` lists ``__all__``."""
     assert dir(ga) == sorted(ga.__all__)
-    for name in {*ga.__all__, *ga._ON_DEMAND} - OF_TRANSFORMERS:
+    for name in {*ga.__all__, *ga._ON_DEMAND} - TRANSFORMERS_NAMES:
         assert getattr(ga, name) is not None
     with pytest.raises(AttributeError, match="module 'gnn_attention' has no attribute 'nonsense'"):
         _ = ga.nonsense
 
 
 def test_the_contract_is_there():
-    """The names that README, guide and notebooks promise."""
+    """The names that README, guide and notebooks use exist, and the main signatures have not changed."""
     for dotted in PROMISED:
-        thing = ga
-        for part in dotted.split("."):
-            thing = getattr(thing, part)
-        assert callable(thing), dotted
-    for name, words in SIGNATURES.items():
-        assert list(inspect.signature(getattr(ga, name)).parameters) == words.split()
+        assert callable(operator.attrgetter(dotted)(ga)), dotted
+    for name, parameters in SIGNATURES.items():
+        assert list(inspect.signature(getattr(ga, name)).parameters) == parameters.split()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_documented(name):
-    """Every public function, class and method has a docstring that says something."""
-    if name in OF_TRANSFORMERS:
+    """Every public module, function, class and method has a docstring."""
+    if name in TRANSFORMERS_NAMES:
         needs("transformers")
     module = importlib.import_module(f"gnn_attention.{name}")
     assert module.__doc__
     for export in module.__all__:
-        thing = getattr(module, export)
-        if callable(thing) and getattr(thing, "__module__", "").startswith("gnn_attention"):
-            assert thing.__doc__, f"{name}.{export}"
-            for method, value in vars(thing).items() if inspect.isclass(thing) else ():
-                # not made by torch_geometric
-                ours = inspect.isfunction(value) and value.__module__ == thing.__module__
-                if ours and not method.startswith("_"):
+        public = getattr(module, export)
+        if callable(public) and getattr(public, "__module__", "").startswith("gnn_attention"):
+            assert public.__doc__, f"{name}.{export}"
+            for method, value in vars(public).items() if inspect.isclass(public) else ():
+                # torch_geometric adds methods of its own to layers.
+                is_ours = inspect.isfunction(value) and value.__module__ == public.__module__
+                if is_ours and not method.startswith("_"):
                     assert value.__doc__, f"{name}.{export}.{method}"

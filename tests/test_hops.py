@@ -1,4 +1,4 @@
-"""How many functions and modules of the package the second call of ``attend`` and of the layer visits."""
+"""A second call of ``attend`` or of the layer runs few functions and modules of the package."""
 
 import sys
 from pathlib import Path
@@ -13,32 +13,32 @@ PACKAGE = str(Path(ga.__file__).parent)
 TOKENS = 1024
 
 
-def visited(run):
-    """The own functions, as (file, name), of a call after the first, which plans."""
+def visit_functions(run):
+    """Return the functions of the package, as (file, name), that run after a first call, which plans."""
     run()
-    found = set()
+    functions = set()
 
     def note(frame, event, argument):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
-            found.add((code.co_filename, code.co_qualname))
+            functions.add((code.co_filename, code.co_qualname))
 
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return found
+    return functions
 
 
 def edge_list():
-    ends = torch.randint(0, TOKENS, (2, 4000), generator=torch.Generator().manual_seed(0))
-    return ga.convert.from_edge_index(ends, TOKENS, TOKENS, coalesce=True)
+    edges = torch.randint(0, TOKENS, (2, 4000), generator=torch.Generator().manual_seed(0))
+    return ga.convert.from_edge_index(edges, TOKENS, TOKENS, coalesce=True)
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
-    """Logits that exp cannot reach take another way."""
+def _seed():
+    """Fix the inputs, because logits outside of the range of exp use another code path."""
     torch.manual_seed(0)
 
 
@@ -54,14 +54,14 @@ CALLS = {
 def test_attend(name):
     graph, backend = CALLS[name]
     q, k, v = torch.randn(3, 1, 8, graph.num_dst, 64)
-    found = visited(lambda: ga.attend(q, k, v, graph, backend=backend))
-    assert (PACKAGE + "/attend.py", "attend") in found
-    assert_few(found, 8)
+    functions = visit_functions(lambda: ga.attend(q, k, v, graph, backend=backend))
+    assert (PACKAGE + "/attend.py", "attend") in functions
+    assert_few(functions, max_files=8)
 
 
-def assert_few(found, files):
-    assert len({file for file, _ in found}) <= files
-    assert len(found) <= 35, sorted(found)
+def assert_few(functions, max_files):
+    assert len({file for file, _ in functions}) <= max_files
+    assert len(functions) <= 35, sorted(functions)
 
 
 LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_index": edge_list().edge_index}
@@ -70,8 +70,8 @@ LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_i
 @pytest.mark.parametrize("name", LAYER)
 @torch.no_grad()
 def test_the_layer(name):
-    """Edge by edge: message, aggregate and update; one module more looks for steps of a user's own."""
+    """The message-passing path visits one module more, which looks for overridden methods."""
     layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8), backend="message_passing")
-    found = visited(lambda: layer(torch.randn(TOKENS, 64), LAYER[name]))
-    assert {"message", "update"} <= {name.split(".")[-1] for _, name in found}
-    assert_few(found, 9)
+    functions = visit_functions(lambda: layer(torch.randn(TOKENS, 64), LAYER[name]))
+    assert {"message", "update"} <= {name.split(".")[-1] for _, name in functions}
+    assert_few(functions, max_files=9)

@@ -1,4 +1,4 @@
-"""The table of docs/limits.md: which backend takes which call on a GPU, cell by cell."""
+"""``auto`` chooses the backends that the table of docs/limits.md names for calls on a GPU."""
 
 import re
 from pathlib import Path
@@ -19,30 +19,31 @@ DTYPES |= {"float32": torch.float32, "float64": torch.float64}
 
 
 def irregular():
-    """Make an edge list whose tiles of 128 are nearly empty."""
+    """Return an edge list whose tiles of 128 are nearly empty."""
     edges = torch.randint(0, N, (2, 8 * N), generator=torch.Generator().manual_seed(0))
     return ga.convert.from_edge_index(edges, N, N, coalesce=True)
 
 
-def pick():
-    """Choose eight senders for each receiver and head."""
+def select_senders():
+    """Return a graph of eight random senders for each receiver and head."""
     index = torch.rand(HEADS, N, N, generator=torch.Generator().manual_seed(0)).topk(8).indices
     return ga.TokenGraph.from_indices(index, N)
 
 
-WHOLE = [patterns.full(N), patterns.causal(N)]
+UNIFORM = [patterns.full(N), patterns.causal(N)]
 PACKED = [patterns.window(N, 100), patterns.documents([300, 250, 50])]
 by_head = ga.TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & (dst - src <= 60 * (h + 1)), N, heads=HEADS
 )
 FILLED = [patterns.window(N, 100) | patterns.sinks(N, 4), by_head]
+SCATTERED = [irregular(), select_senders(), patterns.dilated(N, 10, 20)]
 GRAPHS = {
-    "full or causal": WHOLE,
-    "full or causal, grouped heads": WHOLE,
+    "full or causal": UNIFORM,
+    "full or causal, grouped heads": UNIFORM,
     "window, documents": PACKED,
     "tiles of 128 at least 1/8 filled: window and sinks, by head": FILLED,
-    "all of the above": [*WHOLE, *PACKED, *FILLED],
-    "irregular lists, chosen rows, thinly filled tiles": [irregular(), pick(), patterns.dilated(N, 10, 20)],
+    "all of the above": [*UNIFORM, *PACKED, *FILLED],
+    "irregular lists, chosen rows, thinly filled tiles": SCATTERED,
     "one receiver of some senders, without gradients": [patterns.window(N, 100).rows(N - 1, N)],
     "several receivers, at most 16,384 pairs": [patterns.window(100, 5), patterns.causal(128)],
 }

@@ -1,4 +1,4 @@
-"""In node, the live figures of the site compute the numbers of their chapter and of torch."""
+"""The live figures of the site compute in node the numbers of their chapters and of torch."""
 
 import importlib
 import json
@@ -38,18 +38,18 @@ def live():
 
 
 def ask(questions):
-    """Change the states of figures and return their states and numbers, as the page computes them."""
+    """Return the state and numbers of each figure after a change, as the page computes them."""
     node = tool("node", shutil.which("node"), "apt-get install nodejs npm")
     command = [node, "-e", ASK, str(ROOT / "docs" / "site" / "live.js")]
     process = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=True)
     return json.loads(process.stdout)
 
 
-def contains_number(number, words):
-    """Return whether a text contains the number, up to the rounding with which it was printed."""
-    for text in re.findall(r"\d[\d,]*(?:\.\d+)?%?", words):
-        digits = text.replace(",", "").rstrip("%")
-        unit = 0.01 if text.endswith("%") else 1.0
+def contains_number(text, number):
+    """Return True if a text contains the number, rounded to the printed digits."""
+    for match in re.findall(r"\d[\d,]*(?:\.\d+)?%?", text):
+        digits = match.replace(",", "").rstrip("%")
+        unit = 0.01 if match.endswith("%") else 1.0
         half = 0.5 * 10.0 ** -len(digits.partition(".")[2])
         if abs(number / unit - float(digits)) <= half * (1 + 1e-9):
             return True
@@ -65,14 +65,14 @@ def test_every_chapter_has_a_figure_that_starts_with_its_numbers(live):
         assert sum('class="live"' in cell["source"] for cell in live.insert_figure(path.stem, cells)) == 1
         outputs = [out for cell in cells for out in cell.get("outputs", [])]
         printed = "".join("".join(out.get("text", [])) for out in outputs)
-        for number, words in figure["said"].items():
-            assert words in printed, f"{path.stem} does not print {words!r}"
-            value = answer["numbers"][number]
-            assert contains_number(value, words), (path.stem, words, value)
+        for name, text in figure["said"].items():
+            assert text in printed, f"{path.stem} does not print {text!r}"
+            number = answer["numbers"][name]
+            assert contains_number(text, number), (path.stem, text, number)
 
 
-def test_weights_of_any_mask_agree_with_torch(live):
-    """The weights of an isolated receiver are 0."""
+def test_whatever_cells_are_chosen_the_weights_are_those_of_torch(live):
+    """An isolated receiver has weights of 0."""
     rng, questions = random.Random(0), []
     for figure in (figure for figure in live.figures().values() if figure["kind"] == "attention"):
         size = figure["size"]

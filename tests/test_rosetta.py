@@ -1,6 +1,6 @@
-"""The Rosetta page: every conversion makes, from our tensors, what a text's own formulas make.
+"""Every conversion on the Rosetta page turns our tensors into those of a text's own formulas.
 
-Each text's formulas stand in its own order of axes, on one world of matrices, without the library.
+The formulas of each text use its order of axes and the same matrices, without the library.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Parts = dict[str, Tensor]
 X = drawn(T, M, seed=0)
 WQ, WK, WV = (drawn(H, M, D, seed=seed) for seed in (1, 2, 3))
 WO = drawn(H, D, M, seed=4)
-# every receiver has an in-edge, one edge comes from the future, and the table is not symmetric
+# Every receiver has an in-edge, one edge comes from a later token, and the mask is not symmetric.
 MASK = torch.ones(T, T, dtype=torch.bool).tril()
 MASK[4, 1], MASK[2, 5] = False, True
 DST, SRC = MASK.nonzero().T
 ENDS = torch.eye(D, dtype=torch.float64)[:2].expand(1, H, 2, D)
 
 
-def softmaxed(scores: Tensor) -> Tensor:
-    """Over the last axis, senders of MASK alone."""
+def masked_softmax(scores: Tensor) -> Tensor:
+    """Return the softmax over the senders of MASK on the last axis."""
     return scores.masked_fill(~MASK, -math.inf).softmax(-1)
 
 
@@ -41,34 +41,34 @@ def vaswani() -> Parts:
     """head_i = softmax(Q W_i^Q (K W_i^K)^T / sqrt(d_k)) V W_i^V; Concat(heads) W^O."""
     q, k, v = (torch.stack([X @ W[i] for i in range(H)]) for W in (WQ, WK, WV))
     products = torch.stack([q[i] @ k[i].T for i in range(H)])
-    weights, whole = softmaxed(products / math.sqrt(D)), torch.cat([WO[0], WO[1]])
+    weights, W_O = masked_softmax(products / math.sqrt(D)), torch.cat([WO[0], WO[1]])
     head = torch.stack([weights[i] @ v[i] for i in range(H)])
-    parts = {"x": X, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": whole, "q": q, "k": k, "v": v, "z": head}
+    parts = {"x": X, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": W_O, "q": q, "k": k, "v": v, "z": head}
     parts |= {"overlap": products, "logits": products / math.sqrt(D), "weights": weights}
-    return parts | {"update": torch.cat([head[0], head[1]], dim=1) @ whole}
+    return parts | {"update": torch.cat([head[0], head[1]], dim=1) @ W_O}
 
 
 def gilmer() -> Parts:
     """m_v = sum over w in N(v) of M(h_v, h_w), with attention as M."""
-    sent, received = [], torch.zeros(T, M, dtype=torch.float64)
+    messages, sums = [], torch.zeros(T, M, dtype=torch.float64)
     edges = [(v, w) for v in range(T) for w in range(T) if MASK[v, w]]
     for v, w in edges:
         message = torch.zeros(M, dtype=torch.float64)
         for i in range(H):
             mass = [math.exp((X[v] @ WQ[i]) @ (X[u] @ WK[i]) / math.sqrt(D)) for u in range(T) if MASK[v, u]]
-            own = math.exp((X[v] @ WQ[i]) @ (X[w] @ WK[i]) / math.sqrt(D))
-            message += own / sum(mass) * (X[w] @ WV[i] @ WO[i])
-        sent.append(message)
-        received[v] += message
-    return {"x": X, "edges": torch.tensor(edges).T, "carried": torch.stack(sent), "update": received}
+            numerator = math.exp((X[v] @ WQ[i]) @ (X[w] @ WK[i]) / math.sqrt(D))
+            message += numerator / sum(mass) * (X[w] @ WV[i] @ WO[i])
+        messages.append(message)
+        sums[v] += message
+    return {"x": X, "edges": torch.tensor(edges).T, "carried": torch.stack(messages), "update": sums}
 
 
 def elhage() -> Parts:
-    """r_i = sum_j A_ij W_V x_j, h(x)_i = W_O r_i; the scale, which the text leaves out, is put in."""
+    """r_i = sum_j A_ij W_V x_j, h(x)_i = W_O r_i; the scale, which the text omits, is added."""
     Q, K, V, O = WQ.mT, WK.mT, WV.mT, WO.mT  # noqa: E741
     QK, OV = Q.mT @ K, O @ V
     products = torch.stack([torch.stack([X[i] @ QK[h] @ X.T for i in range(T)]) for h in range(H)])
-    A, v = softmaxed(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
+    A, v = masked_softmax(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
     r = A @ v
     parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "v": v, "overlap": products}
     parts |= {
@@ -85,7 +85,7 @@ def s0() -> Parts:
     """scores_i = softmax(P_i X^T / sqrt(d_k)), sum of scores_i M_i."""
     WP, WM = WQ @ WK.mT, WV @ WO
     P, messages = X @ WP, X @ WM
-    scores = softmaxed(P @ X.T / math.sqrt(D))
+    scores = masked_softmax(P @ X.T / math.sqrt(D))
     parts = {"x": X, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": WO, "overlap": P @ X.T, "weights": scores}
     parts |= {"z": scores @ (X @ WV), "W_P": WP, "pattern": P, "W_M": WM, "message": messages}
     return parts | {"update": (scores @ messages).sum(0)}
@@ -96,7 +96,7 @@ def s1() -> Parts:
     WP, WM = WQ @ WK.mT, WV @ WO
     P, messages = torch.stack([X @ WK[h] @ WQ[h].T for h in range(H)]), X @ WM
     fits = torch.stack([torch.stack([P[h] @ x_q for x_q in X], dim=1) for h in range(H)])
-    alpha = softmaxed(fits.mT / math.sqrt(D))
+    alpha = masked_softmax(fits.mT / math.sqrt(D))
     parts = {"x": X, "W_P": WP, "pattern": P, "overlap": fits, "weights": alpha, "W_M": WM}
     return parts | {"message": messages, "update": sum(alpha[h] @ messages[h] for h in range(H))}
 
@@ -108,7 +108,7 @@ def s2() -> Parts:
     score = torch.stack(
         [torch.tensor([[q[h, i] @ k[h, j] for j in range(T)] for i in range(T)]) for h in range(H)]
     )
-    attention = softmaxed(score.double() / math.sqrt(D))
+    attention = masked_softmax(score.double() / math.sqrt(D))
     z = torch.stack([torch.stack([attention[h, i] @ v[h] for i in range(T)]) for h in range(H)])
     out = torch.stack([sum(O[h] @ z[h, i] for h in range(H)) for i in range(T)])
     parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "q": q, "k": k, "v": v, "update": out}
@@ -120,11 +120,11 @@ def s3() -> Parts:
     q, k, v = X @ WQ[0], X @ WK[0], X @ WV[0]
     S = (q @ k.T) / math.sqrt(D)
     parts = {"x": X, "W_Q": WQ[0], "W_K": WK[0], "W_V": WV[0], "q": q, "k": k, "v": v}
-    return parts | {"logits": S, "weights": softmaxed(S), "z": softmaxed(S) @ v}
+    return parts | {"logits": S, "weights": masked_softmax(S), "z": masked_softmax(S) @ v}
 
 
 def s4() -> Parts:
-    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), columns."""
+    """Y = W_O^T W_V X sigma(X^T W_K^T W_Q X), with tokens as columns."""
     Q, K, V, O, C = WQ[0].T, WK[0].T, WV[0].T, WO[0], X.T  # noqa: E741
     A, adjacency = C.T @ K.T @ Q @ C, MASK.T.double()
     mass = adjacency * torch.exp(A / math.sqrt(D))
@@ -135,35 +135,35 @@ def s4() -> Parts:
 
 
 def pyg() -> Parts:
-    """The layer itself, with our matrices, and what its message() returns."""
+    """TransformerConv with our matrices, and the results of its message()."""
     layer = TransformerConv(M, D, heads=H, root_weight=False, bias=False).double()
-    edges, seen = torch.stack([SRC, DST]), list[Tensor]()
+    edges, messages = torch.stack([SRC, DST]), list[Tensor]()
     with torch.no_grad():
         for linear, W in ((layer.lin_query, WQ), (layer.lin_key, WK), (layer.lin_value, WV)):
             linear.weight.copy_(torch.cat([W[h].T for h in range(H)]))
-        layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
+        layer.register_message_forward_hook(lambda module, inputs, output: messages.append(output))
         out, (index, alpha) = layer(X, edges, return_attention_weights=True)
         q, k, v = (linear(X).view(-1, H, D) for linear in (layer.lin_query, layer.lin_key, layer.lin_value))
         weights = {f"W_{name}": getattr(layer, f"lin_{word}").weight for name, word in
                    (("Q", "query"), ("K", "key"), ("V", "value"))}  # fmt: skip
     adj_t = torch.sparse_coo_tensor(index.flip(0), torch.ones(len(SRC)), (T, T)).to_dense().bool()
     parts = {"x": X, "edges": index, "mask": adj_t, "q": q, "k": k, "v": v, "weights": alpha, "z": out}
-    return parts | weights | {"carried": seen[0]}
+    return parts | weights | {"carried": messages[0]}
 
 
 def dgl() -> Parts:
-    """u_dot_v of one projection for both ends."""
+    """u_dot_v of one projection, which senders and receivers share."""
     ft = X @ WQ[0]
     a = torch.stack([ft[u] @ ft[v] for u, v in zip(SRC.tolist(), DST.tolist(), strict=True)])
     return {"x": X, "edges": torch.stack([SRC, DST]), "q": ft, "k": ft, "v": ft, "overlap": a}
 
 
 def lens() -> Parts:
-    """einsum over [batch, pos, head, d_head], as its attention is written."""
+    """einsum over [batch, pos, head, d_head], as in the code of TransformerLens."""
     x = X[None]
     q, k, v = (torch.einsum("bpm,hmd->bphd", x, W) for W in (WQ, WK, WV))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(D)
-    pattern = softmaxed(scores)
+    pattern = masked_softmax(scores)
     z = torch.einsum("bhqk,bkhd->bqhd", pattern, v)
     parts = {"x": x, "W_Q": WQ, "W_K": WK, "W_V": WV, "W_O": WO, "q": q, "k": k, "v": v, "z": z}
     parts |= {"logits": scores, "weights": pattern, "update": torch.einsum("bqhd,hdm->bqm", z, WO)}
@@ -171,28 +171,28 @@ def lens() -> Parts:
 
 
 def flex() -> Parts:
-    """The function itself; the score that score_mod sees is read by putting it in place of a value."""
+    """flex_attention; the scores that a score_mod gets are computed from ratios of weights."""
     q, k, v = ((X @ W)[None] for W in (WQ, WK, WV))
 
     def allowed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Tensor:
         return MASK[q_idx, kv_idx]
 
     block_mask = create_block_mask(allowed, None, None, T, T, device="cpu")
-    seen = torch.full((1, H, T, T), math.nan, dtype=torch.float64)
+    scores = torch.full((1, H, T, T), math.nan, dtype=torch.float64)
     out = flex_attention(q, k, v, block_mask=block_mask)
     for i in range(T):
         for j in range(T):
-            # beside a sender of score 0, the ratio of the two weights is the exponential of the score
+            # Beside a sender of score 0, the ratio of the two weights is the exponential of the score.
             pair = torch.stack([k[:, :, j], torch.zeros_like(k[:, :, j])], dim=2)
             shares = flex_attention(q[:, :, i : i + 1], pair, ENDS)[:, :, 0]
-            seen[:, :, i, j] = (shares[..., 0] / shares[..., 1]).log()
+            scores[:, :, i, j] = (shares[..., 0] / shares[..., 1]).log()
     grid = torch.arange(T)
     table = allowed(0, 0, grid[:, None], grid[None])
-    return {"mask": table, "q": q, "k": k, "v": v, "logits": seen, "z": out}
+    return {"mask": table, "q": q, "k": k, "v": v, "logits": scores, "z": out}
 
 
 def mha() -> Parts:
-    """The module itself."""
+    """nn.MultiheadAttention with our matrices."""
     module = nn.MultiheadAttention(M, H, bias=False, batch_first=True).double()
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.cat([torch.cat([W[h].T for h in range(H)]) for W in (WQ, WK, WV)]))
@@ -210,7 +210,7 @@ FORMULAS = {
     formula.__name__: formula
     for formula in (vaswani, gilmer, elhage, s0, s1, s2, s3, s4, pyg, dgl, lens, flex, mha)
 }
-# our names, then the rows of each text: ours | their word | their axes | from ours
+# The page has a table of our names, then one for each text: ours | theirs | their axes | from ours.
 OURS, *TEXTS = (
     [
         [cell.strip(" `") for cell in line.strip("|").split(" | ")]
@@ -225,45 +225,44 @@ CELLS = [(text, row[0], row[3]) for text, rows in zip(FORMULAS, TEXTS, strict=Tr
 
 @cache
 def ours() -> dict[str, Tensor]:
-    """The twenty notions as this library computes them."""
+    """Compute the twenty notions by this library."""
     heads = ga.StandardHeads.from_arrays(WQ, WK, WV, WO)
     graph = ga.convert.from_mask(MASK)
     call = ga.trace.record(ga.MessagePassingAttention(heads), X, graph).layers[0]
     factored, edges = ga.FactoredHeads.of(heads), call.edge_index
-    found = {"x": X, "edges": edges, "mask": graph.mask(), "src": edges[0], "dst": edges[1]}
-    found |= {name: getattr(heads, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
-    found |= {"q": call.q[0], "k": call.k[0], "v": call.v[0], "z": call.z[0], "update": call.update[0]}
-    found |= {"overlap": call.overlap()[0], "logits": call.pair_logits()[0]}
-    found |= {"weights": call.dense(call.weights())[0], "carried": call.carried(edges)[0]}
-    found |= {"W_P": heads.pattern_matrix().full(), "W_M": heads.message_matrix().full()}
-    found |= {"pattern": factored.patterns(X[None])[0], "message": factored.messages(X[None])[0]}
-    return {name: part.detach() for name, part in found.items()}
+    parts = {"x": X, "edges": edges, "mask": graph.mask(), "src": edges[0], "dst": edges[1]}
+    parts |= {name: getattr(heads, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
+    parts |= {"q": call.q[0], "k": call.k[0], "v": call.v[0], "z": call.z[0], "update": call.update[0]}
+    parts |= {"overlap": call.overlap()[0], "logits": call.pair_logits()[0]}
+    parts |= {"weights": call.dense(call.weights())[0], "carried": call.carried(edges)[0]}
+    parts |= {"W_P": heads.pattern_matrix().full(), "W_M": heads.message_matrix().full()}
+    parts |= {"pattern": factored.patterns(X[None])[0], "message": factored.messages(X[None])[0]}
+    return {name: part.detach() for name, part in parts.items()}
 
 
 @cache
 def theirs(text: str) -> dict[str, Tensor]:
-    """A text's own formulas."""
     return FORMULAS[text]()
 
 
-@pytest.mark.parametrize(("text", "notion", "made"), CELLS, ids=lambda part: str(part)[:24])
-def test_every_conversion_runs(text: str, notion: str, made: str) -> None:
-    """The expression of the cell, evaluated, is what the text's own formula gives, axis by axis."""
-    converted, wanted = eval(made, {}, ours()), theirs(text)[notion].detach()
-    assert converted.shape == wanted.shape
-    if wanted.is_floating_point():
-        assert_exact(converted, wanted)
+@pytest.mark.parametrize(("text", "notion", "conversion"), CELLS, ids=lambda part: str(part)[:24])
+def test_every_conversion_runs(text: str, notion: str, conversion: str) -> None:
+    """The expression of the cell equals the formula of the text, axis by axis."""
+    output, expected = eval(conversion, {}, ours()), theirs(text)[notion].detach()
+    assert output.shape == expected.shape
+    if expected.is_floating_point():
+        assert_exact(output, expected)
     else:
-        assert torch.equal(converted, wanted)
+        assert torch.equal(output, expected)
 
 
 def test_every_text_has_its_rows() -> None:
-    """Thirteen texts, twenty notions; no formula without a row, no row without a formula."""
+    """Thirteen texts and twenty notions: every formula has a row, and every row has a formula."""
     assert (len(TEXTS), len(NOTIONS)) == (13, 20)
     for name, rows in zip(FORMULAS, TEXTS, strict=True):
-        found = [row[0] for row in rows]
-        assert len(found) == len(set(found))
-        assert set(found) == set(theirs(name)) <= set(NOTIONS)
+        notions = [row[0] for row in rows]
+        assert len(notions) == len(set(notions))
+        assert set(notions) == set(theirs(name)) <= set(NOTIONS)
     assert {notion for _, notion, _ in CELLS} == set(NOTIONS)
 
 

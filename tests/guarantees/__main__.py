@@ -1,4 +1,4 @@
-"""``python -m tests.guarantees [NAME ...]``: measure guarantees, print each as it comes, and write a record.
+"""``python -m tests.guarantees [NAME ...]``: measure guarantees, print each result, and write a record.
 
 Exit code 0 if every guarantee holds, 1 if one does not, 2 for wrong arguments.
 """
@@ -21,11 +21,17 @@ from tests.guarantees.registry import GUARANTEES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    names = ", ".join(GUARANTEES)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.guarantees", description="Measure what the library promises."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {names} (default: all)")
+    parser.add_argument("--count", type=int, metavar="N", help="cases of each guarantee (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write the record after each guarantee")
     args = parser.parse_args(arguments)
     for name in args.names:
         if name not in GUARANTEES:
-            parser.error(f"{name!r} is no guarantee; expected one of {', '.join(GUARANTEES)}")
+            parser.error(f"{name!r} is not a guarantee; expected one of {names}")
     if args.count is not None and args.count < 1:
         parser.error(f"--count {args.count}: expected 1 or more")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
@@ -43,19 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.guarantees", description="Measure what the library promises."
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GUARANTEES)} (default: all)")
-    parser.add_argument("--count", type=int, metavar="N", help="cases of each (default: all of its own)")
-    parser.add_argument("--json", metavar="FILE", help="write the record as it grows")
-    return parser
-
-
 def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, Any]:
-    """A row of the record: the promise, how many cases ran, for how long, and what came of them."""
-    cases, began = guarantee.full if count is None else count, time.monotonic()
+    """Measure a guarantee in ``count`` cases (default: its full count) and return its row of the record."""
+    cases = guarantee.full if count is None else count
+    start = time.monotonic()
     outcome = guarantee.measure(cases, tell)
     return {
         "name": guarantee.name,
@@ -66,16 +63,16 @@ def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, An
         "value": outcome.value,
         "holds": outcome.holds,
         "failures": list(outcome.failures),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Whether a guarantee holds, its promise and bar, what was measured and what failed."""
-    part = "" if result["full"] else f" (in part: {result['count']:,} cases)"
+    """Return the text that is printed for a row of the record."""
+    scope = "" if result["full"] else f" (in part: {result['count']:,} cases)"
     lines = [
-        f"{'holds' if result['holds'] else 'FAILS'}  {result['name']}: {result['promise']}{part}",
+        f"{'holds' if result['holds'] else 'FAILS'}  {result['name']}: {result['promise']}{scope}",
         f"       bar: {result['bar']}",
         f"       {result['value']}",
     ]

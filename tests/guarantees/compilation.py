@@ -1,13 +1,13 @@
-"""F7: programs without a graph break that are compiled rarely, operators that pass opcheck, exports that serve.
+"""F7: compiled programs have no graph break and are few, operators pass opcheck, and exported programs work.
 
 ``torch.compile(fullgraph=True)`` gives values and gradients equal to eager ones:
 
-* a layer over an ``edge_index`` that is an input of the program, for any numbers of tokens and edges, in at
-  most two programs, and two more for 0 and 1, which compilers take for constants;
-* a call over a :class:`TokenGraph`, which is a constant of its program: each graph is compiled once, however
-  often it comes, and serves any number of samples in as many programs.
+* A layer takes an ``edge_index`` as an input. At most two programs serve all numbers of tokens and edges,
+  and two more serve the sizes 0 and 1, which compilers treat as constants.
+* A call over a :class:`TokenGraph` has the graph as a constant. Each graph is compiled once, however often it
+  is passed, and as few programs serve all numbers of samples.
 
-Operators that check and choose edges pass ``opcheck`` here; those that compute are in ``tests/backends``.
+Operators that check and choose edges pass ``opcheck`` here; ``tests/backends`` checks those that compute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from gnn_attention.verify.measure import EXACT
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import FORMS
 
-SIZES, FEW = 12, 2  # sizes that a program serves, and programs that may be made for them
+SIZES = 12  # the number of sizes that the programs must serve
+MAX_PROGRAMS = 2  # the most programs that may be compiled for them
 WIDTH, NODES = 6, 7
 LISTED = TokenGraph.from_edges(torch.tensor([[4, 0, 6, 4, 2], [0, 1, 1, 5, 6]]), NODES)
 GRAPHS = (
@@ -43,7 +44,7 @@ GRAPHS = (
 
 
 class CountingCompiler:
-    """A compiler that counts its programs and runs them as they are traced, gradients too."""
+    """A compiler that counts its programs, and runs them and their gradients as they were traced."""
 
     def __init__(self) -> None:
         self.programs = 0
@@ -59,13 +60,13 @@ def _assert_same(
     inputs: Sequence[Any],
     leaves: Iterable[Tensor] = (),
 ) -> None:
-    """Outputs and gradients are equal up to 1e-12 of the largest number."""
-    learners = [*(x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), *leaves]
+    """Assert that outputs and gradients are equal up to 1e-12 of the largest number."""
+    parameters = [*(x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), *leaves]
     results = []
     for function in (run, compiled):
         out = function(*inputs)
         loss = out.square().sum()
-        gradients = torch.autograd.grad(loss, learners, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         results.append([out, *gradients])
     allowed = EXACT * max((float(x.detach().abs().max()) for x in results[0] if x.numel()), default=0.0)
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=allowed)
@@ -74,15 +75,16 @@ def _assert_same(
 def _assert_few_programs(
     run: Callable[..., Tensor], inputs_of: Callable[[int], Sequence[Any]], leaves: Iterable[Tensor] = ()
 ) -> None:
-    """A dozen sizes in a random order, then 0 and 1."""
-    compiler, leaves = CountingCompiler(), list(leaves)
+    """Run a compiled function for a dozen sizes in a random order, then for 0 and 1, and count its programs."""
+    compiler = CountingCompiler()
+    leaves = list(leaves)
     compiled = torch.compile(run, fullgraph=True, backend=compiler)
     for size in random.Random(0).sample(range(2, 2 + SIZES), SIZES):
         _assert_same(run, compiled, inputs_of(size), leaves)
-    assert compiler.programs <= FEW, f"{compiler.programs} programs for {SIZES} sizes"
+    assert compiler.programs <= MAX_PROGRAMS, f"{compiler.programs} programs for {SIZES} sizes"
     for size in (0, 1):
         _assert_same(run, compiled, inputs_of(size), leaves)
-    assert compiler.programs <= 2 * FEW, f"{compiler.programs} programs with 0 and 1"
+    assert compiler.programs <= 2 * MAX_PROGRAMS, f"{compiler.programs} programs with 0 and 1"
 
 
 def _edges_as_an_input(form: str) -> None:
@@ -91,12 +93,12 @@ def _edges_as_an_input(form: str) -> None:
 
 
 def _any_number_of_samples(backend: str) -> None:
-    more: dict[str, Any] = {} if backend == "mixed" else {"score_mod": score_mods.softcap(2.0)}
-    _assert_few_programs(partial(_attend, GRAPHS[0] | LISTED, backend=backend, **more), _qkv)
+    options: dict[str, Any] = {} if backend == "mixed" else {"score_mod": score_mods.softcap(2.0)}
+    _assert_few_programs(partial(_attend, GRAPHS[0] | LISTED, backend=backend, **options), _qkv)
 
 
 def _graphs_as_constants(backend: str) -> None:
-    """Graphs of equal size, there and back: each is compiled once."""
+    """Pass graphs of equal size in one order and in reverse: each is compiled once."""
     compiler = CountingCompiler()
     compiled = torch.compile(partial(_attend, backend=backend), fullgraph=True, backend=compiler)
     for graph in (*GRAPHS, *GRAPHS[::-1]):
@@ -105,21 +107,22 @@ def _graphs_as_constants(backend: str) -> None:
 
 
 def _export(form: str) -> None:
-    """A layer for any numbers of tokens and edges, saved and loaded."""
-    run, file = _layer(form), io.BytesIO()
+    """Export a layer for any numbers of tokens and edges, save it, load it and run it."""
+    layer = _layer(form)
+    file = io.BytesIO()
     tokens, edges = (torch.export.Dim(name, min=2, max=4096) for name in ("tokens", "edges"))
 
     def inputs(n: int) -> tuple[Tensor, ...]:
         return _numbers(n, WIDTH).detach(), _edges(n)
 
-    program = torch.export.export(run, inputs(9), dynamic_shapes=({0: tokens}, {1: edges}))
+    program = torch.export.export(layer, inputs(9), dynamic_shapes=({0: tokens}, {1: edges}))
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
     for n in (9, 2, 3, 17, 60):
-        wanted = run(*inputs(n))
-        allowed = EXACT * float(wanted.detach().abs().max())
-        torch.testing.assert_close(loaded(*inputs(n)), wanted, rtol=0, atol=allowed)
+        expected = layer(*inputs(n))
+        allowed = EXACT * float(expected.detach().abs().max())
+        torch.testing.assert_close(loaded(*inputs(n)), expected, rtol=0, atol=allowed)
 
 
 def _attend(graph: TokenGraph, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -137,7 +140,7 @@ def _qkv(samples: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _edges(n: int) -> Tensor:
-    """A list in no order, of two edges or more for two tokens or more; the last row is isolated."""
+    """Return edges in no order, at least two if there are two tokens; the last receiver is isolated."""
     rng = random.Random(n)
     pairs = [
         (src, dst)
@@ -156,7 +159,7 @@ def _layer(form: str) -> MessagePassingAttention:
     return MessagePassingAttention(FORMS[form](heads), backend="message_passing")
 
 
-# ---- operators that check and choose edges inside of programs
+# ---- operators that check and choose edges inside programs
 
 ROWS = torch.tensor([[0, -1], [1, 0]])
 SETS = torch.tensor([[[[1, 1, 0]], [[-1, 0, 0]]]])
@@ -172,7 +175,7 @@ OPERATORS: dict[str, list[tuple[Any, ...]]] = {
 
 
 def _opcheck(name: str) -> None:
-    """The four tests of ``torch.library.opcheck``."""
+    """Run the four tests of ``torch.library.opcheck``."""
     for arguments in OPERATORS[name]:
         torch.library.opcheck(getattr(torch.ops.gnn_attention, name).default, arguments)
 
@@ -194,22 +197,22 @@ CASES: list[tuple[Callable[[str], None], str]] = [
 ]
 
 
-def _check(work: Callable[[], None], subject: str) -> Iterator[Finding]:
-    """A graph break, a limit, a wrong export: all of them raise."""
+def _check(run: Callable[[], None], subject: str) -> Iterator[Finding]:
+    """Run a case; a graph break, too many programs or a wrong export raises."""
     torch.compiler.reset()
     try:
-        work()
+        run()
     finally:
         torch.compiler.reset()
     yield "case", 0.0, ""
 
 
 def _measure(count: int, tell: Tell) -> Measured:
-    names = (f"{check.__name__[1:].replace('_', ' ')}, {what}" for check, what in CASES)
-    works = [partial(check, what) for check, what in CASES[:count]]
-    tally = run_cases(zip(names, works, strict=False), [""], _check, tell)
-    value = f"{len(tally.failures)} of {len(works)} cases failed"
-    return tally.measured(value, [("case", "")])
+    names = (f"{check.__name__[1:].replace('_', ' ')}, {subject}" for check, subject in CASES)
+    runs = [partial(check, subject) for check, subject in CASES[:count]]
+    tally = run_cases(zip(names, runs, strict=False), [""], _check, tell)
+    value = f"{len(tally.failures)} of {len(runs)} cases failed"
+    return tally.outcome(value, [("case", "")])
 
 
 GUARANTEE = Guarantee(
@@ -219,7 +222,7 @@ GUARANTEE = Guarantee(
         "opcheck; exports serve"
     ),
     bar=(
-        f"0 breaks; at most {FEW} programs for {SIZES} sizes, and {FEW} more for 0 and 1; opcheck passes; "
+        f"0 breaks; at most {MAX_PROGRAMS} programs for {SIZES} sizes, and {MAX_PROGRAMS} more for 0 and 1; opcheck passes; "
         f"exported, saved and loaded programs equal eager to {EXACT:g} of the largest number"
     ),
     quick=6,

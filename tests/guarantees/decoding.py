@@ -1,8 +1,9 @@
-"""F9: decoding in chunks through the caches gives what all tokens at once give.
+"""F9: decoding in chunks through the caches gives what one call on all tokens gives.
 
-A case is a draw over a causal family of graphs, a form of call or of heads, and a size of chunks. Its truth is
-dense attention in float64 along a mask that is read off the family's definition; of a language model all other
-parts are its own. The rule is that of ``gnn_attention.verify``. Other heads and caches are in ``tests/cache``.
+A case draws a graph of a causal family, a form of call or of heads, and a size of chunks. Its truth is dense
+attention in float64 with a mask that is read off the family's definition. The truth of a language model is its
+own full pass on the reference backend. Errors are judged by the rule of ``gnn_attention.verify``. ``tests/cache``
+tests other heads and caches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.verify.measure import Truth, judge
-from tests.guarantees.draws import Draw, Made, Numbers
+from tests.guarantees.draws import Draw, GraphDraw, Numbers
 from tests.guarantees.families import FAMILIES
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import problem_of
@@ -40,7 +41,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class DecodingDraw(Draw):
-    """Case ``number``; 21 in a row meet every form with every size of chunks.
+    """Case ``number``; any 21 consecutive cases combine every form with every size of chunks.
 
     >>> DecodingDraw(3).numbers.form, DecodingDraw(3).chunk, DecodingDraw(3).kind
     ('standard', 1, 'strict causal')
@@ -48,16 +49,17 @@ class DecodingDraw(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Grouped heads, and values of another width; projections have biases."""
+        """Draw grouped heads, values of another width, and projections with biases."""
         form, dtype = FORMS[self.number % len(FORMS)]
         bias = "none" if form == "attend" else "by head"
         return Numbers(form, BATCH, KV_HEADS, GROUP, DIM, VALUE_DIM, dtype, bias=bias)
 
     @cached_property
-    def _made(self) -> Made:
-        chance, family = random.Random(self.number), CAUSAL[self.number * 2 % len(CAUSAL)]
-        made = FAMILIES[family](chance, chance.randint(40, 68), BATCH, KV_HEADS * GROUP)
-        return *made, None, family
+    def _graph_draw(self) -> GraphDraw:
+        rng = random.Random(self.number)
+        family = CAUSAL[self.number * 2 % len(CAUSAL)]
+        graph, definition = FAMILIES[family](rng, rng.randint(40, 68), BATCH, KV_HEADS * GROUP)
+        return graph, definition, None, family
 
     @property
     def chunk(self) -> int:
@@ -68,11 +70,11 @@ class DecodingDraw(Draw):
 
 
 def _decode(draw: DecodingDraw) -> tuple[Tensor, Truth]:
-    """A call of ``attend``, or a layer, chunk by chunk."""
+    """Decode with ``attend`` or with a layer, chunk by chunk."""
     problem, cache = problem_of(draw), KeyValueCache(draw.graph)
     if problem.heads is not None:
         x = problem.inputs["x_src"]
-        out = [cache.update(problem.heads, part) for part in draw.chunks(x, 1)]
+        out = [cache.update(problem.heads, chunk) for chunk in draw.chunks(x, 1)]
         return torch.cat(out, 1), replace(problem, inputs={"x_src": x, "x_dst": x}).truth
     out = []
     for q, k, v in zip(*(draw.chunks(problem.inputs[name], 2) for name in "qkv"), strict=True):
@@ -82,16 +84,16 @@ def _decode(draw: DecodingDraw) -> tuple[Tensor, Truth]:
 
 
 def _decode_by_a_model(draw: DecodingDraw) -> tuple[Tensor, Truth]:
-    """All layers of a language model; the truth is its full pass, edge by edge."""
+    """Decode with all layers of a language model; the truth is its full pass on the reference backend."""
     rng = torch.Generator().manual_seed(draw.number)
     model: Any = LanguageModel(Config(VOCABULARY, **SIZES)).double()
     for parameter in model.parameters():
         spread = parameter.shape[-2] ** -0.5 if parameter.dim() > 1 else 0.5
-        drawn = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
-        parameter.data = drawn * spread + (parameter.dim() == 1)
+        sample = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
+        parameter.data = sample * spread + (parameter.dim() == 1)
     tokens = torch.randint(VOCABULARY, (BATCH, draw.graph.num_dst), generator=rng)
     cache = KeyValueCache(draw.graph, model.config.num_layers)
-    out = torch.cat([model.proceed(part, cache) for part in draw.chunks(tokens, 1)], 1)
+    out = torch.cat([model.proceed(chunk, cache) for chunk in draw.chunks(tokens, 1)], 1)
     model.backend = "reference"
     return out, Truth(model(tokens, draw.graph), {}, {})
 
@@ -107,7 +109,7 @@ def _measure(count: int, tell: Tell) -> Measured:
     cases = ((f"case {draw}, chunks of {draw.chunk}", draw) for draw in map(DecodingDraw, range(count)))
     tally = run_cases(cases, [""], _check, tell)
     worst = f"largest error {tally.worst.get('case', 0.0):.2g} of what is allowed"
-    return tally.measured(f"{len(tally.failures):,} of {count:,} differ, {worst}", [("case", "")])
+    return tally.outcome(f"{len(tally.failures):,} of {count:,} differ, {worst}", [("case", "")])
 
 
 GUARANTEE = Guarantee(

@@ -1,7 +1,7 @@
-"""F8: the same call gives the same bits, whatever lay in memory before.
+"""F8: the same call gives the same bits, whatever memory held before.
 
-A call is repeated with torch's deterministic algorithms and without. Backends that promise more are called
-with a list of edges in other orders, and on one thread and on two. The output, lse and every gradient are
+Each call is repeated with torch's deterministic algorithms and without them. Backends that promise more are also
+called with their edges in other orders, and on one thread and on two. The output, lse and every gradient are
 compared bit for bit. Calls are large enough for torch to share them among threads.
 """
 
@@ -31,7 +31,7 @@ Bits = Mapping[str, Tensor]
 
 
 def _listed() -> TokenGraph:
-    """Three quarters of all pairs, in no order."""
+    """Return a graph of three quarters of all pairs, in no order."""
     rng = torch.Generator().manual_seed(0)
     edges = (torch.rand(TOKENS, TOKENS, generator=rng) < 0.75).nonzero().t()
     edges = edges[:, torch.randperm(edges.shape[1], generator=rng)]
@@ -46,52 +46,53 @@ def _problem(graph: TokenGraph, dtype: str, option: str) -> Problem:
 
 
 def calls() -> dict[str, Problem]:
-    """Every graph, dtype and option at least once; the list comes first."""
-    window, short = patterns.window(SHORT, 20) | patterns.sinks(SHORT, 3), SHORT // 3
+    """Return calls with every graph, dtype and option at least once, edge lists first."""
+    window = patterns.window(SHORT, 20) | patterns.sinks(SHORT, 3)
     rows = [
         (_listed(), "float32", "edge bias"),
         (_listed(), "float32", "relative bias"),
         (patterns.causal(TOKENS), "float32", "plain"),
         (window, "float64", "relative bias"),
-        (patterns.documents([short, SHORT - short]), "bfloat16", "sinks"),
+        (patterns.documents([SHORT // 3, SHORT - SHORT // 3]), "bfloat16", "sinks"),
     ]
     return {f"{row[0]!r}, {row[1]}, {row[2]}": _problem(*row) for row in rows}
 
 
 def bits_of(problem: Problem, backend: Backend, order: Tensor | None = None) -> Bits:
-    """Output, lse and gradients; with the list of edges in another order, a bias goes with its edge."""
+    """Compute output, lse and gradients, with edges in ``order`` if given; a bias is reordered with its edge."""
     leaves, graph = make_leaves(problem.inputs), problem.graph
-    given = dict(leaves)
+    inputs = dict(leaves)
     if order is not None:
         graph = convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src)
-        given |= {"bias": given["bias"][..., order]} if "bias" in given else {}
-    q, k, v = (given[name] for name in "qkv")
-    out, info = attend(q, k, v, graph, backend=backend, return_info=True, **problem.options(given))
+        inputs |= {"bias": inputs["bias"][..., order]} if "bias" in inputs else {}
+    q, k, v = (inputs[name] for name in "qkv")
+    out, info = attend(q, k, v, graph, backend=backend, return_info=True, **problem.options(inputs))
     results = {"out": out.square(), "lse": info.lse}
-    along = [torch.ones_like(x) for x in results.values()]
-    gradients = torch.autograd.grad(list(results.values()), list(leaves.values()), along)
-    named = {f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}
-    return {name: x.detach() for name, x in results.items()} | named
+    directions = [torch.ones_like(x) for x in results.values()]
+    gradients = torch.autograd.grad(list(results.values()), list(leaves.values()), directions)
+    named_gradients = {f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}
+    return {name: x.detach() for name, x in results.items()} | named_gradients
 
 
 @contextlib.contextmanager
 def _setting(threads: int, deterministic: bool = False) -> Iterator[None]:
-    """So many threads, and deterministic algorithms or not; afterwards it is as before."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    """Set the number of threads and deterministic algorithms inside a context, and restore both after it."""
+    previous_threads = torch.get_num_threads()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     try:
         yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        torch.set_num_threads(previous_threads)
+        torch.use_deterministic_algorithms(was_deterministic)
 
 
 def variations(problem: Problem, backend: Backend, number: int) -> Iterator[tuple[str, Bits]]:
-    """Repetition ``number`` of a call, in every way that promises the same bits."""
+    """Repeat a call in every way that promises the same bits; ``number`` is the seed of the order of edges."""
     for deterministic in (False, True):
         with _setting(2, deterministic):
-            for power in range(8, 22):  # leave NaN in the memory that the call is given
+            for power in range(8, 22):  # fill with NaN the memory that the call will reuse
                 torch.full((2**power,), torch.nan)
             yield "repeats", bits_of(problem, backend)
     if problem.graph.edges.listed() is not None and backend.name in ANY_ORDER:
@@ -104,8 +105,8 @@ def variations(problem: Problem, backend: Backend, number: int) -> Iterator[tupl
             yield "numbers of threads", bits_of(problem, backend)
 
 
-def differing(first: Bits, second: Bits) -> list[str]:
-    """The names of results that differ in a bit, the sign of a zero too; a NaN differs from itself."""
+def find_differences(first: Bits, second: Bits) -> list[str]:
+    """Return the names of results that differ in any bit. Zeros of unequal sign differ, and so does any NaN."""
     return [
         name
         for name, x in first.items()
@@ -119,14 +120,14 @@ def _measure(count: int, tell: Tell) -> Measured:
             first = bits_of(problem, BACKENDS[name])
         for number in range(count):
             for way, second in variations(problem, BACKENDS[name], number):
-                wrong = differing(first, second)
-                yield way, 0.0, f"{way}: {', '.join(wrong)} differ" if wrong else ""
+                names = find_differences(first, second)
+                yield way, 0.0, f"{way}: {', '.join(names)} differ" if names else ""
 
     tally = run_cases(calls().items(), usual_backends(), check, tell)
     promised = {"repeats": usual_backends(), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
     words = (f"{tally.total(way) - tally.wrong[way]:,}/{tally.total(way):,} {way}" for way in promised)
     value = f"{', '.join(words)} gave the same bits, of outputs, lse and gradients"
-    return tally.measured(value, [(way, name) for way, names in promised.items() for name in names])
+    return tally.outcome(value, [(way, name) for way, names in promised.items() for name in names])
 
 
 GUARANTEE = Guarantee(

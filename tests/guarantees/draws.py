@@ -1,10 +1,9 @@
-"""Random cases of attention, each made from its number alone: ``Draw(1234)`` is the same everywhere, so a
-failure is a line.
+"""Random cases of attention. ``Draw(1234)`` is the same case everywhere, so its number reproduces a failure.
 
-A draw is a graph (a family with its definition, two of them joined, a list in no order, a mask, some rows of
-a longer one), tokens (0 to 300, samples, heads, grouped heads, widths, strides), numbers (dtype, size) and
-what is added to the logits. What its edges are is read off the definition pair by pair, never from the
-library.
+A draw has a graph (of a family, of two families combined, of a shuffled edge list, of a mask, or some rows of a
+longer graph), 0 to 300 tokens, samples, heads, grouped heads, widths, strides, a dtype, the size of its numbers,
+and the terms that are added to logits. Its true edges are read off the definition of the graph pair by pair,
+never from the library.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import torch
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES as DTYPES
-from tests.guarantees.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
+from tests.guarantees.families import MAKERS, Definition, draw_edge_list
 
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
 BIASES = ("none", "none", "none", "one for all", "by head", "by sample and head")
 LAYOUTS = ("as made", "as made", "tokens first", "every second channel", "one sample for all")
-# a graph, its definition, its edges in the order of a bias where they are listed, and what kind it is
-Made = tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]
+# A graph, its definition, its edges (src, dst) in the caller's order if the graph is a list, and its kind.
+GraphDraw = tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]
 FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a draw says about numbers: its form, sizes, dtype, and what is added to the logits."""
+    """The form, sizes and dtype of a draw, and the terms that are added to its logits."""
 
     form: str
     batch: int
@@ -52,8 +51,8 @@ class Numbers:
         return self.kv_heads * self.group
 
     @staticmethod
-    def drawn(rng: random.Random) -> Numbers:
-        """In the order of the fields, so that a further one changes no other."""
+    def draw(rng: random.Random) -> Numbers:
+        """Draw every field in order, so that a new field at the end changes no other."""
         return Numbers(
             form=rng.choice(FORMS),
             batch=rng.choice([0, 1, 1, 2, 3]),
@@ -73,7 +72,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Draw:
-    """Case ``number``: everything else follows from it. Print it to see what it is.
+    """Case ``number``, from which every property follows; printing a draw describes it.
 
     >>> Draw(9).graph, Draw(9).numbers.dtype
     (TokenGraph(block_causal(0, 1).rows(0, 0): 0 src -> 0 dst), 'float64')
@@ -84,22 +83,22 @@ class Draw:
 
     @cached_property
     def numbers(self) -> Numbers:
-        return Numbers.drawn(random.Random(self.number))
+        return Numbers.draw(random.Random(self.number))
 
     @cached_property
     def graph(self) -> TokenGraph:
-        return self._made[0]
+        return self._graph_draw[0]
 
     @property
     def kind(self) -> str:
-        return self._made[3]
+        return self._graph_draw[3]
 
     @cached_property
     def mask(self) -> Bool[Tensor, "batch heads dst src"]:
-        graph, edge, first = self.graph, self._made[1], self.graph.dst_offset
+        graph, is_edge, _, _ = self._graph_draw
         samples, heads = graph.batch or 1, graph.heads or 1
         cells = [
-            edge(b, h, i + first, j)
+            is_edge(b, h, i + graph.dst_offset, j)
             for b in range(samples)
             for h in range(heads)
             for i in range(graph.num_dst)
@@ -110,25 +109,24 @@ class Draw:
 
     @cached_property
     def edges(self) -> list[tuple[int, int]] | None:
-        """``(src, dst)`` in the order of a per-edge bias; None where the graph differs by sample or head."""
+        """Pairs ``(src, dst)`` in the order of a per-edge bias; None if the graph differs by sample or head."""
         if self.graph.batch is not None or self.graph.heads is not None:
             return None
-        listed, mask = self._made[2], self.mask
-        if listed is not None or not mask.shape[0]:
-            return listed
-        return [(j, i) for i, j in mask[0, 0].nonzero().tolist()]
+        edges = self._graph_draw[2]
+        if edges is not None or not self.mask.shape[0]:
+            return edges
+        return [(j, i) for i, j in self.mask[0, 0].nonzero().tolist()]
 
     @cached_property
-    def _made(self) -> Made:
+    def _graph_draw(self) -> GraphDraw:
         rng, numbers = random.Random(-1 - self.number), self.numbers
         kind = rng.choice(["family", "family", "family", "mixed", "rows", "list", "table"])
         n = rng.choice(self.lengths)
         if kind == "list":
-            graph, listed = shuffled_list(rng, min(n, 128), numbers.batch, numbers.heads)
-            known = set(listed)
-            return graph, lambda b, h, i, j: (j, i) in known, listed, "list"
-        make = {"family": any_family, "mixed": mixed, "rows": some_rows, "table": cross_table}[kind]
-        return *make(rng, n, numbers.batch, numbers.heads), None, kind
+            graph, edges = draw_edge_list(rng, min(n, 128))
+            pairs = set(edges)
+            return graph, lambda b, h, i, j: (j, i) in pairs, edges, "list"
+        return *MAKERS[kind](rng, n, numbers.batch, numbers.heads), None, kind
 
     def __str__(self) -> str:
         options = ", ".join(f"{field.name} {getattr(self.numbers, field.name)}" for field in fields(Numbers))

@@ -1,9 +1,10 @@
-"""Soak: five minutes of everything at once, in one process whose memory stays as it is.
+"""Soak: five minutes of mixed work in one process, whose memory does not grow.
 
-A child process works in rounds: a random case of F1 on every backend against the formula, graphs and their
-algebra, and decoding with caches. All graphs are new in every round, of bounded size. Its resident memory is sampled after the C library has given back what it keeps free for later.
-The median of the last quarter of the samples may be at most 2 % above that of the second; the first is for
-what is cached once. No later round leaves a file in the temporary folder.
+Each round of a child process compares a random case of F1 on every backend with the formula, combines graphs by
+set operations, and decodes with a cache. The graphs of each round are new and of bounded size. The resident
+memory is sampled after the C library has returned its free memory. The median of the last quarter of samples may
+be at most 2 % above that of the second quarter; caches fill during the first. No round after the first ten
+leaves a file in the temporary folder.
 """
 
 from __future__ import annotations
@@ -29,45 +30,45 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate
 from tests.guarantees import equality
 from tests.guarantees.draws import Draw
-from tests.guarantees.families import any_family
+from tests.guarantees.families import draw_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-ALLOWED = 0.02  # of the memory in the second quarter
-SAMPLES = 1000  # of the memory at most, and 8 at least
+ALLOWED = 0.02  # growth as a share of the memory in the second quarter
+SAMPLES = 1000  # the most samples of the memory; there are at least 8
 WARM = 10  # rounds before the first sample
-DRAWS = range(8)  # the cases of F1 that come again and again
+DRAWS = range(8)  # the cases of F1, which are repeated
 ROOT = Path(__file__).parents[2]
-Work = Callable[[random.Random], str | None]  # what is wrong, or None
+Work = Callable[[random.Random], str | None]  # returns a fault or None
 
 
-def _graph(chance: random.Random, most: int) -> TokenGraph:
-    """Any family whose edges are the same in all samples and heads."""
-    return any_family(chance, chance.randint(2, most), 0, 4)[0]
+def _graph(rng: random.Random, max_tokens: int) -> TokenGraph:
+    """Draw a graph of a family whose edges are the same in all samples and heads."""
+    return draw_family(rng, rng.randint(2, max_tokens), 0, 4)[0]
 
 
-def _equality(chance: random.Random) -> str | None:
-    failures = equality.compare([Draw(chance.choice(DRAWS))], lambda text: None).failures
+def _equality(rng: random.Random) -> str | None:
+    failures = equality.compare([Draw(rng.choice(DRAWS))], lambda text: None).failures
     return failures[0] if failures else None
 
 
-def _algebra(chance: random.Random) -> str | None:
-    one = _graph(chance, 80)
-    other = patterns.window(one.num_dst, chance.randint(1, 9))
-    both = ((one | other) - other) ^ (one & other)
-    return None if both == one and one == one.T.T else "((a | b) - b) ^ (a & b) is not a"
+def _algebra(rng: random.Random) -> str | None:
+    a = _graph(rng, 80)
+    b = patterns.window(a.num_dst, rng.randint(1, 9))
+    is_equal = ((a | b) - b) ^ (a & b) == a
+    return None if is_equal and a == a.T.T else "((a | b) - b) ^ (a & b) is not a"
 
 
-def _decoding(chance: random.Random) -> str | None:
-    """Greedy tokens with a cache are those without."""
-    n = chance.randint(10, 24)
-    graph = patterns.window(n, chance.randint(2, n)) | patterns.sinks(n, 2)
-    prompt = torch.tensor([chance.randrange(20) for _ in range(4)])
+def _decoding(rng: random.Random) -> str | None:
+    """Check that greedy tokens generated with a cache maximize the logits of the full pass."""
+    n = rng.randint(10, 24)
+    graph = patterns.window(n, rng.randint(2, n)) | patterns.sinks(n, 2)
+    prompt = torch.tensor([rng.randrange(20) for _ in range(4)])
     with torch.no_grad():
         cache = KeyValueCache(graph, MODEL.config.num_layers)
         tokens = generate(MODEL, prompt, n - 4, 0.0, cache=cache)
         logits = MODEL(tokens[None], graph)[0, 3:-1]
-    behind = logits.amax(1) - logits.gather(1, tokens[4:, None])[:, 0]
-    return None if bool((behind < 1e-9).all()) else "decoding differs from the full pass"
+    deficit = logits.amax(1) - logits.gather(1, tokens[4:, None])[:, 0]
+    return None if bool((deficit < 1e-9).all()) else "decoding differs from the full pass"
 
 
 with torch.random.fork_rng(devices=[]):
@@ -81,13 +82,13 @@ WORKS: dict[str, Work] = {
 
 
 def soak(seconds: float, works: dict[str, Work]) -> dict[str, Any]:
-    """Rounds of all works: how many, what was wrong, and samples of the memory for so many seconds."""
+    """Run rounds of all works for some seconds; return their number, the faults and samples of the memory."""
     outcome: dict[str, Any] = {"rounds": 0, "wrong": [], "memory": []}
     for _ in range(WARM):
         _work_once(works, outcome)
     folder = Path(tempfile.gettempdir())
-    files, began = set(folder.iterdir()), time.monotonic()
-    while (now := time.monotonic() - began) < seconds or len(outcome["memory"]) < 8:
+    files, start = set(folder.iterdir()), time.monotonic()
+    while (now := time.monotonic() - start) < seconds or len(outcome["memory"]) < 8:
         _work_once(works, outcome)
         if now >= len(outcome["memory"]) * seconds / SAMPLES:
             outcome["memory"].append(_resident_megabytes())
@@ -107,15 +108,15 @@ def _work_once(works: dict[str, Work], outcome: dict[str, Any]) -> None:
 
 
 def _resident_megabytes() -> float:
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if give_back is not None:
-        give_back(0)
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+    if malloc_trim is not None:
+        malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def quarters(memory: list[float]) -> tuple[float, float]:
-    """The medians of the second and of the last quarter of the samples.
+    """Return the medians of the second and of the last quarter of the samples.
 
     >>> quarters([9.0, 1.0, 2.0, 3.0])
     (1.0, 3.0)
@@ -125,14 +126,14 @@ def quarters(memory: list[float]) -> tuple[float, float]:
 
 
 def judge(outcome: dict[str, Any]) -> tuple[str, ...]:
-    """What is wrong with the outcome of a soak."""
+    """Return the faults of a soak, growth of memory included."""
     second, last = quarters(outcome["memory"])
-    grew = [] if last <= (1 + ALLOWED) * second else [f"memory grew from {second:.1f} to {last:.1f} MB"]
-    return (*outcome["wrong"], *grew)
+    growth = [] if last <= (1 + ALLOWED) * second else [f"memory grew from {second:.1f} to {last:.1f} MB"]
+    return (*outcome["wrong"], *growth)
 
 
 def _measure(seconds: int, tell: Tell) -> Measured:
-    """Soak in a process of its own, with a temporary folder of its own."""
+    """Soak in a child process with its own temporary folder."""
     if not Path("/proc/self/statm").exists():
         return Measured("nothing measured", ("resident memory is read from /proc, as in Linux",))
     if seconds <= 0:
@@ -147,8 +148,8 @@ def _measure(seconds: int, tell: Tell) -> Measured:
         command = [sys.executable, "-W", "ignore", "-c", program]
         child = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if child.returncode:
-        said = child.stderr.strip().splitlines()[-1:]
-        return Measured("nothing measured", (f"exit code {child.returncode}: {said}",))
+        message = child.stderr.strip().splitlines()[-1:]
+        return Measured("nothing measured", (f"exit code {child.returncode}: {message}",))
     outcome = json.loads(child.stdout)
     second, last = quarters(outcome["memory"])
     value = (

@@ -1,4 +1,4 @@
-"""Where a record was made: the device, the versions, the commit and the date."""
+"""The environment of a record: device, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 from gnn_attention import verify
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "GNN_ATTENTION_COMMIT"  # the commit of a copy that holds no repository
+COMMIT = "GNN_ATTENTION_COMMIT"  # the variable that names the commit of a copy without a repository
 PACKAGES = ("torch_geometric", "networkx", "transformers", "triton", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What ``verify`` says of a device and its versions, and the commit, whether files differ, and the date.
+    """Return the environment of ``verify``, with further versions, the commit, ``dirty`` and the date.
 
     >>> environment("cpu")["cuda"] is None
     True
@@ -43,7 +43,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def output(*command: str) -> str | None:
-    """What a program prints; None where it is not there or fails."""
+    """Return what a program prints, or None if it is missing or fails."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return None

@@ -1,9 +1,8 @@
-"""F1 and F2: random cases on every backend against the float64 formula, the output and every gradient.
+"""F1 and F2: outputs and gradients of random cases on every backend equal those of the float64 formula.
 
-F1 draws every dtype and judges by the rule of ``gnn_attention.verify``: at most twice the error of torch's
-SDPA in the same dtype, for gradients three times. F2 draws the same cases in float64, where an error may be
-1e-12 of the largest number. A NaN where the formula has a number fails, and so does every exception except a
-named refusal.
+F1 draws every dtype and judges by the rule of ``gnn_attention.verify``: an error is at most twice that of torch's
+SDPA in the same dtype, and three times for gradients. F2 draws the same cases in float64, where an error may be
+1e-12 of the largest number. A NaN in place of a number fails, and so does every exception but a refusal.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class DoubleDraw(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        return replace(Numbers.drawn(random.Random(self.number)), dtype="float64")
+        return replace(Numbers.draw(random.Random(self.number)), dtype="float64")
 
 
 def compare(draws: Iterable[Draw], tell: Tell) -> Tally:
-    """Every backend on every draw, by the rule of ``verify``."""
+    """Compare every backend on every draw with the formula, by the rule of ``verify``."""
     cases = ((f"case {draw}", problem_of(draw)) for draw in draws)
     return run_cases(cases, usual_backends(), _check, tell)
 
@@ -52,7 +51,7 @@ def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
     calls = f"{tally.total('judged call'):,} calls judged, {tally.total('refused'):,} refused by name"
     mismatches = f"{len(tally.failures)} mismatches in {count:,} cases"
     worst = f"worst error {tally.worst.get('judged call', 0.0):.2g} of what is allowed"
-    return tally.measured(f"{mismatches}: {calls}, {worst}", product(["judged call"], usual_backends()))
+    return tally.outcome(f"{mismatches}: {calls}, {worst}", product(["judged call"], usual_backends()))
 
 
 GUARANTEES = (

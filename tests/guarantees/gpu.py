@@ -1,8 +1,8 @@
-"""``python -m tests.guarantees.gpu``: what the records say of GPUs, and one check of the core alone.
+"""``python -m tests.guarantees.gpu``: print what is verified on GPUs, or run single checks of the core.
 
-``--status`` and ``--markdown`` print what the newest record in tests/records verifies, in a sentence and as a
-page of the documentation shows it. ``--only TEXT`` runs the checks of the core with this text in their label, as
-a failure of ``benchmarks.gpu_run`` prints it; the exit code is 1 if one of them did not pass.
+``--status`` and ``--markdown`` print what the newest record in tests/records verifies, as a sentence and as a
+table of the documentation. ``--only TEXT`` runs the checks of the core whose label contains this text;
+``benchmarks.gpu_run`` prints the label of each failure. The exit code is 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from tests.guarantees.gpu_record import markdown, status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.guarantees.gpu", description=__doc__)
-    chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--status", action="store_true", help="what is verified on a GPU, in a sentence")
-    chosen.add_argument("--markdown", action="store_true", help="the same with a table")
-    chosen.add_argument("--only", metavar="TEXT", help="run the checks with this text in their label")
-    parser.add_argument("--device", default="cuda", help="where they run (default: cuda)")
+    actions = parser.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--status", action="store_true", help="print a sentence on what is verified")
+    actions.add_argument("--markdown", action="store_true", help="print the sentence and a table")
+    actions.add_argument("--only", metavar="TEXT", help="run the checks whose label contains this text")
+    parser.add_argument("--device", default="cuda", help="device of the checks (default: cuda)")
     args = parser.parse_args(arguments)
     if args.only is None:
         print(status() if args.status else markdown())

@@ -1,4 +1,4 @@
-"""What only a GPU shows: the same bits in every run, and operators that compilers may use."""
+"""Checks that need a GPU: the same bits in every run, and operators that compilers can use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REPEATS = 3
 
 
 def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Outcome:
-    """Output, lse and gradients are equal bit for bit in each of three runs of the operator ``kernel``.
+    """Check that output, lse and gradients are equal bit for bit in three runs of the operator ``kernel``.
 
-    Where the kernel is missing, operators of torch would pass all other checks in its place.
+    The operator must be called: if it were missing, operators of torch would pass all other checks in its place.
     """
     with Recorder() as recorder:
         first = _results(problem, backend)
@@ -36,7 +36,7 @@ def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Outcome:
 
 
 def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
-    """Output, lse and every gradient."""
+    """Return the output, lse and every gradient."""
     leaves = make_leaves(problem.inputs)
     q, k, v = (leaves[name] for name in "qkv")
     options = problem.options(leaves)
@@ -46,7 +46,7 @@ def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the calls of our own operators."""
+    """Record the calls of operators of this library."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,12 +59,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _small_problem(device: str, dtype: str, graph: str, backend: Backend) -> Problem:
-    """A call with a bias for each edge where the backend has one."""
+    """Return a call, with a bias for each edge if the backend supports it."""
     return draw_problem(device, dtype, graph, "edge bias" if backend.capabilities.bias else "plain")
 
 
 def run_opcheck(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
-    """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
+    """Run ``torch.library.opcheck`` on every call of an operator in a forward and a backward pass."""
     problem = _small_problem(device, dtype, graph, backend)
     with Recorder() as recorder:
         problem.solve(backend)
@@ -78,7 +78,7 @@ def run_opcheck(device: str, dtype: str, graph: str, backend: Backend) -> Outcom
 
 
 def leaf_like(x: Any, differentiable: bool) -> Any:
-    """A copy of a float tensor that begins a graph of its own; any other argument itself."""
+    """Return a detached copy of a float tensor; any other argument is returned unchanged."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     leaf: Tensor = x.detach().clone()
@@ -86,7 +86,7 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
 
 
 def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outcome:
-    """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
+    """Compile a call with ``fullgraph=True``, and judge its output and gradients as those of every call."""
     problem = _small_problem(device, dtype, graph, backend)
     leaves = make_leaves(problem.inputs)
 
@@ -94,26 +94,26 @@ def run_compiled(device: str, dtype: str, graph: str, backend: Backend) -> Outco
         out: Tensor = attend(q, k, v, problem.graph, bias=bias, backend=backend)
         return out
 
-    out = _compiled(device, run)(**leaves)
+    out = _compile(device, run)(**leaves)
     gradients = differentiate(out, problem.direction, leaves)
     return judge(out, gradients, problem.truth.for_backend(backend))
 
 
 def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
-    """The same of a layer on its message-passing path."""
+    """Compile a layer on its message-passing path, and judge its output and gradients."""
     problem = draw_problem(device, dtype, graph, form="standard", kind="grouped heads with biases")
     layer = MessagePassingAttention(problem.heads, backend="message_passing")
-    x = make_leaves(problem.inputs)
+    leaves = make_leaves(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
         out: Tensor = layer((x_src, x_dst), problem.graph)
         return out
 
-    out = _compiled(device, run)(**x)
-    gradients = differentiate(out, problem.direction, x)
+    out = _compile(device, run)(**leaves)
+    gradients = differentiate(out, problem.direction, leaves)
     return judge(out, gradients, problem.truth)
 
 
-def _compiled(device: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compile(device: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     backend = "inductor" if device.startswith("cuda") else "aot_eager"
     return torch.compile(run, fullgraph=True, backend=backend)

@@ -1,13 +1,13 @@
-"""The core: the checks that a GPU must pass before a backend counts as verified in a dtype, a list fixed by name.
+"""The core: the list of checks, fixed by name, that a backend must pass on a GPU to be verified in a dtype.
 
-It holds what a user runs on a GPU: the backends rows, dense, varlen, flex and reference, and the
-message-passing path of a layer, forward and gradients, against the float64 formula. For each backend every
-pair of dtype, graph and option occurs, and every pair of dtype, shape, graph and option. A check that its
-backend refuses is not in the list, which needs no GPU.
+It covers the backends rows, dense, varlen, flex and reference, and the message-passing path of a layer, each
+with its output and gradients against the float64 formula. For each backend every pair among dtype, graph and
+option occurs, and every pair among dtype, shape, graph and option. Checks that a backend would refuse are left
+out; the list is the same on a machine without a GPU.
 
-FlexAttention compiles a kernel for each kind of call, so that it takes few kinds: three dtypes, heads of 64 and
-128 channels, and of each a plain call forward alone, and with gradients a plain call, one with sinks (which
-needs lse) and one with a relative bias (a score_mod).
+FlexAttention compiles a kernel for each kind of call, so it has few kinds: three dtypes and heads of 64 and 128
+channels. For each there is a forward pass of a plain call, and with gradients a plain call, a call with sinks
+(which needs lse) and a call with a relative bias (a score_mod).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.guarantees.gpu_shapes import OPTIONS_OF_SHAPES, SHAPES, run_far, shap
 
 CORE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 MESSAGE_PASSING = "message_passing"
-# the narrowest first, so that the others take the problems that those can
+# Backends that take the fewest calls come first, so that the others can share their problems.
 CORE_BACKENDS = ("flex", "varlen", "rows", "dense", "reference")
 EVERYWHERE = ("rows", "dense", "reference")  # the backends that take every dtype, graph and option
 CORE_GRAPHS = (
@@ -51,9 +51,9 @@ CORE_GRAPHS = (
     *("decode rows", "one token", "no edges", "listed", "by head", "by sample"),
     *("causal, 97 tokens", "window, 97 tokens"),
 )
-WIDTHS = ("64 channels", "128 channels")  # of FlexAttention
+WIDTHS = ("64 channels", "128 channels")  # the channels of heads for FlexAttention
 FLEX_OPTIONS = ("plain", "sinks", "relative bias")
-KERNEL_OF_ROWS = "triton_attention"  # the operator that launches it
+KERNEL_OF_ROWS = "triton_attention"  # the operator that launches the kernel of rows
 COMPILED = "compiled as one graph"
 PROCESSES = 16
 
@@ -62,7 +62,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of the larger graphs, also of FlexAttention and of layers, of shapes and far offsets."""
+    """Tokens of larger graphs (for FlexAttention and layers too), of shapes and of far offsets."""
 
     large: int = 2131
     flex: int = 1200
@@ -75,7 +75,7 @@ TRIAL = Sizes(large=16, flex=16, layer=16, shapes=12, far=20)  # for a rehearsal
 
 
 def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
-    """All checks of the core, those of one problem next to each other, far offsets last."""
+    """Return all checks of the core. Checks of one problem are neighbours, and far offsets come last."""
     graphs = shape_graphs(sizes.shapes)
     calls = grid(graph=CORE_GRAPHS, option=FEATURES)
     calls = [row for row in calls if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
@@ -84,9 +84,13 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
     lists = [name for name in CORE_GRAPHS if not GRAPHS[name].graph.varying_axes]
     layers = grid(graph=lists, option=LAYER_OPTIONS, kind=KINDS)
     shapes = grid(shape=SHAPES, graph=graphs, option=OPTIONS_OF_SHAPES)
+
+    def make_layer(row: Row) -> Problem:
+        return draw_problem(device, form="standard", **row)
+
     groups = (
         _covering_checks("attend", calls, _takes_call, partial(_attend_problem, device)),
-        _covering_checks("layer", layers, _is_message_passing, partial(_layer_problem, device)),
+        _covering_checks("layer", layers, lambda backend, row: backend == MESSAGE_PASSING, make_layer),
         _covering_checks("shapes", shapes, _takes_shape, partial(shape_problem, device, sizes.shapes)),
         _dropout_checks(device),
         _rule_checks(device),
@@ -99,7 +103,7 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
 
 
 def takes(backend: str, dtype: str, graph: TokenGraph, *options: str) -> bool:
-    """Whether a backend takes a call on CUDA: decided by its capabilities, so that no GPU is needed.
+    """Return True if a backend declares that it takes a call on CUDA; no GPU is needed.
 
     >>> takes("flex", "float64", GRAPHS["causal"].graph), takes("varlen", "float16", GRAPHS["listed"].graph)
     (False, False)
@@ -114,29 +118,29 @@ def takes(backend: str, dtype: str, graph: TokenGraph, *options: str) -> bool:
     return backend != "varlen" or packing(graph) is not None
 
 
-# ---- groups of which every pair of values occurs for each backend
+# ---- groups in which every pair of values occurs for each backend
 
 
 def _covering_checks(
     group: str, rows: Sequence[Row], takes_row: Callable[[str, Row], bool], make: Callable[[Row], Problem]
 ) -> Iterator[Check]:
-    """The checks of few rows; plain calls of ``attend`` are checked forward alone, too.
+    """Yield checks of a few rows; plain calls of ``attend`` have a check of the forward pass alone, too.
 
-    For every backend they hold each pair of values that any row which it takes holds. Dtypes change from one
-    row to the next, so that the choice is balanced; rows that an earlier backend has are preferred.
+    For every backend the checks contain each pair of values of the rows that it takes. Dtypes change from one row
+    to the next, so that the choice is balanced. Rows that an earlier backend uses are preferred.
     """
-    every = [
-        {"dtype": CORE_DTYPES[(number + turn) % 4], **row}
-        for turn, (number, row) in product(range(4), enumerate(rows))
+    typed_rows = [
+        {"dtype": CORE_DTYPES[(number + shift) % 4], **row}
+        for shift, (number, row) in product(range(4), enumerate(rows))
     ]
     users = defaultdict[int, list[str]](list)
     for backend in (*CORE_BACKENDS, MESSAGE_PASSING):
-        mine = [number for number, row in enumerate(every) if takes_row(backend, row)]
-        mine.sort(key=lambda number: number not in users)
-        for place in cover_values([every[number] for number in mine], 2):
-            users[mine[place]].append(backend)
+        numbers = [number for number, row in enumerate(typed_rows) if takes_row(backend, row)]
+        numbers.sort(key=lambda number: number not in users)
+        for index in cover_values([typed_rows[number] for number in numbers], 2):
+            users[numbers[index]].append(backend)
     for number, backends in users.items():
-        row = every[number]
+        row = typed_rows[number]
         problem = functools.cache(partial(make, row))
         for backend in backends:
             factors = {key: value for key, value in row.items() if key != "dtype"}
@@ -159,9 +163,9 @@ def _takes_call(backend: str, row: Row) -> bool:
     if backend == MESSAGE_PASSING:
         return False
     if backend == "flex":
-        # one token with a score_mod is a kernel of its own, as is a graph that differs by head or sample
-        kernels = "channels" in row and not case.graph.varying_axes
-        if not kernels or (row["graph"] == "one token" and "score_mod" in options):
+        # One token with a score_mod needs another kernel, as does a graph that varies by head or sample.
+        shares_kernel = "channels" in row and not case.graph.varying_axes
+        if not shares_kernel or (row["graph"] == "one token" and "score_mod" in options):
             return False
     return takes(backend, row["dtype"], case.graph, *options)
 
@@ -172,14 +176,6 @@ def _attend_problem(device: str, row: Row) -> Problem:
         width = int(row["channels"].split()[0])
         case = replace(case, dims=(width, width))
     return draw_problem(device, row["dtype"], case, row["option"])
-
-
-def _is_message_passing(backend: str, row: Row) -> bool:
-    return backend == MESSAGE_PASSING
-
-
-def _layer_problem(device: str, row: Row) -> Problem:
-    return draw_problem(device, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:
@@ -201,7 +197,7 @@ def _dropout_checks(device: str) -> Iterator[Check]:
 
 
 def _rule_checks(device: str) -> Iterator[Check]:
-    """Every rule in every dtype, but that of a NaN for backends that assume finite tokens."""
+    """Yield every rule in every dtype; backends that assume finite tokens skip the rule of NaN."""
     for row, backend in product(grid(dtype=CORE_DTYPES, rule=RULES), EVERYWHERE):
         if row["rule"] != NAN_RULE or not BACKENDS[backend].capabilities.visits_non_edges:
             run = partial(run_row, device, backend, row)
@@ -209,7 +205,7 @@ def _rule_checks(device: str) -> Iterator[Check]:
 
 
 def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
-    """Larger graphs: all of rows and of dense, the plain ones of reference, what varlen and flex take."""
+    """Yield larger graphs: all for rows and dense, plain calls for reference, and what varlen and flex take."""
     packed = {name: large.graph(sizes.large) for name, large in LARGE.items() if not large.listed}
     for dtype, (graph, large) in product(CORE_DTYPES, LARGE.items()):
         for full in (False, True) if large.listed else (False,):
@@ -220,10 +216,10 @@ def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
             name = f"{graph}, {sizes.large} tokens{', bias and sinks' if full else ''}"
             for backend in backends:
                 yield Check("large", backend, dtype, name, partial(_solve, case, backend))
-    for (number, large), (turn, dtype) in product(enumerate(LARGE.values()), enumerate(CORE_DTYPES)):
+    for (number, large), (shift, dtype) in product(enumerate(LARGE.values()), enumerate(CORE_DTYPES)):
         if takes("flex", dtype, GRAPHS["causal"].graph):
-            # tables of bits as large as those of small graphs, since another size would be another kernel
-            width = WIDTHS[(number + turn) % 2]
+            # The tables of bits are as large as those of small graphs, because each size has its own kernel.
+            width = WIDTHS[(number + shift) % 2]
             dim = int(width.split()[0])
             make = partial(large_problem, device, large, DTYPES[dtype], sizes.flex, samples=2, dim=dim)
             name = f"{large.name}, {sizes.flex} tokens, {width}"
@@ -240,7 +236,7 @@ def _run_again(make: Callable[[], Problem], kernel: str) -> Outcome:
 
 
 def _repeat_checks(device: str, tokens: int) -> Iterator[Check]:
-    """rows on the larger graphs: the same bits three times."""
+    """Yield checks that rows gives the same bits three times on the larger graphs."""
     kernel = KERNEL_OF_ROWS if device.startswith("cuda") else ""
     for dtype, large in product(CORE_DTYPES, LARGE.values()):
         make = partial(large_problem, device, large, DTYPES[dtype], tokens, full=large.listed)
@@ -249,7 +245,7 @@ def _repeat_checks(device: str, tokens: int) -> Iterator[Check]:
 
 
 def _operator_checks(device: str) -> Iterator[Check]:
-    """``opcheck`` and compilation: of rows on two graphs, of each other backend on one."""
+    """Yield ``opcheck`` and compilation of rows on two graphs, and of each other backend on one."""
     operators = [
         ("rows", "float32", "window"),
         ("rows", "bfloat16", "listed"),
@@ -258,8 +254,8 @@ def _operator_checks(device: str) -> Iterator[Check]:
     for backend, dtype, graph in operators:
         run = partial(run_opcheck, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"opcheck on {graph}", run)
-    others = [("dense", "float32", "causal"), ("reference", "float32", "listed")]
-    for backend, dtype, graph in [*operators, *others]:
+    further_calls = [("dense", "float32", "causal"), ("reference", "float32", "listed")]
+    for backend, dtype, graph in [*operators, *further_calls]:
         run = partial(run_compiled, device, dtype, graph, BACKENDS[backend])
         yield Check("operators", backend, dtype, f"{COMPILED} on {graph}", run)
     run = partial(run_compiled_layer, device, "float32", "window")
@@ -275,13 +271,13 @@ def _far_checks(device: str, tokens: int) -> Iterator[Check]:
 
 
 def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list[Check]]:
-    """The checks of each process by name; far offsets, which need 40 GB, are the part "far".
+    """Return the checks of each process by name; far offsets, which need 40 GB, have the process "far".
 
-    Checks of one problem stay together, and all rules of a dtype are one problem. FlexAttention's checks of
-    one dtype and width are a part, so that no two processes compile the same kernels. The others are dealt
-    out in turn, so that each process gets checks of every group.
+    Checks of one problem stay together, and all rules of a dtype are one problem. FlexAttention's checks of one
+    dtype and width share a process, so that no two processes compile the same kernels. The others are distributed
+    one by one, so that each process gets checks of every group.
     """
-    far = [check for check in checks if check.group == "far"]
+    far_checks = [check for check in checks if check.group == "far"]
     flex, units = defaultdict[str, list[Check]](list), defaultdict[tuple[str, ...], list[Check]](list)
     for check in checks:
         if check.backend == "flex":
@@ -289,20 +285,21 @@ def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list
         elif check.group != "far":
             problem = "" if check.group == "rules" else check.name.removesuffix(f", {FORWARD}")
             units[check.group, check.dtype, problem].append(check)
-    others, count = defaultdict[str, list[Check]](list), max(1, processes - len(flex))
+    other_checks = defaultdict[str, list[Check]](list)
+    count = max(1, processes - len(flex))
     for number, unit in enumerate(units.values()):
-        others[f"others {number % count + 1}"] += unit
-    return {**flex, **others, **({"far": far} if far else {})}
+        other_checks[f"others {number % count + 1}"] += unit
+    return {**flex, **other_checks, **({"far": far_checks} if far_checks else {})}
 
 
 def kernel_of_flex(check: Check) -> tuple[str, str, str]:
-    """What FlexAttention compiles anew for: the dtype, the channels, and the option or the direction."""
+    """Return the key of FlexAttention's kernel: the dtype, the channels, and the option or the direction."""
     channels = check.factors.get("channels") or check.factors["shape"]
     return check.dtype, channels, check.factors.get("direction") or check.factors.get("option", "plain")
 
 
 def digest(labels: Iterable[str]) -> str:
-    """The sha256 of the labels of checks, in whatever order.
+    """Return the sha256 of the labels of checks, whatever their order.
 
     >>> digest(["b", "a"]) == digest(["a", "b"]) != digest(["a"])
     True

@@ -1,8 +1,8 @@
-"""Graphs of some thousand tokens against the float64 formula: hubs, windows, random and packed ones.
+"""Graphs of some thousand tokens compared with the float64 formula: hubs, windows, random and packed graphs.
 
-The small graphs of the other checks meet every option. These meet what only size brings: long rows in chunks,
-many tiles, ragged ends. Everything is computed on the device, the float64 truth too, by masks that are written
-out or listed.
+The small graphs of the other checks cover every option. These graphs cover what needs size: long rows in chunks,
+many tiles, ragged ends. Everything is computed on the device, the float64 truth included; its masks are written
+out without the library.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import HEADS, KV_HEADS, draw_heads
 from gnn_attention.verify.truth import Problem
 
-ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
+ORDERS = 4  # attempts of the yardstick; the largest of so many errors varies little
 
 
 @dataclass(frozen=True, eq=False)
 class LargeGraph:
-    """A graph of ``n`` tokens and its mask ``[dst, src]``; ``listed`` ones have a bias for each edge."""
+    """Functions that return a graph of ``n`` tokens and its mask ``[dst, src]``; ``listed`` adds a bias per edge."""
 
     name: str
     graph: Callable[[int], TokenGraph]
@@ -33,8 +33,8 @@ class LargeGraph:
 
 
 def _window(n: int, width: int, step: int = 1) -> Tensor:
-    far = torch.arange(n).unsqueeze(1) - torch.arange(n)
-    return (far >= 0) & (far < width) & (far % step == 0)
+    distance = torch.arange(n).unsqueeze(1) - torch.arange(n)
+    return (distance >= 0) & (distance < width) & (distance % step == 0)
 
 
 def _lengths(n: int) -> list[int]:
@@ -47,7 +47,7 @@ def _documents(n: int) -> Tensor:
 
 
 def _random(n: int) -> Tensor:
-    """``[dst, src]`` of 32 random senders each; every seventh receiver is isolated."""
+    """Draw 32 senders for each receiver; every seventh receiver is isolated."""
     src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n))
     mask = torch.zeros(n, n, dtype=torch.bool).scatter_(1, src, True)
     mask[::7] = False
@@ -55,7 +55,7 @@ def _random(n: int) -> Tensor:
 
 
 def _hubs(n: int) -> Tensor:
-    """Some random edges, two receivers that attend to all and two senders that all attend to."""
+    """Return few random edges, two receivers that attend to all, and two senders to which all attend."""
     mask = _random(n) & (torch.arange(n) % 5 == 0)
     mask[[3, n // 2]] = True
     mask[:, [0, n - 2]] = True
@@ -63,13 +63,13 @@ def _hubs(n: int) -> Tensor:
 
 
 def _big_bird(n: int) -> Tensor:
-    """Blocks of 64: neighbours, the first, and one more each."""
+    """Return blocks of 64: neighbours, the first row and column, and one more block in each row."""
     dst, src = torch.arange(n).unsqueeze(1) // 64, torch.arange(n) // 64
     return ((dst - src).abs() <= 1) | (src == 0) | (dst == 0) | (src == (dst * 7 + 3) % max(n // 64, 1))
 
 
 def _listed(mask: Callable[[int], Tensor], n: int) -> TokenGraph:
-    """The edges of a mask, shuffled: their order is the caller's."""
+    """Return the graph of a mask as a shuffled edge list."""
     edges = mask(n).nonzero().t().flip(0)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(1))
     return convert.from_edge_index(edges[:, order], n, n)
@@ -90,7 +90,7 @@ LARGE = {
 
 @cache
 def _graph(large: LargeGraph, tokens: int) -> TokenGraph:
-    """One graph for all cases: its list is sorted for a second, and kernels keep their forms with it."""
+    """Build each graph once, because sorting its list takes a second and kernels cache data with it."""
     return large.graph(tokens)
 
 
@@ -103,7 +103,7 @@ def large_problem(
     samples: int = 1,
     dim: int = 64,
 ) -> Problem:
-    """One call with grouped heads, whose truth is computed on the device; ``full`` adds a bias and sinks."""
+    """Return a call with grouped heads and its truth on the device; ``full`` adds a bias and sinks."""
     graph, rng = _graph(large, tokens), torch.Generator().manual_seed(5)
     heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "direction": HEADS}
     shapes: dict[str, tuple[int, ...]] = {name: (samples, n, tokens, dim) for name, n in heads.items()}
@@ -119,12 +119,12 @@ def large_problem(
         dense=partial(_add_bias, graph) if full else lambda inputs, logits: logits,
         neighbours=ORDERS,
         graph=graph,
-        options=lambda given: {name: given[name] for name in given.keys() - set("qkv")},
+        options=lambda tensors: {name: tensors[name] for name in tensors.keys() - set("qkv")},
     )
 
 
 def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    """Logits ``[B, H, dst, src]`` with the bias of each edge."""
+    """Add the bias of each edge to logits ``[B, H, dst, src]``."""
     src, dst = graph.edge_index.to(logits.device)
     heads = torch.arange(HEADS, device=logits.device).view(-1, 1)
     table = torch.zeros_like(logits[0]).index_put((heads, dst, src), inputs["bias"][0].to(logits.dtype))
@@ -132,7 +132,7 @@ def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -
 
 
 def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int) -> Problem:
-    """A layer of grouped heads with biases on a larger graph, one sample."""
+    """Return a layer of grouped heads with biases on a larger graph, for one sample."""
     rng = torch.Generator().manual_seed(6)
     heads = draw_heads("grouped heads with biases", seed=6).to(device, dtype)
     width = heads.W_Q.shape[1]

@@ -1,8 +1,8 @@
-"""Records of the core on a GPU, and what the newest one says of each backend in each dtype.
+"""Records of the core on a GPU, and what the newest record verifies.
 
-A record lies in ``tests/records/<date>-<device>.json``: an environment and the result of every check. A cell (a
-backend in a dtype) is verified if all checks that the core of today has of it passed. That the package has
-changed since is said; it does not erase the record, whose commit is named.
+A record is a file ``tests/records/<date>-<device>.json`` with an environment and the result of every check. A cell
+(a backend in a dtype) is verified if all of its checks in today's core passed. If the package has changed since,
+the status says so, but the record, which names its commit, still counts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.guarantees.gpu_core import core_checks
 RECORDS = ROOT / "tests" / "records"
 COMMAND = "`python3 -m benchmarks.gpu_run` is ready"
 
-# ---- where a record was made
+# ---- the environment of a record
 
 
 def gpu_environment(device: str) -> dict[str, Any]:
-    """The environment of a run, with the driver and the compilers of a GPU."""
+    """Return the environment of a run, with the driver and the compilers of a GPU."""
     about = environment(device) | dict.fromkeys(("driver", "cudnn", "capability", "triton_key", "ptxas"))
     if device.startswith("cuda"):
         about["driver"] = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -40,17 +40,18 @@ def gpu_environment(device: str) -> dict[str, Any]:
         about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         with suppress(ImportError, AttributeError):
             cache = importlib.import_module("triton.runtime.cache")
-            # kernels compiled by other sources of Triton are other kernels
+            # Other sources of Triton may compile other kernels.
             about["triton_key"] = hashlib.sha256(cache.triton_key().encode()).hexdigest()
         about["ptxas"] = ptxas_release()
     return about
 
 
 def ptxas_release() -> str | None:
-    """The release of the assembler in use, that of ``TRITON_PTXAS_PATH`` or Triton's own, or None."""
+    """Return the release of the assembler of ``TRITON_PTXAS_PATH`` or of Triton, or None."""
     spec = importlib.util.find_spec("triton")
-    own = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if spec and spec.origin else None
-    program = os.environ.get("TRITON_PTXAS_PATH") or own
+    origin = spec.origin if spec else None
+    bundled = Path(origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if origin else None
+    program = os.environ.get("TRITON_PTXAS_PATH") or bundled
     release = re.search(r"V([0-9.]+)", output(str(program), "--version") or "")
     return release[1] if release else None
 
@@ -59,7 +60,7 @@ def ptxas_release() -> str | None:
 
 
 def _cells(checks: Iterable[Any]) -> dict[str, list[Any]]:
-    """Checks, or results, of each backend in each dtype."""
+    """Group checks or results by backend and dtype."""
     cells = defaultdict[str, list[Any]](list)
     for check in checks:
         cells[f"{check.backend} {check.dtype}"].append(check)
@@ -68,7 +69,7 @@ def _cells(checks: Iterable[Any]) -> dict[str, list[Any]]:
 
 @functools.cache
 def core_labels() -> dict[str, list[str]]:
-    """The labels of the checks of each cell of the core."""
+    """Return the labels of the checks of each cell of the core."""
     return {name: [check.label for check in cell] for name, cell in _cells(core_checks()).items()}
 
 
@@ -80,10 +81,10 @@ def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Pa
     results = tuple(results)
     missing = {label for cell in core_labels().values() for label in cell} - {r.label for r in results}
     device = re.sub(r"[^a-z0-9]+", "-", str(place["device"]).lower()).strip("-")
-    # two runs of a day are two files: 2026-11-23T0914
+    # The time, as in 2026-11-23T0914, gives two runs of a day two files.
     file = folder / f"{str(place['date'])[:16].replace(':', '')}-{device}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    # the message of an error may name files of the machine
+    # Error messages may name files of the machine.
     paths = rf"{re.escape(str(ROOT))}/|/[^\s\"\\]*/site-packages/"
     text = re.sub(paths, "", Report(results, dict(place), len(missing)).to_json())
     file.write_text(text + "\n", encoding="utf-8")
@@ -91,17 +92,17 @@ def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Pa
 
 
 def records(folder: Path = RECORDS) -> list[tuple[Path, Report]]:
-    """The records of checks on GPUs, the newest first; those of benchmarks and of CPUs are none."""
-    dated = []
+    """Return the records of checks on GPUs, the newest first; other files are records of benchmarks or CPUs."""
+    dated_files = []
     for file in folder.glob("*.json"):
-        made = json.loads(file.read_text(encoding="utf-8"))
-        if {"environment", "not_started", "results"} <= made.keys() and made["environment"].get("cuda"):
-            dated.append((str(made["environment"]["date"]), file))
-    return [(file, Report.from_file(file)) for _, file in sorted(dated, reverse=True)]
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if {"environment", "not_started", "results"} <= record.keys() and record["environment"].get("cuda"):
+            dated_files.append((str(record["environment"]["date"]), file))
+    return [(file, Report.from_file(file)) for _, file in sorted(dated_files, reverse=True)]
 
 
 def refusal(report: Report) -> str | None:
-    """Why a record says nothing of any cell, or None."""
+    """Return why a record verifies no cell, or None if it may verify one."""
     about = report.environment
     if about.get("trial") or about.get("interpreted") is not False:
         return "was a rehearsal, whose kernels were interpreted"
@@ -109,30 +110,31 @@ def refusal(report: Report) -> str | None:
 
 
 def _problem(labels: Iterable[str], results: Mapping[str, Result]) -> str:
-    """Why a cell is not verified: what failed, was skipped or was not run; "" if it is."""
-    found = [results.get(label) for label in labels]
-    skipped = sum(result is not None and result.skipped is not None for result in found)
-    failed = sum(result is not None and not result.passed for result in found) - skipped
-    counts = {"failed": failed, "skipped": skipped, "not run": found.count(None)}
-    return ", ".join(f"{count} check{'s' * (count > 1)} {what}" for what, count in counts.items() if count)
+    """Return the counts of checks that failed, were skipped or did not run, or "" for a verified cell."""
+    outcomes = [results.get(label) for label in labels]
+    skipped = sum(result is not None and result.skipped is not None for result in outcomes)
+    failed = sum(result is not None and not result.passed for result in outcomes) - skipped
+    counts = {"failed": failed, "skipped": skipped, "not run": outcomes.count(None)}
+    return ", ".join(f"{count} check{'s' * (count > 1)} {state}" for state, count in counts.items() if count)
 
 
 def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
-    """The newest record of a GPU that says something of a cell, or None."""
+    """Return the newest record of a GPU that may verify a cell, or None."""
     return next(((file, report) for file, report in records(folder) if refusal(report) is None), None)
 
 
 def status(folder: Path = RECORDS) -> str:
-    """What is verified on a GPU, in one sentence.
+    """Return a sentence on what is verified on a GPU.
 
     >>> status(Path("nowhere"))
     'On a GPU the library is **untested**: no machine with one has run the checks yet; `python3 -m benchmarks.gpu_run` is ready.'
     """
-    untested, made, record = "On a GPU the library is **untested**:", records(folder), newest(folder)
-    if not made:
+    untested = "On a GPU the library is **untested**:"
+    reports, record = [report for _, report in records(folder)], newest(folder)
+    if not reports:
         return f"{untested} no machine with one has run the checks yet; {COMMAND}."
     if record is None:
-        return f"{untested} the last run ({_when(made[0][1])}) {refusal(made[0][1])}; {COMMAND}."
+        return f"{untested} the last run ({_when(reports[0])}) {refusal(reports[0])}; {COMMAND}."
     file, report = record
     results, cells = {result.label: result for result in report.results}, core_labels()
     by_problem = defaultdict[str, list[str]](list)
@@ -152,7 +154,7 @@ def status(folder: Path = RECORDS) -> str:
 
 
 def _join_cells(cells: Iterable[str]) -> str:
-    """The cells as ``rows (float32) and every dtype of varlen``."""
+    """Join the names of cells, such as ``rows (float32) and every dtype of varlen``."""
     dtypes = defaultdict[str, list[str]](list)
     for name in cells:
         dtypes[name.split()[0]].append(name.split()[1])
@@ -171,21 +173,21 @@ def _when(report: Report) -> str:
 
 
 def markdown(folder: Path = RECORDS) -> str:
-    """What is verified on GPUs, and the table of the record if there is one."""
+    """Return the status, and the table of the newest record if there is one."""
     record, sentence = newest(folder), status(folder)
     return sentence if record is None else f"{sentence}\n\n{table(record[1])}"
 
 
 def table(report: Report) -> str:
-    """Checks, and the worst error as a share of what is allowed, by backend and dtype."""
+    """Return a table of the checks and the worst error by backend and dtype."""
     rows = [
         ["backend", "dtype", "checks", "failed", "skipped", "worst error of what is allowed"],
         ["---"] * 6,
     ]
     for name, results in sorted(_cells(report.results).items()):
-        ran = [result for result in results if result.skipped is None]
-        failed = sum(not result.passed for result in ran)
-        shares = [result.share for result in ran if result.share is not None]
-        counts = map(str, (len(ran), failed, len(results) - len(ran)))
+        finished = [result for result in results if result.skipped is None]
+        failed = sum(not result.passed for result in finished)
+        shares = [result.share for result in finished if result.share is not None]
+        counts = map(str, (len(finished), failed, len(results) - len(finished)))
         rows.append([*name.split(), *counts, f"{max(shares):.2f}" if shares else "-"])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,8 +1,8 @@
-"""Shapes of calls that the checks of every machine lack: widths, groups, layouts, ragged ends, far offsets.
+"""Shapes that only the checks on GPUs cover: widths, groups, layouts, ragged ends, far offsets.
 
-Each problem is one call of ``attend`` on a small graph with hubs, isolated receivers and a last block that is
-not full. The largest one is compared at its far end alone, where the place of a number in its tensor needs
-more than 32 bits.
+Each problem is one call of ``attend`` on a small graph with hubs, isolated receivers and an incomplete last tile.
+The largest problem is compared at its far end alone, where the offset of a number in its tensor needs more than
+32 bits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ FAR_HEADS, FAR_DIM, FAR_WINDOW, FAR_RECEIVERS = 8, 64, 16, 64
 
 
 def _every_other(x: Tensor) -> Tensor:
-    """Every other channel of a tensor twice as wide."""
+    """Return ``x`` as every other channel of a tensor twice as wide."""
     return x.repeat_interleave(2, dim=-1)[..., ::2]
 
 
 def _offset(x: Tensor) -> Tensor:
-    """A part of a longer sequence, which begins where no wide load may."""
+    """Return ``x`` as a slice of a longer tensor, at an offset that is not aligned for wide loads."""
     padded = torch.cat([x[:, :, :1], x], dim=2)
     return torch.cat([padded[..., :1], padded], dim=-1)[:, :, 1:, 1:]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Channels of keys and of values, heads of queries and of keys, and how q, k and v lie in memory."""
+    """Channels of keys and of values, heads of queries and of keys, and the memory layout of q, k and v."""
 
     dim: int = 64
     value_dim: int = 64
@@ -64,25 +64,25 @@ SHAPES = {
 
 @functools.cache
 def shape_graphs(n: int) -> dict[str, tuple[TokenGraph, Tensor]]:
-    """The graphs of ``n`` receivers on which every shape is checked, each with its mask ``[dst, src]``."""
+    """Return the graphs of ``n`` receivers for the checks of every shape, each with its mask ``[dst, src]``."""
     dst, src = torch.arange(n).unsqueeze(1), torch.arange(n)
     hubs = torch.rand(n, n + n // 5, generator=torch.Generator().manual_seed(0)) < 0.05
-    # one receiver attends to all, all attend to one sender, and some receivers have no in-edges
+    # One receiver attends to all, all attend to one sender, and some receivers are isolated.
     hubs[5] = True
     hubs[:, 7] = True
     hubs[9::20] = False
     sender, receiver = hubs.nonzero().flip(1).t()
-    listed = convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5)
-    with_sinks = (src <= dst) & ((dst - src < n // 3) | (src < 2))
+    hub_graph = convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5)
+    window_mask = (src <= dst) & ((dst - src < n // 3) | (src < 2))
     return {
         "causal": (patterns.causal(n), src <= dst),
-        "window and sinks": (patterns.window(n, n // 3) | patterns.sinks(n, 2), with_sinks),
-        "hubs": (listed, hubs),
+        "window and sinks": (patterns.window(n, n // 3) | patterns.sinks(n, 2), window_mask),
+        "hubs": (hub_graph, hubs),
     }
 
 
 def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
-    """A drawn call of a shape on a graph, plain or with all that is learned for an edge."""
+    """Return a random call of a shape on a graph, plain or with a bias and sinks."""
     shape = SHAPES[row["shape"]]
     graph, mask = shape_graphs(tokens)[row["graph"]]
     table: list[list[bool]] = mask.tolist()
@@ -99,9 +99,9 @@ def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
 
 
 def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Outcome:
-    """The last receivers of a window over so many tokens that they lie beyond ``2**31`` numbers.
+    """Judge the last receivers of a window over many tokens, whose offsets in memory exceed ``2**31``.
 
-    The gradients are those that come from the last receivers alone.
+    Only the last receivers contribute to the gradients.
     """
     rng = torch.Generator(device).manual_seed(9)
     shape = 1, FAR_HEADS, tokens, FAR_DIM
@@ -112,11 +112,11 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> O
     receivers = min(FAR_RECEIVERS, tokens - FAR_WINDOW)
     direction[:, :, -receivers:].normal_(generator=rng)
     gradients = differentiate(out, direction, leaves)
-    compared = receivers + FAR_WINDOW
-    near = {name: x.detach()[:, :, -compared:].clone() for name, x in leaves.items()}
-    mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)
-    problem = Problem(near, mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5)
-    # the first receivers of the part have senders outside of it
-    truth = problem.truth.rows(torch.arange(FAR_WINDOW, compared), torch.arange(compared))
-    last = {name: x[:, :, -compared:] for name, x in gradients.items()}
+    count = receivers + FAR_WINDOW
+    near = {name: x.detach()[:, :, -count:].clone() for name, x in leaves.items()}
+    mask = patterns.window(count, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)
+    problem = Problem(near, mask, direction[:, :, -count:].clone(), FAR_DIM**-0.5)
+    # The first receivers of this slice have senders outside of it, so they are left out.
+    truth = problem.truth.rows(torch.arange(FAR_WINDOW, count), torch.arange(count))
+    last = {name: x[:, :, -count:] for name, x in gradients.items()}
     return judge(out[:, :, -receivers:], last, truth.for_backend(backend))

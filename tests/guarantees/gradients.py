@@ -1,9 +1,9 @@
-"""F6: numerical derivatives of every input and parameter, and of the gradients, against those of every backend.
+"""F6: first and second derivatives of every backend equal numerical ones, for every input and parameter.
 
-A case is a family of graphs on three to five tokens and a form (a call of ``attend``, or a layer with
-standard, factored or merged weights) in float64. ``torch.autograd.gradcheck`` moves each number by 1e-6.
-Second derivatives are promised by ``dense``, ``reference`` and the message-passing path. Another backend may
-refuse them by name, but never gives wrong ones.
+A case is a graph of a family on three to five tokens and a form (a call of ``attend``, or a layer of standard,
+factored or merged heads) in float64. ``torch.autograd.gradcheck`` changes numbers by 1e-6. ``dense``,
+``reference`` and the message-passing path promise second derivatives. Other backends may refuse them by name,
+but never give wrong ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.truth import Problem, make_leaves, name_backend
-from tests.guarantees.draws import Draw, Made, Numbers
-from tests.guarantees.families import FAMILIES, shuffled_list
+from tests.guarantees.draws import Draw, GraphDraw, Numbers
+from tests.guarantees.families import FAMILIES, draw_edge_list
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 from tests.guarantees.problems import MESSAGE_PASSING, call, problem_of, takes, usual_backends
 
@@ -31,12 +31,12 @@ KINDS = (
     *("prefix", "documents", "tree", "globals", "by head", "full"),
 )
 FORMS = ("attend", "standard", "attend", "factored", "attend", "merged")
-TWICE = ("dense", "reference", MESSAGE_PASSING)  # these refuse no second derivative
+TWICE = ("dense", "reference", MESSAGE_PASSING)  # they refuse no second derivative
 
 
 @dataclass(frozen=True)
 class SmallDraw(Draw):
-    """Case ``number`` of F6: three to five tokens in float64, of one or two channels.
+    """Case ``number`` of F6: three to five tokens in float64, with one or two channels.
 
     >>> SmallDraw(1).kind, SmallDraw(1).numbers.form, SmallDraw(1).numbers.dtype
     ('list', 'standard', 'float64')
@@ -47,7 +47,7 @@ class SmallDraw(Draw):
         rng = random.Random(self.number)
         kv_heads, group = rng.choice([(1, 1), (2, 1), (1, 2)])
         return replace(
-            Numbers.drawn(rng),
+            Numbers.draw(rng),
             form=FORMS[(self.number + self.number // len(KINDS)) % len(FORMS)],
             batch=rng.choice([1, 1, 2]),
             kv_heads=kv_heads,
@@ -59,18 +59,18 @@ class SmallDraw(Draw):
         )
 
     @cached_property
-    def _made(self) -> Made:
-        """The list has as many receivers as senders or fewer; some rows are isolated."""
-        rng, kind = random.Random(f"graph {self.number}"), KINDS[self.number % len(KINDS)]
-        sizes = rng.randint(3, 5), self.numbers.batch, self.numbers.heads
+    def _graph_draw(self) -> GraphDraw:
+        rng = random.Random(f"graph {self.number}")
+        kind = KINDS[self.number % len(KINDS)]
+        n = rng.randint(3, 5)
         if kind == "list":
-            graph, edges = shuffled_list(rng, *sizes)
+            graph, edges = draw_edge_list(rng, n)
             return graph, lambda b, h, i, j: (j, i) in edges, edges, kind
-        return *FAMILIES[kind](rng, *sizes), None, kind
+        return *FAMILIES[kind](rng, n, self.numbers.batch, self.numbers.heads), None, kind
 
 
 def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """The output as a function of all inputs and parameters, and these."""
+    """Return the output as a function of all inputs and parameters, and the list of them."""
     inputs = make_leaves(problem.inputs)
     if problem.heads is None:
 
@@ -92,7 +92,7 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
 
 
 def _check(problem: Problem, name: str) -> Iterator[Finding]:
-    """What came of the gradients and of the second derivatives; a wrong one raises."""
+    """Check first and second derivatives; a wrong one raises."""
     if not takes(problem, name):
         return
     run, leaves = _function(problem, BACKENDS[name])
@@ -110,15 +110,13 @@ def _check(problem: Problem, name: str) -> Iterator[Finding]:
 def _measure(count: int, tell: Tell) -> Measured:
     cases = ((f"case {draw}", problem_of(draw)) for draw in map(SmallDraw, range(count)))
     tally = run_cases(cases, usual_backends(), _check, tell)
-    checked = (
-        f"{tally.total('gradient'):,} gradients, {tally.total('second derivative'):,} second derivatives"
-    )
-    refused = (
+    value = (
+        f"{len(tally.failures)} failures in {count:,} cases: {tally.total('gradient'):,} gradients, "
+        f"{tally.total('second derivative'):,} second derivatives; refused by name "
         f"{tally.total('refused'):,} calls, {tally.total('refused second derivative'):,} second derivatives"
     )
-    value = f"{len(tally.failures)} failures in {count:,} cases: {checked}; refused by name {refused}"
     twice = product(["second derivative"], [name for name in usual_backends() if name in TWICE])
-    return tally.measured(value, [*product(["gradient"], usual_backends()), *twice])
+    return tally.outcome(value, [*product(["gradient"], usual_backends()), *twice])
 
 
 GUARANTEE = Guarantee(

@@ -1,4 +1,4 @@
-"""What a guarantee is: a promise with a threshold, the cases that measure it, and the outcome."""
+"""Guarantees: a promise with a threshold, the cases that measure it, and the outcome."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gnn_attention.backends import RefusalError
 from gnn_attention.verify.measure import badness
 
 Tell = Callable[[str], None]
-# a kind of comparison, its error as a share of the allowed one, and what is wrong
+# The kind of a comparison, its error as a share of the allowed one, and the fault or "".
 Finding = tuple[str, float, str]
 Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The outcome of a guarantee: what was measured in words, and every case that failed."""
+    """The outcome of a guarantee: the measurement in words, and every case that failed."""
 
     value: str
     failures: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class Measured:
 class Guarantee:
     """A promise that ``python -m tests.guarantees`` measures.
 
-    ``measure(count, tell)`` runs ``count`` cases and calls ``tell(text)`` now and then to report what it
-    does. It returns failures and never raises them. The slow tests run ``quick`` cases, the command ``full``.
+    ``measure(count, tell)`` runs ``count`` cases and reports its progress by ``tell(text)``. It returns failures
+    and never raises them. The slow tests run ``quick`` cases, the command ``full``.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Guarantee:
 
 @dataclass
 class Tally:
-    """What came of all cases: comparisons and failures by kind and subject, and the worst share of each kind."""
+    """Comparisons by kind and subject, and faults and the worst share of each kind."""
 
     compared: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -59,12 +59,12 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def total(self, kind: str) -> int:
-        """How many comparisons of a kind there were, of all subjects."""
-        return sum(count for (each, _), count in self.compared.items() if each == kind)
+        """Return the number of comparisons of a kind, over all subjects."""
+        return sum(count for (name, _), count in self.compared.items() if name == kind)
 
-    def measured(self, value: str, due: Iterable[tuple[str, str]]) -> Measured:
-        """The outcome in words. Every kind and subject that is due must have been compared."""
-        missing = [f"no {kind} of {name}".strip() for kind, name in due if not self.compared[kind, name]]
+    def outcome(self, value: str, expected: Iterable[tuple[str, str]]) -> Measured:
+        """Return the outcome; an expected pair of kind and subject that was never compared is a failure."""
+        missing = [f"no {kind} of {name}".strip() for kind, name in expected if not self.compared[kind, name]]
         return Measured(value, (*self.failures, *missing))
 
 
@@ -74,25 +74,25 @@ def run_cases(
     check: Callable[[Case, str], Iterable[Finding]],
     tell: Tell,
 ) -> Tally:
-    """Check every subject, such as a backend, on every case, which comes with its label.
+    """Check every subject, such as a backend, on every pair of a label and a case.
 
-    A finding with words is a failure, as is every exception but a refusal by name, which is counted.
+    A finding with a fault is a failure, as is every exception but a refusal, which is counted.
     """
     tally, subjects = Tally(), list(subjects)
     for label, case in cases:
         tell(str(label))
         for subject in subjects:
-            place = f"{label}, {subject}".removesuffix(", ")
+            name = f"{label}, {subject}".removesuffix(", ")
             try:
-                for kind, share, wrong in check(case, subject):
+                for kind, share, fault in check(case, subject):
                     tally.compared[kind, subject] += 1
                     tally.worst[kind] = max(tally.worst.get(kind, 0.0), badness(share))
-                    if wrong:
+                    if fault:
                         tally.wrong[kind] += 1
-                        tally.failures.append(f"{place}: {wrong}"[:500])
+                        tally.failures.append(f"{name}: {fault}"[:500])
             except RefusalError:
                 tally.compared["refused", subject] += 1
-            except Exception as error:  # a guarantee reports whatever is raised
-                said = " ".join(str(error).split())
-                tally.failures.append(f"{place}: {type(error).__name__}: {said}"[:500])
+            except Exception as error:  # a guarantee reports every exception as a failure
+                message = " ".join(str(error).split())
+                tally.failures.append(f"{name}: {type(error).__name__}: {message}"[:500])
     return tally

@@ -1,10 +1,10 @@
-"""F12: a call takes memory by its edges and tokens, and what would exhaust memory is refused before it begins.
+"""F12: a call takes memory in proportion to its edges and tokens, and refuses first what would exhaust memory.
 
-A call may take ``6 (E H + N H C) itemsize`` beyond its inputs in each pass, in numbers as wide as they are
-summed (float32 or better), or, where that is more, the workspace that its backend states
-(``Backend.bytes_needed``). ``E`` counts the edges; all pairs for ``dense``, and for ``tiles`` on edges drawn at
-random, which lie in all its tiles. No single tensor has ``E H C`` numbers, but in ``reference``, which keeps to
-the workspace that it states.
+Each pass of a call may take ``6 (E H + N H C) itemsize`` beyond its inputs, where ``itemsize`` is that of the
+dtype of sums (float32 or wider), or the workspace that its backend states (``Backend.bytes_needed``), if that is
+more. ``E`` is the number of edges; for ``dense`` it is that of all pairs, and for ``tiles`` too if edges are
+random, because they lie in all tiles. No single tensor has ``E H C`` numbers, except in ``reference``, which must
+keep to its stated workspace.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gnn_attention.graph import TokenGraph
 from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
 
 HEADS, DIM, FACTOR = 8, 64, 6
-TOKENS, FEWER = 2048, 1024  # fewer where all pairs are visited
+TOKENS, MAX_DENSE_TOKENS = 2048, 1024  # the second limits calls that visit all pairs
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Allocated:
-    """The result or the exception, the peak of bytes beyond those before, and the largest single tensor."""
+    """The result or exception of a run, its peak of additional bytes, and its largest allocation."""
 
     result: Any
     error: Exception | None
@@ -44,21 +44,21 @@ class Allocated:
 
 
 def allocated(work: Callable[[], Any]) -> Allocated:
-    """Run ``work`` once on a CPU and watch every allocation of torch.
+    """Run ``work`` once on a CPU and record every allocation of torch.
 
     >>> one_by_one = allocated(lambda: [torch.ones(1000).sum().item() for _ in range(5)])
     >>> 4000 <= one_by_one.peak < 8000, one_by_one.largest
     (True, 4000)
     """
-    # torch's profiler announces itself on stderr, unless this is set before its first use
+    # Without this variable, torch's profiler prints a line to stderr at its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     result, error = None, None
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
         try:
             result = work()
-        except Exception as raised:  # the caller judges it
-            error = raised
+        except Exception as exception:  # the caller judges it
+            error = exception
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held, peak, largest = 0, 0, 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -71,7 +71,7 @@ def allocated(work: Callable[[], Any]) -> Allocated:
 
 
 def _listed(n: int) -> TokenGraph:
-    """64 random senders for every token, duplicates dropped."""
+    """Return a graph of at most 64 random senders for each token."""
     src = torch.randint(n, (64 * n,), generator=torch.Generator().manual_seed(n))
     edges = torch.stack([src, torch.arange(n).repeat_interleave(64)])
     return TokenGraph.from_edges(edges, n, coalesce=True, name="listed")
@@ -112,15 +112,15 @@ def _options(kind: str, graph: TokenGraph, dtype: torch.dtype) -> dict[str, Any]
 def check_call(
     name: str, family: str, kind: str, dtype: torch.dtype, tokens: int = TOKENS
 ) -> Iterator[Finding]:
-    """Memory of both passes as shares of what is allowed, and the largest tensor as a share of ``E H C``.
+    """Yield the memory of both passes as shares of the allowed one, and the largest tensor as a share of ``E H C``.
 
-    It is that of a second call: what is cached with the graph was made by the first.
+    The second call is measured, because the first fills the caches of the graph.
 
     >>> [share <= 1 for _, share, _ in check_call("rows", "window", "plain", torch.float32, tokens=256)]
     [True, True, True]
     """
     all_pairs = name == "dense" or (name, family) == ("tiles", "list")
-    n = min(tokens, FEWER) if all_pairs or name == "reference" else tokens
+    n = min(tokens, MAX_DENSE_TOKENS) if all_pairs or name == "reference" else tokens
     graph, rng = GRAPHS[family](n), torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, DIM, generator=rng, dtype=dtype).requires_grad_() for _ in range(3))
     options = _options(kind, graph, dtype)
@@ -138,15 +138,16 @@ def check_call(
     first = _without_error(allocated(forward))
     second = _without_error(allocated(partial(backward, first.result)))
     edges = HEADS * n * n if all_pairs else graph.num_edges * (1 if graph.heads else HEADS)
-    wide, own = edge_softmax.accumulation_dtype(dtype).itemsize, dtype.itemsize
-    formula = 0 if name == "reference" else FACTOR * (edges + n * HEADS * DIM) * wide
+    wide_itemsize = edge_softmax.accumulation_dtype(dtype).itemsize
+    formula = 0 if name == "reference" else FACTOR * (edges + n * HEADS * DIM) * wide_itemsize
     workspace = backend.bytes_needed(call) if backend.bytes_needed is not None else 0
-    # a workspace comes on top of the results: out and its logits in one pass, three gradients in the other
-    allowed = [max(formula, workspace + count * n * HEADS * DIM * (wide + own)) for count in (2, 4)]
+    # The results need memory beside a workspace: out and logits in one pass, three gradients in the other.
+    result_bytes = n * HEADS * DIM * (wide_itemsize + dtype.itemsize)
+    allowed = [max(formula, workspace + count * result_bytes) for count in (2, 4)]
     largest = 0 if name == "reference" else max(first.largest, second.largest)
-    for what, share in (("forward", first.peak / allowed[0]), ("backward", second.peak / allowed[1])):
-        yield what, share, f"{share:.2f} of what is allowed {what}" if share > 1 else ""
-    share = largest / (edges * DIM * own)
+    for direction, share in (("forward", first.peak / allowed[0]), ("backward", second.peak / allowed[1])):
+        yield direction, share, f"{share:.2f} of what is allowed {direction}" if share > 1 else ""
+    share = largest / (edges * DIM * dtype.itemsize)
     yield "largest", share, f"{share:.2f} of E H C in a tensor" if share >= 1 else ""
 
 
@@ -159,7 +160,7 @@ def _without_error(outcome: Allocated) -> Allocated:
 # ---- refusals
 
 MILLION, TRILLION = 10**6, 10**12
-MOST = 2**28  # bytes that a refusal or an answer may take: some numbers for each of a million tokens
+MAX_BYTES = 2**28  # a refusal or an answer may take a few numbers for each of a million tokens
 ESTIMATE = re.compile(r"[\d,.]+ GiB|at most \d+|limit is \d+|holds at most \d+")
 
 
@@ -169,8 +170,8 @@ def _attend_to(graph: TokenGraph, backend: str) -> Tensor:
     return out
 
 
-def _everyone_through_a_hub() -> TokenGraph:
-    """Two hops that join every pair of a million: all attend to the hub, which attends to all."""
+def _all_pairs_through_a_hub() -> TokenGraph:
+    """Join every pair of a million tokens in two hops, through a hub that attends to all."""
     star = torch.stack([torch.zeros(MILLION, dtype=torch.int64), torch.arange(MILLION)])
     return TokenGraph.from_edges(star, MILLION) @ TokenGraph.from_edges(star.flip(0), MILLION)
 
@@ -184,7 +185,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "the mask of a rule": lambda: TokenGraph.from_rule(_unstructured, MILLION, heads=2).mask(),
     "the list of half a trillion edges": lambda: patterns.causal(MILLION).edge_index,
     "the in-degrees of a trillion tokens": lambda: patterns.causal(TRILLION).in_degree(),
-    "two hops between all of a million tokens": _everyone_through_a_hub,
+    "two hops between all of a million tokens": _all_pairs_through_a_hub,
     "SDPA's mask of a million tokens": lambda: convert.to_sdpa_mask(patterns.window(MILLION, 4)),
     "a networkx graph": lambda: convert.to_networkx(patterns.causal(MILLION)),
     "dense over a window of a million": lambda: _attend_to(patterns.window(MILLION, 4), "dense"),
@@ -206,7 +207,7 @@ ANSWERED: dict[str, Callable[[], Any]] = {
 
 
 def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
-    """None if ``work`` is refused by name with an estimate or a limit, or answered, within little memory."""
+    """Return the fault of ``work``, which must be answered, or refused with an estimate, within little memory."""
     outcome = allocated(work)
     if is_refused and outcome.error is None:
         return "not refused"
@@ -214,7 +215,7 @@ def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
         return f"{type(outcome.error).__name__}: {outcome.error}"[:200]
     if is_refused and not ESTIMATE.search(str(outcome.error)):
         return f"without an estimate or a limit: {outcome.error}"[:200]
-    return f"{outcome.peak / 2**20:.0f} MiB were taken" if outcome.peak > MOST else None
+    return f"{outcome.peak / 2**20:.0f} MiB were taken" if outcome.peak > MAX_BYTES else None
 
 
 # ---- the guarantee
@@ -225,7 +226,7 @@ def _check_limit(work: Callable[[], Any], is_refused: bool) -> Iterator[Finding]
 
 
 def _measure(count: int, tell: Tell) -> Measured:
-    """``count`` calls, and all refusals and answers."""
+    """Measure ``count`` calls, and all refusals and answers."""
     cases: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         (", ".join(call), partial(check_call, *call, DTYPES[number % 3]))
         for number, call in enumerate(CALLS[:count])
@@ -233,13 +234,13 @@ def _measure(count: int, tell: Tell) -> Measured:
     cases += [(name, partial(_check_limit, work, True)) for name, work in REFUSED.items()]
     cases += [(name, partial(_check_limit, work, False)) for name, work in ANSWERED.items()]
     tally = run_cases(cases, [""], lambda check, subject: check(), tell)
-    forward, backward, largest = (tally.worst.get(what, 0.0) for what in ("forward", "backward", "largest"))
+    forward, backward, largest = (tally.worst.get(kind, 0.0) for kind in ("forward", "backward", "largest"))
     value = (
         f"{min(count, len(CALLS))} calls took at most {forward:.2f} and {backward:.2f} of what is allowed to each "
         f"pass, largest tensor {largest:.2f} of E H C; {len(REFUSED)} refused and {len(ANSWERED)} answered, "
         f"{len(tally.failures)} failures"
     )
-    return tally.measured(value, [("forward", "")])
+    return tally.outcome(value, [("forward", "")])
 
 
 GUARANTEE = Guarantee(

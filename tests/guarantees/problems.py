@@ -1,4 +1,4 @@
-"""A random draw as a problem with a truth: a call of ``attend``, or a layer in one form of its weights."""
+"""Problems with a truth from random draws: calls of ``attend``, or layers with heads in one form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify.truth import Problem, name_backend
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 
-MESSAGE_PASSING = "message_passing"  # of a layer its own four steps, edge by edge
+MESSAGE_PASSING = "message_passing"  # the four steps of a layer, edge by edge
 REACH, CAP, WIDTH = 4, 3.0, 12
 FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -31,7 +31,7 @@ def problem_of(draw: Draw) -> Problem:
 
 
 def attend_problem(draw: Draw) -> Problem:
-    """A call of ``attend``: the inputs are rounded to the dtype before they are laid out."""
+    """Return a call of ``attend`` whose inputs are rounded to the dtype before they are laid out."""
     numbers, graph = draw.numbers, draw.graph
     samples = 1 if numbers.layout == "one sample for all" else numbers.batch
     shapes: dict[str, tuple[int, ...]] = {
@@ -56,16 +56,16 @@ def attend_problem(draw: Draw) -> Problem:
         mask=draw.mask,
         direction=direction,
         scale=numbers.scale or numbers.dim**-0.5,
-        dense=partial(_modified, draw),
+        dense=partial(_modify_logits, draw),
         additive="softcap" not in numbers.mod,
         graph=graph,
         options=partial(_options, draw),
-        layout=partial(_laid_out, numbers),
+        layout=partial(_lay_out, numbers),
     )
 
 
-def _laid_out(numbers: Numbers, x: Tensor) -> Tensor:
-    """q, k or v with the strides of the draw."""
+def _lay_out(numbers: Numbers, x: Tensor) -> Tensor:
+    """Return q, k or v with the strides of the draw."""
     if numbers.layout == "tokens first":
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     if numbers.layout == "every second channel":
@@ -77,8 +77,8 @@ def _options(draw: Draw, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     names = [name for name in draw.numbers.mod.split(", ") if name != "none"]
     mods = [_score_mod(name, draw, inputs) for name in names]
     score_mod = mods[0] if len(mods) == 1 else score_mods.chain(*mods) if mods else None
-    learned = {name: inputs[name] for name in ("bias", "sink_logits") if name in inputs}
-    return {"scale": draw.numbers.scale, "score_mod": score_mod, **learned}
+    tensors = {name: inputs[name] for name in ("bias", "sink_logits") if name in inputs}
+    return {"scale": draw.numbers.scale, "score_mod": score_mod, **tensors}
 
 
 def _score_mod(name: str, draw: Draw, inputs: Mapping[str, Tensor]) -> ScoreMod:
@@ -95,32 +95,33 @@ def _counts(draw: Draw) -> list[float]:
     return [1.0 + j % 4 for j in range(draw.graph.src_offset + draw.graph.num_src)]
 
 
-def _modified(draw: Draw, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
+def _modify_logits(draw: Draw, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+    """Apply score_mod and bias to dense logits ``[B, H, dst, src]`` by their formulas."""
     numbers, graph = draw.numbers, draw.graph
     dst, src = (torch.arange(n) for n in (graph.num_dst, graph.num_src))
-    far = dst.unsqueeze(1) + graph.dst_offset - src - graph.src_offset
+    distance = dst.unsqueeze(1) + graph.dst_offset - src - graph.src_offset
     if "alibi" in numbers.mod:
         slopes = torch.tensor(score_mods.alibi_slopes(numbers.heads), dtype=logits.dtype)
-        logits = logits - slopes.view(-1, 1, 1) * far.abs()
+        logits = logits - slopes.view(-1, 1, 1) * distance.abs()
     if "relative" in numbers.mod:
-        logits = logits + inputs["table"][:, far.clamp(-REACH, REACH) + REACH]
+        logits = logits + inputs["table"][:, distance.clamp(-REACH, REACH) + REACH]
     if "multiplicity" in numbers.mod:
         logits = logits + torch.tensor(_counts(draw), dtype=logits.dtype)[graph.src_offset :].log()
     if "softcap" in numbers.mod:
         logits = CAP * torch.tanh(logits / CAP)
     if "bias" in inputs:
         src, dst = torch.tensor(draw.edges, dtype=torch.int64).reshape(-1, 2).T
-        everyone = torch.arange(numbers.batch).view(-1, 1, 1), torch.arange(numbers.heads).view(-1, 1)
-        spread = inputs["bias"].expand(numbers.batch, numbers.heads, -1).to(logits.dtype)
-        logits = logits + torch.zeros_like(logits).index_put((*everyone, dst, src), spread)
+        sample, head = torch.arange(numbers.batch).view(-1, 1, 1), torch.arange(numbers.heads).view(-1, 1)
+        bias = inputs["bias"].expand(numbers.batch, numbers.heads, -1).to(logits.dtype)
+        logits = logits + torch.zeros_like(logits).index_put((sample, head, dst, src), bias)
     return logits
 
 
 def layer_problem(draw: Draw) -> Problem:
-    """A layer with drawn weights; a bias of the draw is one of its projections."""
+    """Return a layer with random parameters; a bias of the draw is one of its projections."""
     numbers, rng = draw.numbers, torch.Generator().manual_seed(draw.number)
-    sizes, dtype = (numbers.heads, numbers.dim, numbers.value_dim, numbers.kv_heads), DTYPES[numbers.dtype]
+    dtype = DTYPES[numbers.dtype]
+    sizes = numbers.heads, numbers.dim, numbers.value_dim, numbers.kv_heads
     standard = StandardHeads(WIDTH, *sizes, bias=numbers.bias != "none").double()
     for parameter in standard.parameters():
         parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
@@ -137,19 +138,19 @@ def layer_problem(draw: Draw) -> Problem:
 
 
 def call(
-    problem: Problem, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, **more: Any
+    problem: Problem, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, **options: Any
 ) -> Any:
-    """``attend`` of q, k and v in their places, with what is added to their logits."""
+    """Call ``attend`` on q, k and v with the options of the problem, which may add to logits."""
     q, k, v = qkv
-    return attend(q, k, v, problem.graph, backend=name_backend(backend), **problem.options(inputs), **more)
+    return attend(q, k, v, problem.graph, backend=name_backend(backend), **problem.options(inputs), **options)
 
 
 def usual_backends() -> dict[str, Backend]:
-    """The backends that run on a CPU without a compiler: varlen refuses every call there."""
-    return {name: each for name, each in BACKENDS.items() if not each.compiled and name != "varlen"}
+    """Return the backends that run on a CPU without a compiler; varlen refuses every call there."""
+    return {name: backend for name, backend in BACKENDS.items() if not backend.compiled and name != "varlen"}
 
 
 def takes(problem: Problem, backend: str) -> bool:
-    """The message-passing path of a layer needs one list of edges."""
+    """Return False for a message-passing layer on a graph that varies by sample or head, and True otherwise."""
     varies = problem.graph.batch is not None or problem.graph.heads is not None
     return not (varies and problem.heads is not None and backend == MESSAGE_PASSING)

@@ -1,4 +1,4 @@
-"""The core of checks that a GPU must pass: complete, fixed by name, and right on backends that run here."""
+"""The core of checks for a GPU is complete and fixed by name, and passes on backends of a CPU."""
 
 import itertools
 from collections import Counter
@@ -21,7 +21,7 @@ def core():
 
 
 def values(checks, *names):
-    """The combinations of these factors, and of the dtype, that some checks have."""
+    """Return the combinations of these factors among checks; ``dtype`` is a factor too."""
     return {
         tuple(check.dtype if name == "dtype" else check.factors[name] for name in names) for check in checks
     }
@@ -39,12 +39,12 @@ def test_the_core_is_lean_and_every_check_has_a_name_of_its_own(core, monkeypatc
 @pytest.mark.parametrize("backend", EVERYWHERE)
 def test_every_pair_of_dtype_graph_and_option_occurs(core, backend):
     calls = [check for check in core if (check.group, check.backend) == ("attend", backend)]
-    both = [check for check in calls if "direction" not in check.factors]
-    assert values(both, "dtype", "graph") == set(itertools.product(CORE_DTYPES, CORE_GRAPHS))
-    assert values(both, "dtype", "option") == set(itertools.product(CORE_DTYPES, FEATURES))
-    every = itertools.product(CORE_GRAPHS, FEATURES)
-    ordered = {(graph, option) for graph, option in every if FEATURES[option].fits(GRAPHS[graph])}
-    assert values(both, "graph", "option") == ordered
+    full_calls = [check for check in calls if "direction" not in check.factors]
+    assert values(full_calls, "dtype", "graph") == set(itertools.product(CORE_DTYPES, CORE_GRAPHS))
+    assert values(full_calls, "dtype", "option") == set(itertools.product(CORE_DTYPES, FEATURES))
+    pairs = itertools.product(CORE_GRAPHS, FEATURES)
+    expected = {(graph, option) for graph, option in pairs if FEATURES[option].fits(GRAPHS[graph])}
+    assert values(full_calls, "graph", "option") == expected
     shapes = [check for check in core if (check.group, check.backend) == ("shapes", backend)]
     assert values(shapes, "dtype", "shape") == set(itertools.product(CORE_DTYPES, gpu_shapes.SHAPES))
 
@@ -69,57 +69,57 @@ def test_the_others_have_every_pair_that_they_take(core, backend, dtypes, option
 def test_layouts_change_strides_and_no_numbers():
     x = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
     for name, shape in gpu_shapes.SHAPES.items():
-        laid = shape.layout(x)
-        assert torch.equal(laid, x)
-        assert (laid.stride() != x.stride()) == (
+        view = shape.layout(x)
+        assert torch.equal(view, x)
+        assert (view.stride() != x.stride()) == (
             name in ("tokens first", "every other channel", "odd offsets")
         )
 
 
 def test_parts_keep_problems_and_kernels_together(core):
     """FlexAttention compiles at most 24 kernels, each in one process."""
-    divided = parts(core)
-    dealt = [check.label for part in divided.values() for check in part]
-    assert sorted(dealt) == sorted(check.label for check in core)
-    assert [check.group for check in divided["far"]] == ["far"]
-    assert len(divided) == gpu_core.PROCESSES + 1
+    processes = parts(core)
+    labels = [check.label for checks in processes.values() for check in checks]
+    assert sorted(labels) == sorted(check.label for check in core)
+    assert [check.group for check in processes["far"]] == ["far"]
+    assert len(processes) == gpu_core.PROCESSES + 1
     problems, kernels = Counter(), Counter()
-    for part in divided.values():
-        others = [check for check in part if check.backend != "flex"]
-        problems.update({(check.group, check.dtype, check.name) for check in others})
-        kernels.update({gpu_core.kernel_of_flex(check) for check in part if check.backend == "flex"})
+    for checks in processes.values():
+        eager_checks = [check for check in checks if check.backend != "flex"]
+        problems.update({(check.group, check.dtype, check.name) for check in eager_checks})
+        kernels.update({gpu_core.kernel_of_flex(check) for check in checks if check.backend == "flex"})
     assert set(problems.values()) == set(kernels.values()) == {1}
     assert 20 <= len(kernels) <= 24
 
 
 def small_checks(*groups):
-    """Checks of some groups with small sizes, on backends of a CPU."""
+    """Return small checks of some groups, for backends of a CPU."""
     checks = [check for check in core_checks("cpu", TRIAL) if check.group in groups]
     return [check for check in checks if check.backend in (*EVERYWHERE, "message_passing")]
 
 
-# every eleventh check: all pairs of backend and dtype occur among them
-EVERY = [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
+# Among every eleventh check all pairs of backend and dtype occur.
+STEPS = [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
 
 
-@pytest.mark.parametrize("every", EVERY)
-def test_the_core_holds_on_backends_of_a_cpu(every):
+@pytest.mark.parametrize("step", STEPS)
+def test_the_core_holds_on_backends_of_a_cpu(step):
     groups = ("attend", "layer", "shapes", "dropout", "rules", "large", "repeat", "operators", "far")
     checks = small_checks(*groups)
     assert len(checks) > 900
-    assert [result for check in checks[::every] if not (result := check()).passed] == []
+    assert [result for check in checks[::step] if not (result := check()).passed] == []
 
 
-def negated(call):
-    """The rows of a call, the sign of the last one wrong."""
+def negate_last_row(call):
+    """Run ``rows`` with the sign of the last row wrong."""
     out, lse = rows.run(call)
     return torch.cat([out[..., :-1, :], -out[..., -1:, :]], -2), lse
 
 
 @pytest.mark.slow
 def test_a_wrong_sign_is_named_by_its_cell(monkeypatch):
-    """All checks of that backend fail, and none of another."""
-    monkeypatch.setitem(BACKENDS, "rows", Backend("rows", negated, recomputes=True))
+    """All checks of the backend fail, and none of another backend."""
+    monkeypatch.setitem(BACKENDS, "rows", Backend("rows", negate_last_row, recomputes=True))
     checks = [check for check in small_checks("shapes", "far") if check.dtype != "float16"][::5]
     results = [check() for check in checks]
     failed = {(result.backend, result.dtype) for result in results if not result.passed}
@@ -129,14 +129,14 @@ def test_a_wrong_sign_is_named_by_its_cell(monkeypatch):
 
 @pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
 def test_a_large_graph_is_its_mask(large):
-    """The builder, or the list, and the formula are two routes to the same edges."""
+    """The builder or edge list and the formula give the same edges."""
     graph = large.graph(320)
     assert torch.equal(graph.mask(), large.mask(320))
     assert not torch.equal(graph.mask(), graph.mask().mT)
 
 
 def test_noise_and_a_missing_kernel_are_caught():
-    """Bit for bit, output and gradients; operators of torch would pass in place of the kernel of rows."""
+    """Runs are compared bit for bit, and operators of torch must not replace the kernel of rows."""
 
     def noisy(call):
         out, lse = dense.run(call)
@@ -144,23 +144,23 @@ def test_noise_and_a_missing_kernel_are_caught():
 
     case = large_problem("cpu", LARGE["hubs"], torch.float32, 64)
     assert gpu_checks.run_again(case, BACKENDS["dense"]).passed
-    caught = gpu_checks.run_again(case, Backend("noisy", noisy))
-    assert (caught.passed, caught.where) == (False, "output differs from run to run")
-    caught = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
-    assert (caught.passed, caught.where) == (False, "the operator triton_attention was not called")
+    outcome = gpu_checks.run_again(case, Backend("noisy", noisy))
+    assert (outcome.passed, outcome.where) == (False, "output differs from run to run")
+    outcome = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
+    assert (outcome.passed, outcome.where) == (False, "the operator triton_attention was not called")
 
 
 @pytest.mark.slow
 def test_operators_are_checked():
-    """A backend that calls none, or whose compiled form differs, does not pass."""
+    """A backend that calls no operator, or whose compiled form differs, does not pass."""
     case, call = "window", ("cpu", "float32")
     assert gpu_checks.run_opcheck(*call, case, BACKENDS["rows"]).passed
     assert not gpu_checks.run_opcheck(*call, case, BACKENDS["reference"]).passed
 
-    def two_faced(call):
+    def inconsistent(call):
         out, lse = rows.run(call)
         return (2 * out if torch.compiler.is_compiling() else out), lse
 
     assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"]).passed
-    found = gpu_checks.run_compiled(*call, case, Backend("two-faced", two_faced))
-    assert "error allowed" in found.where
+    outcome = gpu_checks.run_compiled(*call, case, Backend("inconsistent", inconsistent))
+    assert "error allowed" in outcome.where

@@ -1,4 +1,4 @@
-"""What may be said of GPUs, from the newest record and the sources of today; docs/guarantees.md agrees."""
+"""The status of GPUs follows from the newest record and today's sources, and docs/guarantees.md states it."""
 
 import json
 from dataclasses import replace
@@ -26,13 +26,13 @@ WHEN = "NVIDIA H100 80GB HBM3 at 0123456789ab, 2026-12-01"
 
 @pytest.fixture(scope="module")
 def results():
-    """Of a run of the whole core that passes."""
+    """Results of a run of the whole core in which every check passes."""
     return [Result(c.group, c.backend, c.dtype, c.name, passed=True, share=0.75) for c in core_checks()]
 
 
 @pytest.fixture
-def written(tmp_path):
-    """Writes the record of some results, and returns what may be said of it."""
+def status_of(tmp_path):
+    """A function that writes the record of some results and returns the status."""
 
     def write(results, **place):
         write_record(results, {**PLACE, **place}, tmp_path)
@@ -41,13 +41,13 @@ def written(tmp_path):
     return write
 
 
-def test_a_record_of_the_whole_core_verifies_every_cell(written, results, tmp_path):
-    said = written(results)
-    assert said.startswith(f"The library is **verified** on {WHEN}, for ")
-    backends = said.split(", for every dtype of ")[1].split(": ")[0]
+def test_a_record_of_the_whole_core_verifies_every_cell(status_of, results, tmp_path):
+    text = status_of(results)
+    assert text.startswith(f"The library is **verified** on {WHEN}, for ")
+    backends = text.split(", for every dtype of ")[1].split(": ")[0]
     assert set(backends.split(", ")) == {result.backend for result in results} > {MESSAGE_PASSING, "rows"}
     assert (
-        f": {len(results):,} checks passed. The record is `tests/records/2026-12-01T1000-nvidia-h100" in said
+        f": {len(results):,} checks passed. The record is `tests/records/2026-12-01T1000-nvidia-h100" in text
     )
     assert gpu_record.newest(tmp_path)[1].results == tuple(results)
     table = gpu_record.markdown(tmp_path)
@@ -55,18 +55,18 @@ def test_a_record_of_the_whole_core_verifies_every_cell(written, results, tmp_pa
     assert f"| flex | float32 | {count} | 0 | 0 | 0.75 |" in table
 
 
-def test_a_cell_that_failed_is_named_and_no_other(written, results, tmp_path):
-    mine = {r.label for r in results if (r.backend, r.dtype) == ("varlen", "float16")}
-    first, count = min(mine), len(mine)
-    where = f'"{gpu_record.ROOT}/a.py", "/x/site-packages/b.py"'
-    said = written([replace(r, passed=r.label != first, message=where) for r in results])
+def test_a_cell_that_failed_is_named_and_no_other(status_of, results, tmp_path):
+    labels = {r.label for r in results if (r.backend, r.dtype) == ("varlen", "float16")}
+    first, count = min(labels), len(labels)
+    message = f'"{gpu_record.ROOT}/a.py", "/x/site-packages/b.py"'
+    text = status_of([replace(r, passed=r.label != first, message=message) for r in results])
     assert r"\"a.py\", \"b.py\"" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
     assert (
-        f": {len(results) - count:,} checks passed. 1 check failed for varlen (float16). The record" in said
+        f": {len(results) - count:,} checks passed. 1 check failed for varlen (float16). The record" in text
     )
-    skipped = [replace(r, passed=False, skipped="no kernel") if r.label in mine else r for r in results]
-    assert f" {count} checks skipped for varlen (float16). The" in written(skipped)
-    assert " 1 check not run for varlen (float16). The" in written([r for r in results if r.label != first])
+    skipped = [replace(r, passed=False, skipped="no kernel") if r.label in labels else r for r in results]
+    assert f" {count} checks skipped for varlen (float16). The" in status_of(skipped)
+    assert " 1 check not run for varlen (float16). The" in status_of([r for r in results if r.label != first])
 
 
 HOLLOW = {
@@ -79,28 +79,28 @@ HOLLOW = {
 }
 
 
-@pytest.mark.parametrize(("which", "place", "why"), HOLLOW.values(), ids=HOLLOW)
-def test_a_hollow_record_verifies_nothing(written, results, which, place, why):
-    passed = which == ["all"]
-    said = written([replace(result, passed=passed) for result in results] if which else [], **place)
-    assert "**untested**" in said
-    assert why in said
+@pytest.mark.parametrize(("outcomes", "place", "why"), HOLLOW.values(), ids=HOLLOW)
+def test_a_hollow_record_verifies_nothing(status_of, results, outcomes, place, why):
+    passed = outcomes == ["all"]
+    text = status_of([replace(result, passed=passed) for result in results] if outcomes else [], **place)
+    assert "**untested**" in text
+    assert why in text
 
 
-def test_the_newest_record_that_says_something_counts(written, results, tmp_path):
-    """By its date; a later rehearsal, and records of CPUs and benchmarks, do not count."""
-    written(results)
-    said = written(results, date="2026-12-02T00:00:00+00:00", device="NVIDIA H200")
-    assert "NVIDIA H200 at" in said
-    assert written(results, date="2026-12-03T00:00:00+00:00", trial=True) == said
-    assert written(results, date="2026-12-04T00:00:00+00:00", cuda=None) == said
+def test_the_newest_record_that_says_something_counts(status_of, results, tmp_path):
+    """Records are ordered by date. A later rehearsal, and records of CPUs and benchmarks, do not count."""
+    status_of(results)
+    text = status_of(results, date="2026-12-02T00:00:00+00:00", device="NVIDIA H200")
+    assert "NVIDIA H200 at" in text
+    assert status_of(results, date="2026-12-03T00:00:00+00:00", trial=True) == text
+    assert status_of(results, date="2026-12-04T00:00:00+00:00", cuda=None) == text
     (tmp_path / "2027-02-01-bench.json").write_text(json.dumps({"runs": []}), encoding="utf-8")
-    assert status(tmp_path) == said
+    assert status(tmp_path) == text
 
 
-def test_a_change_of_the_package_marks_a_record_and_erases_nothing(written, results):
-    assert " The package has changed since. " in written(results, sources="0123")
-    assert "changed" not in written(results)
+def test_a_change_of_the_package_marks_a_record_and_erases_nothing(status_of, results):
+    assert " The package has changed since. " in status_of(results, sources="0123")
+    assert "changed" not in status_of(results)
 
 
 def test_the_assembler_in_use_is_named_by_its_release(tmp_path, monkeypatch):

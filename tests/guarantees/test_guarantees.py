@@ -1,4 +1,4 @@
-"""Every guarantee holds in a few cases and notices a planted fault; the command writes what it measured."""
+"""Every guarantee holds in a few cases and detects a planted fault, and the command writes a record."""
 
 import dataclasses
 import json
@@ -17,10 +17,10 @@ from tests.guarantees.guarantee import Measured
 from tests.guarantees.registry import GUARANTEES
 
 # torch's compiler instantiates autograd.Function, which torch itself calls deprecated
-measured = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-@measured
+@ignore_deprecation
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUARANTEES)
 def test_the_quick_count_holds(name):
@@ -50,7 +50,7 @@ class HalfGradient(torch.autograd.Function):
 
 
 def masked_sdpa(call):
-    """What a dense kernel makes of hidden tokens: 0 times NaN."""
+    """Attention of a dense kernel, in which a masked NaN still spoils the output, as 0 times NaN."""
     mask = call.graph.mask().expand(*call.q.shape[:3], call.k.shape[2])
     k, v = (x.repeat_interleave(call.q.shape[1] // x.shape[1], dim=1) for x in (call.k, call.v))
     logits = (call.q @ k.mT * call.scale).masked_fill(~mask, torch.finfo(v.dtype).min)
@@ -58,7 +58,7 @@ def masked_sdpa(call):
 
 
 def with_messages(call):
-    """A message for each edge, which no backend needs to hold."""
+    """Compute a message for each edge, which no backend needs to store."""
     (src, dst), (out, lse) = call.graph.edge_index, ROWS.run(call)
     return out + 0 * (call.v[:, :, src] + 0 * call.q[:, :, dst]).sum(), lse
 
@@ -66,8 +66,8 @@ def with_messages(call):
 ROWS = BACKENDS["rows"]
 
 
-def changed(change):
-    """The backend ``rows`` with a change of its output."""
+def change_output(change):
+    """Return a run of ``rows`` whose output is changed."""
 
     def run(call):
         out, lse = ROWS.run(call)
@@ -76,58 +76,58 @@ def changed(change):
     return run
 
 
-def compiled_otherwise(out):
+def differ_when_compiled(out):
     return out * 1.001 if torch.compiler.is_compiling() else out
 
 
-def rounded_again(out):
-    """Twice as many roundings as there need be, none of them larger than one."""
+def add_roundings(out):
+    """Return numbers with needless further roundings."""
     for factor in (1.1, 1.3, 0.7, 1.7):
         out = out * factor / factor
     return out
 
 
 FAULTS = {
-    "F1: a wrong number": ("F1", 4, changed(lambda out: out * 1.01), ", rows: output"),
+    "F1: a wrong number": ("F1", 4, change_output(lambda out: out * 1.01), ", rows: output"),
     "F1: an exception": ("F1", 4, lambda call: call.no_such_attribute, ", rows: AttributeError"),
-    "F1: a NaN": ("F1", 4, changed(lambda out: out * torch.nan), ", rows: output"),
-    "F1: a wrong gradient": ("F1", 4, changed(HalfGradient.apply), ", rows: gradient"),
+    "F1: a NaN": ("F1", 4, change_output(lambda out: out * torch.nan), ", rows: output"),
+    "F1: a wrong gradient": ("F1", 4, change_output(HalfGradient.apply), ", rows: gradient"),
     "F2: float64 lost on the way": (
         "F2",
         6,
-        changed(lambda out: out.float().to(out.dtype)),
+        change_output(lambda out: out.float().to(out.dtype)),
         ", rows: output",
     ),
-    "F3: more roundings": ("F3", 6, changed(rounded_again), ", rows: mean error"),
+    "F3: more roundings": ("F3", 6, change_output(add_roundings), ", rows: mean error"),
     "F4: a NaN that spreads": ("F4", 12, masked_sdpa, ", rows: strangers changed: out"),
-    "F4: a NaN that is lost": ("F4", 12, changed(torch.nan_to_num), "that attend to it are finite"),
-    "F6: a wrong derivative": ("F6", 2, changed(HalfGradient.apply), ", rows: GradcheckError"),
+    "F4: a NaN that is lost": ("F4", 12, change_output(torch.nan_to_num), "that attend to it are finite"),
+    "F6: a wrong derivative": ("F6", 2, change_output(HalfGradient.apply), ", rows: GradcheckError"),
     "F7: a graph break": ("F7", 2, lambda call: torch._dynamo.graph_break() or ROWS.run(call), "Unsupported"),
     "F7: another program": (
         "F7",
         2,
-        changed(compiled_otherwise),
+        change_output(differ_when_compiled),
         "AssertionError: Tensor-likes are not close",
     ),
-    "F8: chance": ("F8", 1, changed(lambda out: out + 1e-6 * torch.rand(())), "rows: repeats: out"),
+    "F8: chance": ("F8", 1, change_output(lambda out: out + 1e-6 * torch.rand(())), "rows: repeats: out"),
     "F8: threads": (
         "F8",
         1,
-        changed(lambda out: out + torch.get_num_threads()),
+        change_output(lambda out: out + torch.get_num_threads()),
         "rows: numbers of threads: out",
     ),
     "F12: all messages": ("F12", 5, with_messages, "of E H C in a tensor"),
 }
 
 
-@measured
+@ignore_deprecation
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_backend_is_noticed(fault, monkeypatch):
-    name, count, run, said = FAULTS[fault]
+    name, count, run, message = FAULTS[fault]
     monkeypatch.setitem(BACKENDS, "rows", dataclasses.replace(ROWS, run=run))
     failures = GUARANTEES[name].measure(count, print).failures
-    assert any(said in failure for failure in failures), failures
+    assert any(message in failure for failure in failures), failures
 
 
 @pytest.mark.slow
@@ -136,22 +136,21 @@ def test_a_chunk_that_is_stored_backwards_is_noticed(monkeypatch):
     monkeypatch.setattr(
         KeyValueCache, "append", lambda cache, k, v, layer=0: append(cache, k.flip(2), v, layer)
     )
-    assert any(
-        "times the error that is allowed" in line for line in GUARANTEES["F9"].measure(6, print).failures
-    )
+    failures = GUARANTEES["F9"].measure(6, print).failures
+    assert any("times the error that is allowed" in failure for failure in failures)
 
 
 @pytest.mark.slow
 def test_memory_that_grows_and_wrong_work_are_noticed():
-    leak = []
-    outcome = endurance.soak(0, {"a leak": lambda chance: leak.append(b"x" * 2**24)})
+    leaks = []
+    outcome = endurance.soak(0, {"a leak": lambda rng: leaks.append(b"x" * 2**24)})
     assert any(failure.startswith("memory grew from ") for failure in endurance.judge(outcome))
-    outcome = endurance.soak(0, {"work": lambda chance: 1 / 0}) | {"memory": 8 * [1.0]}
+    outcome = endurance.soak(0, {"work": lambda rng: 1 / 0}) | {"memory": 8 * [1.0]}
     assert endurance.judge(outcome)[0] == "round 0, work: ZeroDivisionError: division by zero"
 
 
-# shares of a merge that did not sum to 1, a sink's share without derivative, halves rounded twice, and three
-# where the yardstick was wrong
+# The faults were shares of a merge that did not sum to 1, a sink's share without a derivative, halves that were
+# rounded twice, and in three draws a wrong yardstick.
 WERE_WRONG = (911, 1212, 1993, 2111, 2366, 3480, 922, 3293, 3417, 4037, 1713, 6937)
 
 
@@ -166,14 +165,14 @@ def test_draws_that_were_wrong(number):
 
 @pytest.fixture
 def two_guarantees(monkeypatch):
-    """F1 that holds and F2 that does not, in place of all guarantees."""
+    """Replace all guarantees by F1, which holds, and F2, which fails."""
     outcomes = {"F1": Measured("0 of 10 differ"), "F2": Measured("1 of 10 differs", ("case 3: off by 2",))}
     for name in list(GUARANTEES):
         if name not in outcomes:
             monkeypatch.delitem(GUARANTEES, name)
             continue
-        one = dataclasses.replace(GUARANTEES[name], measure=lambda count, tell, name=name: outcomes[name])
-        monkeypatch.setitem(GUARANTEES, name, one)
+        fake = dataclasses.replace(GUARANTEES[name], measure=lambda count, tell, name=name: outcomes[name])
+        monkeypatch.setitem(GUARANTEES, name, fake)
 
 
 def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
@@ -193,7 +192,7 @@ def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
 
 
 def test_a_record_names_the_commit_and_whether_files_differ(tmp_path, monkeypatch):
-    """A copy without a repository, also inside of another one, gets its commit from the environment."""
+    """A copy without a repository, even inside another one, gets its commit from the environment."""
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv("GNN_ATTENTION_COMMIT", raising=False)

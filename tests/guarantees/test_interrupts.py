@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command with all of its processes, and what it has measured is written."""
+"""Ctrl-C ends a command and all of its processes, and the command writes what it has measured."""
 
 import json
 import os
@@ -20,8 +20,8 @@ def has_processes(group):
 
 @pytest.mark.slow
 def test_an_interrupted_command_writes_what_there_is(tmp_path):
-    """The program installs no handler of its own before the command runs."""
-    # the job of a shell that runs in the background ignores Ctrl-C, and so would this one
+    """The program installs no handler before the command runs."""
+    # A shell starts background jobs with Ctrl-C ignored, so the program restores the default handler.
     program = (
         "import signal, sys; before = signal.default_int_handler; signal.signal(signal.SIGINT, before); "
         "import gnn_attention.__main__ as main; "
@@ -32,11 +32,11 @@ def test_an_interrupted_command_writes_what_there_is(tmp_path):
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         assert process.stderr.read(1)  # the first line of progress
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of its processes
-        _, said = process.communicate(timeout=300)
+        os.killpg(process.pid, signal.SIGINT)  # to all of its processes, as a terminal does
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "interrupted" in said
-    assert "Traceback" not in said
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
     assert "results" in json.loads(file.read_text(encoding="utf-8"))
     deadline = time.monotonic() + 10
     while has_processes(process.pid) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""One graph or model in eight threads at once gives, bit for bit, what it gives alone."""
+"""A graph or model gives the same bits in eight concurrent threads as in one."""
 
 import sys
 import threading
@@ -29,39 +29,40 @@ def tokens(thread, count):
     return torch.randint(20, (2, count), generator=torch.Generator().manual_seed(thread))
 
 
-def with_gradients(out, inputs):
+def append_gradients(out, inputs):
     return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
 
-def of_a_call(case):
-    """One new graph through several backends, forward and backward; each works it out at its first use."""
+def make_attend(case):
+    """Return calls of several backends on one new graph, which each prepares at its first use."""
     graph = patterns.window(40, 3 + case) | patterns.sinks(40, 2)
     backends = ("auto", "tiles", "rows", "dense", "reference")
 
     def call(thread):
         qkv = [numbers(seed, 1, 4, 40, 8).requires_grad_() for seed in range(3)]
-        out = with_gradients(attend(*qkv, graph, backend=backends[thread % len(backends)]), qkv)
+        out = append_gradients(attend(*qkv, graph, backend=backends[thread % len(backends)]), qkv)
         return [*out, graph.edge_index, graph.mask(), graph.in_degree(), (graph @ graph).edge_index]
 
     return call
 
 
-def of_a_recorded_model(case):
-    """All threads record a model, some with an edge cut; or some record it while others use it."""
-    model, graph, all_record = LanguageModel(Config(**SIZES)).eval(), patterns.causal(10), case % 2 == 0
+def make_recording(case):
+    """Return calls that record a model, some with an edge cut, or that record and use it at the same time."""
+    model = LanguageModel(Config(**SIZES)).eval()
+    graph = patterns.causal(10)
 
     def call(thread):
-        if thread % 2 and not all_record:
+        if thread % 2 and case % 2:
             return [model(tokens(thread, 10), graph).detach()]
-        intervention = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
-        run = trace.record(model, tokens(thread, 10), graph, interventions=intervention)
+        interventions = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
+        run = trace.record(model, tokens(thread, 10), graph, interventions=interventions)
         return [x.detach() for x in (run.output, *(layer.weights() for layer in run.layers), *run.states)]
 
     return call
 
 
-def of_a_hugging_face_model(case):
-    """``use_graph`` with another graph in each thread; layers are recomputed in the backward pass."""
+def make_use_graph(case):
+    """Return calls of ``use_graph`` on other graphs; layers are recomputed in the backward pass."""
     hf_models, huggingface = needs("support.hf_models"), needs("gnn_attention.huggingface")
     model = hf_models.build("llama").model.train()
     model.set_attn_implementation("gnn_attention")
@@ -71,16 +72,16 @@ def of_a_hugging_face_model(case):
         with huggingface.use_graph(model, patterns.window(12, 1 + (thread + case) % 4)):
             out = model(tokens(thread, 12), use_cache=False).last_hidden_state
             inputs = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            return with_gradients(out, inputs)
+            return append_gradients(out, inputs)
 
     return call
 
 
-KINDS = [of_a_call, of_a_recorded_model, of_a_hugging_face_model]
+MAKERS = [make_attend, make_recording, make_use_graph]
 
 
-def at_once(calls):
-    """What calls return that start at the same moment, each in its thread."""
+def run_concurrently(calls):
+    """Start calls at the same moment, each in its thread, and return their results or exceptions."""
     start, results = threading.Barrier(len(calls)), {}
 
     def run(number):
@@ -98,32 +99,30 @@ def at_once(calls):
     return [results[number] for number in range(len(calls))]
 
 
-def made(kind, case):
-    torch.manual_seed(case)
-    return kind(case)
-
-
 @pytest.mark.parametrize("case", range(2))
-@pytest.mark.parametrize("kind", KINDS)
-def test_threads_at_once_give_what_they_give_alone(kind, case):
-    alone = made(kind, case)
-    truth = [alone(thread) for thread in range(THREADS)]
-    shared, interval = made(kind, case), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # seconds: threads meet often
+@pytest.mark.parametrize("make", MAKERS)
+def test_threads_at_once_give_what_they_give_alone(make, case):
+    torch.manual_seed(case)
+    call = make(case)
+    truth = [call(thread) for thread in range(THREADS)]
+    torch.manual_seed(case)
+    shared_call = make(case)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # seconds between switches, so that threads interleave often
     try:
-        results = at_once([partial(shared, thread) for thread in range(THREADS)])
+        results = run_concurrently([partial(shared_call, thread) for thread in range(THREADS)])
     finally:
         sys.setswitchinterval(interval)
-    for mine, expected in zip(results, truth, strict=True):
-        assert not isinstance(mine, Exception), mine
-        assert all(map(torch.equal, mine, expected))
+    for result, expected in zip(results, truth, strict=True):
+        assert not isinstance(result, Exception), result
+        assert all(map(torch.equal, result, expected))
 
 
-def test_a_second_thread_is_refused_an_intervene_block():
-    """It could wait for the first, which may wait for it."""
+def test_a_second_thread_is_refused_an_intervene_context():
+    """If it waited for the first thread, which may wait for it, both would hang."""
     model = LanguageModel(Config(**SIZES)).eval()
     with trace.intervene(model, trace.mute()):
-        (error,) = at_once([lambda: trace.record(model, tokens(0, 3))])
+        (error,) = run_concurrently([lambda: trace.record(model, tokens(0, 3))])
         assert isinstance(error, NotImplementedError)
         assert "another thread intervenes in this module" in str(error)
     assert len(trace.record(model, tokens(0, 3)).layers) == 2

@@ -59,7 +59,7 @@ def test_logits_and_gradients_are_those_of_eager(name, pad):
 
 
 GENERATING = ["llama", "mistral", "gemma2", "t5", "doge"]
-GENERATING += [name for name in hf_models.CHOOSING if name in MODELS and "ForCausalLM" in MODELS[name].model]
+GENERATING += [name for name in hf_models.SELECTING if name in MODELS and "ForCausalLM" in MODELS[name].model]
 
 
 @pytest.mark.parametrize("name", [mark_tier(name) for name in GENERATING])

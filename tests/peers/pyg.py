@@ -1,8 +1,9 @@
 """torch_geometric's own tests, with our layer and our edge softmax in place of theirs.
 
-``python -m tests.peers.pyg CHECKOUT [FILE ...]`` runs tests of a checkout of torch_geometric with its code:
-of the softmax and the layers that use it, then of ``TransformerConv``, explainers and heterogeneous models.
-It prints how many passed, failed and do not apply, and why; it exits with 1 where one failed or none passed.
+``python -m tests.peers.pyg CHECKOUT [FILE ...]`` runs tests of a checkout of torch_geometric on its code:
+those of the softmax and the layers that use it, then those of ``TransformerConv``, explainers and
+heterogeneous models. It prints how many passed, failed or do not apply, and why. The exit code is 1 if one
+failed or none passed.
 """
 
 import argparse
@@ -21,8 +22,8 @@ LAYER_TESTS += ["nn/test_to_hetero_transformer.py", "nn/test_to_hetero_with_base
 LAYERS = ("TransformerConv", "GATConv", "GATv2Conv", "SAGEConv", "GCNConv")
 FLAGS = ["-q", "--tb=short", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore"]
 REASONS = {
-    r"uninitialized parameter in .*numel|assert \d+ == 5824": "counts the parameters of a layer of theirs",
-    "must be at least 1, got -1": "leaves a width open, where ours need a Linear(-1, width) before them",
+    r"uninitialized parameter in .*numel|assert \d+ == 5824": "counts the parameters of their layer",
+    "must be at least 1, got -1": "leaves a width open, where ours needs a Linear(-1, width) before it",
     r"torch\.jit": "needs TorchScript, which is refused by name",
     "must be Tensor, not type": "GraphMask reads x_i and x_j, which no layer of queries and keys has",
     "in test_custom_explain_message": "wants the message of SAGEConv, the state of the sender",
@@ -32,7 +33,7 @@ REASONS = {
 
 
 def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> Any:
-    """Our softmax over in-edges, called as theirs is."""
+    """Compute our softmax over in-edges with the signature of theirs."""
     if index is None:
         degree = ptr.diff()
         index = torch.arange(len(degree), device=ptr.device).repeat_interleave(degree)
@@ -41,24 +42,24 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: int | None 
 
 
 def our_layer(name: str) -> type:
-    """Our layer, called as theirs: its update through a linear map of the right width."""
+    """Return our layer with the signature of theirs and a linear map to the width of its output."""
 
     class Layer(MessagePassingAttention):
-        def __init__(self, widths: Any, out_channels: int, heads: int = 1, concat: bool = True, **more: Any):
+        def __init__(self, widths: Any, out_channels: int, heads: int = 1, concat: bool = True, **extra: Any):
             source, width = widths if isinstance(widths, tuple) else (widths, widths)
             super().__init__(
                 StandardHeads(width, heads, out_channels, source_width=source), backend=options.backend
             )
             self.arguments = f"{widths}, {out_channels}, heads={heads}"
-            self.lin_edge = Linear(more["edge_dim"], heads) if more.get("edge_dim") else None
+            self.lin_edge = Linear(extra["edge_dim"], heads) if extra.get("edge_dim") else None
             self.lin = Linear(width, out_channels * (heads if concat else 1))
 
-        def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **rest: Any) -> Any:
-            bias = rest.pop("edge_weight", edge_attr)
+        def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **kwargs: Any) -> Any:
+            bias = kwargs.pop("edge_weight", edge_attr)
             if bias is not None:
                 bias = bias.log() if bias.dim() == 1 else self.lin_edge(bias).T
-            found = super().forward(x, edge_index, bias, **rest)
-            return (self.lin(found[0]), found[1]) if isinstance(found, tuple) else self.lin(found)
+            output = super().forward(x, edge_index, bias, **kwargs)
+            return (self.lin(output[0]), output[1]) if isinstance(output, tuple) else self.lin(output)
 
         def __repr__(self) -> str:
             return f"{name}({self.arguments})"
@@ -67,17 +68,18 @@ def our_layer(name: str) -> type:
 
 
 class Count:
-    """A plugin of pytest: what became of every test."""
+    """A pytest plugin that counts the outcomes of tests."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            reasons = [why for said, why in REASONS.items() if re.search(said, report.longreprtext)]
+            text = report.longreprtext
+            reasons = [reason for pattern, reason in REASONS.items() if re.search(pattern, text)]
             self.outcomes[f"not applicable: {reasons[0]}" if reasons else "failed"] += 1
             if not reasons:
-                print(f"\nfailed: {report.nodeid}: {report.longreprtext.splitlines()[-1]}")
+                print(f"\nfailed: {report.nodeid}: {text.splitlines()[-1]}")
         elif report.skipped or report.when == "call":
             self.outcomes["passed" if report.passed else "skipped by torch_geometric"] += 1
 
@@ -95,15 +97,15 @@ def main() -> int:
                     patch.setattr(module, "softmax", softmax)
             if paths:
                 pytest.main([*FLAGS, f"-c={CHECKOUT}/pyproject.toml", *paths], [count])
-    print(*(f"{number} {what}" for what, number in sorted(count.outcomes.items())), sep="\n")
+    print(*(f"{number} {outcome}" for outcome, number in sorted(count.outcomes.items())), sep="\n")
     return int(count.outcomes["failed"] > 0 or not count.outcomes["passed"])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a folder with torch_geometric/ and test/")
-    parser.add_argument("--backend", help="auto or a name; message passing unless given")
-    parser.add_argument("files", nargs="*", help="of those, under test/; all unless given")
+    parser.add_argument("--backend", help="auto or the name of a backend (default: message passing)")
+    parser.add_argument("files", nargs="*", help="test files or folders under test/ (default: all of them)")
     options = parser.parse_args()
     CHECKOUT = options.checkout.resolve()
     if not (CHECKOUT / "test" / "nn" / "conv").is_dir():

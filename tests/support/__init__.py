@@ -1,1 +1,1 @@
-"""What tests share: bounds on errors, and what they are taken from."""
+"""Functions and data that tests share."""

@@ -1,4 +1,4 @@
-"""Long tables of cases: every row of one is a test, and the default run takes a part of them."""
+"""Long tables of cases, whose rows are tests of which the default run takes a part."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import pytest
 
 
 def thinned(values: Iterable[Any], first: int = 0, every: int = 3) -> list[Any]:
-    """The values of an argument of a test; the default run takes every third, the others are slow tests.
+    """Return the values of a test's argument; all but one in ``every`` are slow tests.
 
-    Tests over the same table begin at different ``first``, so that each of its rows is in the default run of
-    some of them.
+    Tests of the same table have different ``first``, so that each row is in the default run of one of them.
     """
-    quick = first % every
-    return [
-        value if number % every == quick else _slow(*(value if isinstance(value, tuple) else (value,)))
-        for number, value in enumerate(values)
-    ]
-
-
-def _slow(*arguments: Any) -> Any:
-    return pytest.param(*arguments, marks=pytest.mark.slow)
+    cases = []
+    for number, value in enumerate(values):
+        arguments = value if isinstance(value, tuple) else (value,)
+        is_quick = number % every == first % every
+        cases.append(value if is_quick else pytest.param(*arguments, marks=pytest.mark.slow))
+    return cases

@@ -1,4 +1,4 @@
-"""Decoding: graphs, tokens and chunks, and the full pass, the dense formula in float64 over all tokens."""
+"""Graphs, tokens and chunks for tests of decoding, and the dense formula in float64 over all tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARENTS = [-1] + [(5 * i + 3) % i for i in range(1, N)]
 
 
 def listed() -> TokenGraph:
-    """Edges in no order, all from earlier tokens or a token itself; some rows are isolated."""
+    """Return causal edges in no order; some receivers are isolated."""
     ends = ((s, d) for d in range(N) for s in range(d + 1) if d not in (0, 4))
     pairs = [(s, d) for s, d in ends if (3 * s + 5 * d + s * d) % 4 == 0]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
@@ -26,13 +26,14 @@ def listed() -> TokenGraph:
 
 
 def later() -> TokenGraph:
-    """A square piece of a longer graph: its tokens stand at 5, 6, ..."""
-    whole = patterns.window(N + 5, 4) | patterns.sinks(N + 5, 7)
-    return whole.rows(5, N + 5).T.rows(5, N + 5).T
+    """Return a square slice of a longer graph, whose tokens have positions 5, 6, ..."""
+    graph = patterns.window(N + 5, 4) | patterns.sinks(N + 5, 7)
+    return graph.rows(5, N + 5).T.rows(5, N + 5).T
 
 
 HEADWISE = (patterns.window(N, 2), patterns.causal(N), patterns.sinks(N, 1), patterns.dilated(N, 3, 3))
-GRAPHS: dict[str, tuple[TokenGraph, int]] = {  # with the fewest tokens of the first chunk
+# Each graph has the smallest size of its first chunk.
+GRAPHS: dict[str, tuple[TokenGraph, int]] = {
     "causal": (patterns.causal(N), 1),
     "strict causal": (patterns.strict_causal(N), 1),
     "window": (patterns.window(N, 6), 1),
@@ -52,35 +53,35 @@ CHUNKS = {"1": [1], "3": [3], "7": [7], "mixed": [2, 1, 6, 1, 1, 3]}
 
 
 def chunks(name: str, first: int) -> list[int]:
-    """Sizes of the chunks; the first has at least so many tokens."""
+    """Return the sizes of chunks, of which the first has at least ``first`` tokens."""
     return cut(chain([max(first, CHUNKS[name][0])], cycle(CHUNKS[name])))
 
 
 def cut(sizes: Iterable[int]) -> list[int]:
-    """So many of the sizes, the last one cut, that they sum to N."""
-    found: list[int] = []
+    """Return the first sizes, the last one reduced, such that their sum is N."""
+    chunk_sizes: list[int] = []
     for size in sizes:
-        found.append(min(size, N - sum(found)))
-        if sum(found) == N:
+        chunk_sizes.append(min(size, N - sum(chunk_sizes)))
+        if sum(chunk_sizes) == N:
             break
-    return found
+    return chunk_sizes
 
 
 def tokens(batch: int = B, n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v: grouped heads, and values of another width."""
+    """Return q, k and v with grouped heads and values of another width."""
     shapes = ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE_DIM))
     q, k, v = (drawn(batch, heads, n, width, seed=i, dtype=dtype) for i, (heads, width) in enumerate(shapes))
     return q, k, v
 
 
 def absolute(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A score_mod that knows every index as it is."""
+    """Score_mod that depends on every index."""
     b, h, dst, src = (x.to(score.dtype) for x in (b, h, dst, src))
     return score + torch.sin(0.3 * dst + h) * torch.cos(0.7 * src) + 0.1 * b
 
 
 def absolute_dense(offset: int, logits: Tensor) -> Tensor:
-    """The same on all logits at once."""
+    """Apply :func:`absolute` to all logits at once."""
     b, h, dst, src = (torch.arange(size, dtype=logits.dtype) for size in logits.shape)
     dst, src = dst + offset, src + offset
     added = torch.sin(0.3 * dst[:, None] + h.view(-1, 1, 1)) * torch.cos(0.7 * src)
@@ -94,9 +95,9 @@ def whole_mask(graph: TokenGraph, batch: int = B) -> Tensor:
 
 
 def full_pass(
-    q: Tensor, k: Tensor, v: Tensor, graph: TokenGraph, scale: float = DIM**-0.5, *more: Any
+    q: Tensor, k: Tensor, v: Tensor, graph: TokenGraph, scale: float = DIM**-0.5, *options: Any
 ) -> Tensor:
-    return oracle.attention(q, k, v, whole_mask(graph, len(q)), scale, *more)
+    return oracle.attention(q, k, v, whole_mask(graph, len(q)), scale, *options)
 
 
 def part(start: int, stop: int | None, *rows: Tensor) -> list[Tensor]:
@@ -105,12 +106,12 @@ def part(start: int, stop: int | None, *rows: Tensor) -> list[Tensor]:
 
 
 def decoded(cache: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **options: Any) -> Tensor:
-    """All tokens through a cache, chunk by chunk."""
-    found = []
-    for parts in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True):
-        cache.append(*parts[1:])
-        found.append(cache.attend(parts[0], **options))
-    return torch.cat(found, dim=2)
+    """Decode all tokens with a cache, chunk by chunk."""
+    outputs = []
+    for q_chunk, k_chunk, v_chunk in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True):
+        cache.append(k_chunk, v_chunk)
+        outputs.append(cache.attend(q_chunk, **options))
+    return torch.cat(outputs, dim=2)
 
 
 def heads_with(bias: bool = True, **options: Any) -> StandardHeads:
@@ -118,8 +119,8 @@ def heads_with(bias: bool = True, **options: Any) -> StandardHeads:
         torch.manual_seed(3)
         options = {"num_kv_heads": KV_HEADS} | options
         options |= {"head_dim": DIM, "value_dim": VALUE_DIM, "bias": bias}
-        made = StandardHeads(12, HEADS, **options).double()
-        for parameter_name, parameter in made.named_parameters():
+        heads = StandardHeads(12, HEADS, **options).double()
+        for parameter_name, parameter in heads.named_parameters():
             if parameter_name.startswith(("b_", "q_norm", "k_norm")):
                 nn.init.normal_(parameter)
-    return made
+    return heads

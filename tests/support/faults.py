@@ -1,4 +1,4 @@
-"""Known faults: backends that compute something else."""
+"""Backends with known faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tiled_groups(call):
 
 
 def _from_the_left(call):
-    """Decoding as if the first of the rows were token 0."""
+    """Decode as if the first row were token 0."""
     graph = call.graph
     if graph.dst_offset and call.bias is None:
         graph = convert.from_mask(graph.mask().roll(-graph.dst_offset, -1))
@@ -32,12 +32,13 @@ def _isolated_receive_one(call):
 
 def _all_pairs(call):
     graph = call.graph
-    whole = patterns.cross(graph.num_dst, graph.num_src)
-    return dense.run(replace(call, graph=whole if call.bias is None else graph))
+    if call.bias is None:
+        graph = patterns.cross(graph.num_dst, graph.num_src)
+    return dense.run(replace(call, graph=graph))
 
 
 def _off_by(relative):
-    """Every output off by this share, in these dtypes."""
+    """Return a run whose outputs have a relative error, given by dtype."""
 
     def run(call):
         out, lse = reference.run(call)

@@ -1,7 +1,7 @@
-"""Tiny models of many Hugging Face families, from configs alone, and how two attentions are compared.
+"""Tiny models of many Hugging Face families, built from configs, and comparisons of two attentions.
 
-Freshly initialised weights give logits so small that a dropped softcap, bias or window would hardly be seen:
-q and k are made larger, sinks and position biases are drawn anew.
+The logits of newly initialised models are so small that a missing softcap, bias or window would hardly show.
+Therefore q and k are made larger, and sinks and position biases are drawn at random.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PICTURES = {**SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
 
 @dataclass(frozen=True)
 class Family:
-    """A config class, a model class, their sizes, and their inputs."""
+    """A config class, a model class, the sizes of a model, and its kind of inputs."""
 
     config: str
     model: str
     sizes: dict[str, Any] = field(default_factory=lambda: GROUPED)
     inputs: str = "text"
-    padded: bool = True  # takes a 2-D mask of padding
-    default: bool = False  # in the default run, not among the slow tests
+    padded: bool = True  # True if the model takes a 2-D mask of padding
+    default: bool = False  # True for the default run, False for the slow tests
 
 
 SEQ2SEQ = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
@@ -50,7 +50,7 @@ GEMMA2 = {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_sc
 DEEPSEEK = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16}
 DEEPSEEK |= {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
 DEEPSEEK |= {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
-# DeepSeek's sparse attention: each token attends to 4 that an indexer chose
+# In DeepSeek's sparse attention each token attends to 4 senders that an indexer selects.
 SPARSE = {**SMALL, **DEEPSEEK, "head_dim": 8, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
 SHARED = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
 DOTS3 = {**SPARSE, "moe_intermediate_size": 16, "shared_experts_intermediate_size": 16, "sliding_window": 5}
@@ -117,8 +117,8 @@ FAMILIES = {
     "whisper": pairs("Whisper", {**SEQ2SEQ, **WHISPER}, inputs="sound", padded=False),
 }
 
-# whose layers choose the senders of each token themselves
-CHOOSING = {
+# The layers of these families select the senders of each token.
+SELECTING = {
     "deepseek_v32": causal("DeepseekV32", SPARSE, default=True),
     "axk2": causal("AXK2", SPARSE),
     "glm_moe_dsa": causal("GlmMoeDsa", SHARED),
@@ -128,11 +128,9 @@ CHOOSING = {
     "glm5_next": Family("Glm5NextTextConfig", "Glm5NextTextModel", GLM5),
     "minimax_m3_vl": causal("MiniMaxM3VL", MINIMAX3, "MiniMaxM3VLTextConfig", default=True),
 }
-# whose layers make a mask of their own, of numbers that are added and senders that they drop
+# The layers of this family add a learned mask and drop senders.
 MASKING = {"doge": causal("Doge", {**GROUPED, "keep_window_size": 4}, default=True)}
-EVERY = FAMILIES | CHOOSING | MASKING
-
-
+EVERY = FAMILIES | SELECTING | MASKING
 DRAWN_LARGER = (
     r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
 )
@@ -141,86 +139,89 @@ DRAWN = r"(sinks|\.A|relative_attention_bias\.weight|relative_position_bias_tabl
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A model of the family, in eval mode, with sharpened attention; ``changes`` go to the config."""
+    """Return a model of a family in eval mode with large logits; ``changes`` go to the config."""
     family = EVERY[name]
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**{**family.sizes, **changes})
     config._attn_implementation = "eager"
-    return sharpened(getattr(transformers, family.model)(config).eval())
+    return sharpen(getattr(transformers, family.model)(config).eval())
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 stays float64 where norms, routers, eager's softmax and generate go by way of float32."""
+    """Keep float64 where norms, routers, the softmax of eager attention and generate cast to float32."""
 
-    def wide(x: torch.Tensor, dtype: Any) -> Any:
+    def keep(x: torch.Tensor, dtype: Any) -> Any:
         return x.dtype if (dtype, x.dtype) == (torch.float32, torch.float64) else dtype
 
-    def never(owner: Any, name: str) -> None:
+    def prevent_cast(owner: Any, name: str) -> None:
         function = getattr(owner, name)
 
-        def called(x: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
-            more |= {"dtype": wide(x, more["dtype"])} if "dtype" in more else {}
-            return function(x, *(wide(x, a) if isinstance(a, torch.dtype) else a for a in arguments), **more)
+        def call(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            if "dtype" in options:
+                options["dtype"] = keep(x, options["dtype"])
+            return function(x, *(keep(x, a) if isinstance(a, torch.dtype) else a for a in args), **options)
 
-        monkeypatch.setattr(owner, name, called)
+        monkeypatch.setattr(owner, name, call)
 
-    never(nn.functional, "softmax")
-    never(torch, "zeros_like")
-    never(torch.Tensor, "type")
-    never(torch.Tensor, "to")
+    prevent_cast(nn.functional, "softmax")
+    prevent_cast(torch, "zeros_like")
+    prevent_cast(torch.Tensor, "type")
+    prevent_cast(torch.Tensor, "to")
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x.to(torch.float32))
 
 
-def exact(model: Any) -> Any:
-    """The model in float64; experts by a loop, as torch's grouped product of matrices has no float64."""
+def to_float64(model: Any) -> Any:
+    """Convert a model to float64, with a loop over experts, as torch's grouped matmul lacks float64."""
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
     return model.double()
 
 
 def built(name: str, implementation: str = "eager", **changes: Any) -> Any:
-    """A model of a family in float64, with this implementation of attention."""
-    model = exact(build(name, **changes))
+    """Return a model of a family in float64 with an implementation of attention."""
+    model = to_float64(build(name, **changes))
     model.set_attn_implementation(implementation)
     return model
 
 
 @torch.no_grad()
-def logits_of(model: Any, **given: Any) -> torch.Tensor:
-    return model(**given).logits
+def logits_of(model: Any, **inputs: Any) -> torch.Tensor:
+    return model(**inputs).logits
 
 
 CACHES = {"own": {}, "static": {"cache_implementation": "static"}, "none": {"use_cache": False}}
 
 
-def generated(model: Any, given: dict[str, Any], implementation: str = "gnn_attention", **how: Any) -> Any:
-    """Greedy tokens and the scores of each step."""
+def generated(
+    model: Any, inputs: dict[str, Any], implementation: str = "gnn_attention", **options: Any
+) -> Any:
+    """Generate greedily, and return the tokens and the scores of each step."""
     model.set_attn_implementation(implementation)
-    given = {key: value for key, value in given.items() if key != "decoder_input_ids"}
-    how |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, "pad_token_id": 0}
-    out = model.generate(**given, max_new_tokens=9, **how)
+    inputs = {key: value for key, value in inputs.items() if key != "decoder_input_ids"}
+    options |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, "pad_token_id": 0}
+    out = model.generate(**inputs, max_new_tokens=9, **options)
     return out.sequences, torch.stack(out.scores)
 
 
 def some_graph(listed: bool = False) -> ga.TokenGraph:
-    """Not symmetric, with sinks and holes; every token attends to itself."""
+    """Return an asymmetric graph with sinks and holes, in which every token attends to itself."""
     holes = patterns.dilated(64, 2, 2) - patterns.self_loops(64)
     graph = (patterns.window(64, 4) | patterns.sinks(64, 2)) - holes
     return ga.TokenGraph.from_edges(graph.edge_index, 64) if listed else graph
 
 
 def as_mask(graph: ga.TokenGraph) -> torch.Tensor:
-    """The graph's first tokens as SDPA's mask of four axes."""
+    """Return the mask of the first tokens of a graph with the four axes of SDPA."""
     return graph.mask()[:TOKENS, :TOKENS].expand(BATCH, 1, TOKENS, TOKENS)
 
 
 def by_head() -> torch.Tensor:
-    """A window for each head as SDPA's mask."""
+    """Return a mask for SDPA with another window for each head."""
     return torch.stack([patterns.window(TOKENS, h + 1).mask() for h in range(4)]).expand(BATCH, -1, -1, -1)
 
 
 def of_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGraph) -> torch.Tensor:
-    """Logits of torch's own attention with a mask or a graph."""
+    """Return the logits of SDPA with a mask or a graph."""
     allowed = as_mask(allowed) if isinstance(allowed, ga.TokenGraph) else allowed
     model.set_attn_implementation("sdpa")
     logits = logits_of(model, input_ids=tokens, attention_mask=allowed)
@@ -229,8 +230,8 @@ def of_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGr
 
 
 @torch.no_grad()
-def sharpened(model: Any) -> Any:
-    """Logits of size 2 or more, and sinks and position biases of the size of a logit."""
+def sharpen(model: Any) -> Any:
+    """Rescale parameters for logits of size 2 or more, and draw sinks and position biases of similar size."""
     for name, parameter in model.named_parameters():
         if re.search(DRAWN_LARGER, "." + name):
             parameter.mul_(0.24 / parameter.std())
@@ -242,52 +243,52 @@ def sharpened(model: Any) -> Any:
 
 
 def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Inputs of a family, in rows of 12, 8 and 5 tokens if they are padded ("left" or "right")."""
-    family, draw = EVERY[name], torch.Generator().manual_seed(1)
-    text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
+    """Return inputs of a family; if padded ("left" or "right"), the rows have 12, 8 and 5 tokens."""
+    rng = torch.Generator().manual_seed(1)
+    text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=rng)
     mask = torch.ones_like(text)
     if pad is not None:
         lengths = torch.tensor([[TOKENS], [8], [5]])
-        place = torch.arange(TOKENS)
-        mask = ((place < lengths) if pad == "right" else (place >= TOKENS - lengths)).long()
+        index = torch.arange(TOKENS)
+        mask = ((index < lengths) if pad == "right" else (index >= TOKENS - lengths)).long()
         text = text.masked_fill(mask == 0, 0)
-    pixels = torch.randn(BATCH, 3, 16, 16, generator=draw).to(dtype)
-    answer = torch.randint(3, VOCABULARY - 1, (BATCH, 7), generator=draw)
+    pixels = torch.randn(BATCH, 3, 16, 16, generator=rng).to(dtype)
+    answer = torch.randint(3, VOCABULARY - 1, (BATCH, 7), generator=rng)
     ids = {"input_ids": text} if pad is None else {"input_ids": text, "attention_mask": mask}
-    sound = torch.randn(BATCH, 8, 32, generator=draw).to(dtype)
+    sound = torch.randn(BATCH, 8, 32, generator=rng).to(dtype)
     return {
         "text": ids,
         "pixels": {"pixel_values": pixels},
         "pair": {**ids, "decoder_input_ids": answer},
         "sound": {"input_features": sound, "decoder_input_ids": answer},
-    }[family.inputs]
+    }[EVERY[name].inputs]
 
 
-def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.Tensor:
-    """The model's output ``[positions, channels]`` at the positions that are tokens."""
-    out = model(**given, **more)
+def result(name: str, model: Any, inputs: dict[str, Any], **options: Any) -> torch.Tensor:
+    """Return the model's output ``[positions, channels]`` without padding."""
+    out = model(**inputs, **options)
     values = out.logits if "logits" in out else out.last_hidden_state
-    if EVERY[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
-        return values[given["attention_mask"].bool()]
+    if EVERY[name].inputs == "text" and "attention_mask" in inputs and inputs["attention_mask"].dim() == 2:
+        return values[inputs["attention_mask"].bool()]
     return values.flatten(0, -2)
 
 
-def difference(name: str, model: Any, given: dict[str, Any]) -> float:
-    """The largest difference between eager and this library's attention, in units of the largest output."""
+def difference(name: str, model: Any, inputs: dict[str, Any]) -> float:
+    """Return the largest difference between our attention and eager, relative to the largest output."""
     with torch.no_grad():
         model.set_attn_implementation("eager")
-        expected = result(name, model, given)
+        expected = result(name, model, inputs)
         model.set_attn_implementation("gnn_attention")
-        return float((result(name, model, given) - expected).abs().max() / expected.abs().max())
+        return float((result(name, model, inputs) - expected).abs().max() / expected.abs().max())
 
 
-def gradients(name: str, model: Any, given: dict[str, Any], **more: Any) -> dict[str, torch.Tensor]:
-    """Of a fixed linear function of the model's output, by parameter."""
+def gradients(name: str, model: Any, inputs: dict[str, Any], **options: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of :func:`direction` of the output, by parameter."""
     model.zero_grad()
-    direction(result(name, model, given, **more)).backward()
+    direction(result(name, model, inputs, **options)).backward()
     return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
 def direction(out: torch.Tensor) -> torch.Tensor:
-    """A fixed linear function of an output."""
+    """Compute a fixed linear function of an output."""
     return (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)).sum()

@@ -1,4 +1,4 @@
-"""Inputs that tests share: numbers, q, k and v as projections give them, heads, and random edges."""
+"""Inputs that tests share: random numbers, q, k and v, heads, and edges."""
 
 import torch
 
@@ -6,37 +6,38 @@ import gnn_attention as ga
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Numbers from N(0, 1)."""
+    """Return numbers drawn from N(0, 1)."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def qkv(
     num_dst=9, num_src=None, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0
 ):
-    """Token-major in memory, the numbers those of the dtype; they take gradients."""
-    rng, num_src = torch.Generator().manual_seed(seed), num_dst if num_src is None else num_src
+    """Return q, k and v that need gradients, stored token by token as projections return them."""
+    rng = torch.Generator().manual_seed(seed)
+    num_src = num_dst if num_src is None else num_src
     shapes = (num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim)
-    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [x.transpose(1, 2).requires_grad_() for x in drawn]
+    tensors = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [x.transpose(1, 2).requires_grad_() for x in tensors]
 
 
 def heads(width=12, num_heads=4, seed=0, **options):
-    """Float64 heads of unequal widths in two groups, unless ``options`` differ, with drawn biases."""
+    """Return float64 heads with random biases, by default in two groups and with unequal widths."""
     torch.manual_seed(seed)
     options = {"head_dim": 6, "num_kv_heads": 2, "value_dim": 5, "bias": True} | options
-    made = ga.StandardHeads(width, num_heads, **options).double()
-    for name, parameter in made.named_parameters():
+    module = ga.StandardHeads(width, num_heads, **options).double()
+    for name, parameter in module.named_parameters():
         if name.startswith("b_"):
             torch.nn.init.normal_(parameter)
-    return made
+    return module
 
 
 def random_edges(num_dst, num_src, count, seed=0):
-    """``count`` different edges ``[2, count]`` in no particular order."""
+    """Return ``count`` different edges ``[2, count]`` in random order."""
     cells = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
     return torch.stack([cells % max(num_src, 1), cells // max(num_src, 1)])
 
 
 def scattered(num_dst, num_src, count, seed=0):
-    """The graph of such edges."""
+    """Return the graph of :func:`random_edges`."""
     return ga.TokenGraph.from_edges(random_edges(num_dst, num_src, count, seed), num_dst, num_src)

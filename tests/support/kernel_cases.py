@@ -1,4 +1,4 @@
-"""Graphs and calls for the kernel over rows of edges: all options of attention in one table."""
+"""Graphs and calls for the kernel of ``rows``, with all options of attention in one table."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,16 +13,16 @@ from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, s
 
 
 def with_slow(cases, quick):
-    """Parameters of a test: those that are not quick run with the slow ones."""
-    slow = [case if isinstance(case, tuple) else (case,) for case in cases]
+    """Mark all cases as slow tests but those in ``quick``."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [
-        case if case in quick else pytest.param(*values, marks=pytest.mark.slow)
-        for case, values in zip(cases, slow, strict=True)
+        case if case in quick else pytest.param(*value, marks=pytest.mark.slow)
+        for case, value in zip(cases, values, strict=True)
     ]
 
 
 def listed(num_dst, num_src, share, seed=0):
-    """A random list in no order; one receiver has no in-edges, one has all; nearly all attend to sender 2."""
+    """Return a shuffled edge list with an isolated receiver, and one that attends to all."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.rand(num_dst, num_src, generator=rng) < share
     mask[num_dst // 5] = mask[:, 2] = True
@@ -52,7 +52,7 @@ torch.nn.init.normal_(LEARNED.table, generator=torch.Generator().manual_seed(1))
 
 @dataclass
 class Case:
-    """What differs from plain attention over ``graph``: 2 samples, 2 query heads, one key/value head."""
+    """Options of a call; the default is a plain call with 2 samples, 2 query heads and one key head."""
 
     graph: ga.TokenGraph = field(default_factory=lambda: GRAPH)
     heads: tuple = (2, 1)
@@ -65,21 +65,23 @@ class Case:
     batch: int = 2
 
     def inputs(self, dtype, device):
-        """q, k, v, and bias and sinks where there are any."""
-        rng, g, wide = torch.Generator().manual_seed(3), self.graph, accumulation_dtype(dtype)
+        """Return q, k, v, bias and sinks, with None for those that the case lacks."""
+        rng = torch.Generator().manual_seed(3)
+        graph = self.graph
 
         def draw(*shape):
             return torch.randn(shape, generator=rng, dtype=torch.float64)
 
-        q = draw(self.batch, self.heads[0], g.num_dst, self.widths[0])
-        k, v = (draw(self.batch, self.heads[1], g.num_src, width) for width in self.widths)
-        bias = None if self.bias is None else draw(*self.bias, g.num_edges)
+        q = draw(self.batch, self.heads[0], graph.num_dst, self.widths[0])
+        k, v = (draw(self.batch, self.heads[1], graph.num_src, width) for width in self.widths)
+        bias = None if self.bias is None else draw(*self.bias, graph.num_edges)
         if self.closed:
-            # also for all edges of receiver 0
-            bias[..., (torch.arange(g.num_edges) % 3 == 0) | (g.edge_index[1] == 0)] = -torch.inf
-        given = [(q, dtype), (k, dtype), (v, dtype), (bias, wide)]
-        given.append((draw(self.heads[0]) if self.sinks else None, dtype))
-        return [None if x is None else x.to(device, kind).requires_grad_() for x, kind in given]
+            # Every edge of receiver 0 is closed, and every third edge of the others.
+            bias[..., (torch.arange(graph.num_edges) % 3 == 0) | (graph.edge_index[1] == 0)] = -torch.inf
+        sinks = draw(self.heads[0]) if self.sinks else None
+        wide_dtype = accumulation_dtype(dtype)
+        typed = [(q, dtype), (k, dtype), (v, dtype), (bias, wide_dtype), (sinks, dtype)]
+        return [None if x is None else x.to(device, kind).requires_grad_() for x, kind in typed]
 
 
 LEARNED_TWICE = chain(softcap(2.0), LEARNED, ga.score_mods.log_multiplicity(torch.arange(1.0, 6.0)), LEARNED)
@@ -104,48 +106,47 @@ CASES = {
 }
 
 
-def attended(case, given, backend, seed=7):
-    """``(out, lse)`` with the dropout of a seed, on a graph of which nothing is cached."""
+def run_attention(case, inputs, backend, seed=7):
+    """Return ``(out, lse)`` of a case, with seeded dropout and a new graph without cached data."""
     torch.manual_seed(seed)
-    q, k, v, bias, sinks = given
+    q, k, v, bias, sinks = inputs
     options = {"score_mod": case.score_mod, "bias": bias, "sink_logits": sinks, "dropout": case.dropout}
     out, info = ga.attend(q, k, v, replace(case.graph), **options, backend=backend, return_info=True)
     return out, info.lse
 
 
 def gradients(out, lse, inputs):
-    """Of a sum of out and lse with fixed weights; lse of an isolated row does not count."""
+    """Return gradients of a weighted sum of out and lse, without the lse of isolated receivers."""
     rng = torch.Generator().manual_seed(5)
     total = 0.0
     for x in (out, lse):
         weights = torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype)
         total = total + (x.masked_fill(x == -torch.inf, 0.0) * weights).sum()
-    found = torch.autograd.grad(total, inputs, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
 
 
-def parameters(case, given):
-    """All that is learned."""
+def parameters(case, inputs):
+    """Return all tensors of a case that need gradients."""
     learned = list(LEARNED.parameters()) if "Relative" in repr(case.score_mod) else []
-    return [x for x in given if x is not None] + learned
+    return [x for x in inputs if x is not None] + learned
 
 
 def check_against_the_reference(case, device):
-    """Output, lse and all gradients of ``rows`` are those of the reference in float64."""
+    """Assert that output, lse and all gradients of ``rows`` equal those of the reference in float64."""
     LEARNED.to(device)
-    given = case.inputs(torch.float64, device)
-    inputs = parameters(case, given)
-    found, truth = (attended(case, given, name) for name in ("rows", "reference"))
-    assert_exact(found, truth)
-    assert_exact(gradients(*found, inputs), gradients(*truth, inputs))
+    inputs = case.inputs(torch.float64, device)
+    leaves = parameters(case, inputs)
+    output, expected = (run_attention(case, inputs, name) for name in ("rows", "reference"))
+    assert_exact(output, expected)
+    assert_exact(gradients(*output, leaves), gradients(*expected, leaves))
 
 
 def lse_bound(q, k, scale, lse):
-    """How far lse, summed in float32, may be from that of the same numbers in float64.
+    """Return the largest error of an lse that is summed in float32, compared with float64.
 
-    A logit is a sum of products; exp, of 2 ulps, is summed over the in-edges, and a relative error of the sum
-    is an absolute one of its logarithm; the logarithm, of 2 ulps, and the sum with the shift are rounded once
-    more.
+    A logit is a sum of products. Its exp, with 2 ulps, is summed over the in-edges, and a relative error of
+    the sum is an absolute error of its logarithm. The logarithm, with 2 ulps, and the sum with the shift are
+    rounded once more.
     """
     products = float((q.double().abs().amax((0, 1)) @ k.double().abs().amax((0, 1)).T).max()) * abs(scale)
     logits = summation_bound(q.shape[-1] + 1, products, torch.float32)
@@ -155,15 +156,15 @@ def lse_bound(q, k, scale, lse):
 
 
 def record_launches(monkeypatch, run=True):
-    """A list that grows by every kernel that is launched from now on; without ``run`` none starts."""
+    """Return a list to which every launched kernel is appended; with ``run=False`` no kernel runs."""
     from gnn_attention.backends.gpu.kernels import _common
 
-    launch, launched = _common.launch, []
+    launch, kernels = _common.launch, []
 
-    def recorded(kernel, *rest, **more):
-        launched.append(kernel)
+    def record_launch(kernel, *args, **options):
+        kernels.append(kernel)
         if run:
-            launch(kernel, *rest, **more)
+            launch(kernel, *args, **options)
 
-    monkeypatch.setattr(_common, "launch", recorded)
-    return launched
+    monkeypatch.setattr(_common, "launch", record_launch)
+    return kernels

@@ -1,4 +1,4 @@
-"""A small Llama with random weights that reads letters, in the place of an installed language model."""
+"""A small Llama with random parameters that reads letters, in place of an installed language model."""
 
 import torch
 from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM
@@ -11,16 +11,14 @@ class Letters:
     """A tokenizer with a token for each letter."""
 
     def __call__(self, text, return_tensors=None, **options):
-        """As transformers' do."""
         ids = [ord(letter) - 96 for letter in text]
         return BatchEncoding({"input_ids": torch.tensor([ids]) if return_tensors else ids})
 
     def decode(self, tokens):
-        """The letters."""
         return "".join(chr(int(token) + 96) for token in tokens)
 
 
 def llama():
-    """The model, which attends by this library, in eval mode."""
+    """Return the model in eval mode, with attention of this library."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation="gnn_attention")).eval()

@@ -1,4 +1,4 @@
-"""Pieces of a graph read back pair by pair, and the graphs on which that is done."""
+"""Graphs for tests of plans, and functions that read plans back pair by pair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from gnn_attention.backends.plan.plan import EdgeRows, Groups, Piece, Strided
 
 
 def tokens(groups: Groups, number: int) -> Tensor:
-    """The tokens of one group."""
     if isinstance(groups, Strided):
         first = groups.start + number * groups.stride
         return torch.arange(first, first + groups.size)
@@ -19,7 +18,7 @@ def tokens(groups: Groups, number: int) -> Tensor:
 
 
 def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
-    """How often each pair ``[dst, src]`` is taken as an edge, by the definitions of the pieces."""
+    """Count how often the pieces of a plan contain each pair ``[dst, src]``."""
     count = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for piece in pieces:
         if isinstance(piece, EdgeRows):
@@ -37,7 +36,7 @@ def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
 
 
 def edges_of_tiles(mask: Tensor, height: int, width: int) -> Tensor:
-    """How many edges each tile holds ``[rows, columns]``, by looking at all pairs."""
+    """Count the edges of each tile ``[rows, columns]`` of a mask."""
     rows, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // width)
     padded = torch.zeros(rows * height, columns * width, dtype=torch.int64)
     padded[: mask.shape[0], : mask.shape[1]] = mask
@@ -45,17 +44,17 @@ def edges_of_tiles(mask: Tensor, height: int, width: int) -> Tensor:
 
 
 def random_mask(num_dst: int, num_src: int, density: float, seed: int = 0) -> Tensor:
-    """Bool, each pair an edge with this probability."""
+    """Return a bool mask in which each pair is an edge with probability ``density``."""
     return torch.rand(num_dst, num_src, generator=torch.Generator().manual_seed(seed)) < density
 
 
 def _odd(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A rule that cannot be evaluated on ranges."""
+    """Rule that cannot be evaluated on ranges."""
     return torch.sin((7 * dst + 3 * src).double()) > 0.3
 
 
 def _steps_down(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Whole blocks of 64, whose left ends go down and up again: strided views cannot go back."""
+    """Rule of tiles of 64 whose first senders decrease and increase, unlike those of strided views."""
     start = torch.tensor([256, 192, 128, 64, 0, 64, 128, 192])[dst // 64 % 8]
     return (src >= start) & (src < start + 128)
 

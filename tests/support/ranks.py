@@ -1,9 +1,9 @@
 """Run a function on several gloo processes of this machine, within a deadline.
 
-``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes with
-a process group and returns the four results. The function stands at the top of its module; arguments and
-results are whatever ``torch.save`` holds. The processes are forked from a server that has loaded torch once,
-so that a run takes a fraction of a second.
+``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes
+with a process group and returns the four results. The function must be defined at the top of its module, and
+``torch.save`` must accept its arguments and results. The processes are forked from a server that has loaded
+torch once, so that a run takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from gnn_attention.verify.measure import EXACT
 
 __all__ = ["run", "share"]
 
-# what the server loads once: the package, and what test modules import
+# The server loads once the package and the imports of test modules.
 PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"]
 PRELOADED += ["torch.distributed.fsdp", "gnn_attention.model", "examples.training", "pytest"]
 PRELOADED += ["gnn_attention.distributed", "gnn_attention.convert.catalogue", "gnn_attention.verify.oracle"]
 Tensors = Sequence[torch.Tensor]
-# seconds that the others have to fail too, once one of them did
+# After one rank fails, the others have this many seconds to fail, too.
 GRACE = 5.0
 
 
 def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline: float = 60.0) -> list[Any]:
-    """What ``function(rank, world_size, *arguments)`` returns on every rank.
+    """Return the results of ``function(rank, world_size, *arguments)`` on all ranks.
 
-    AssertionError where not all are done ``deadline`` seconds after the start, and torch's ProcessException
-    where one raises or dies; all are dead then.
+    Raise AssertionError if a rank is still running ``deadline`` seconds after the start, and torch's
+    ProcessException if a rank raises or dies. No process is left after either.
     """
     _start_server()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments")
-        place = function.__module__, sys.modules[function.__module__].__file__, function.__qualname__
+        address = function.__module__, sys.modules[function.__module__].__file__, function.__qualname__
         ranks = start_processes(
-            _rank, (world_size, place, folder, deadline), world_size, join=False, start_method="forkserver"
+            _rank, (world_size, address, folder, deadline), world_size, join=False, start_method="forkserver"
         )
         end = time.monotonic() + deadline
         try:
@@ -62,22 +62,22 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
         return [torch.load(Path(folder) / f"result{rank}", weights_only=False) for rank in range(world_size)]
 
 
-def share(found: Tensors, true: Tensors, whole: Tensors | None = None) -> float:
-    """The error of float64 results as a share of what is allowed, 1e-12 of the largest number of all of them.
+def share(output: Tensors, expected: Tensors, whole: Tensors | None = None) -> float:
+    """Return the error of float64 results as a share of the allowed one, 1e-12 of the largest number.
 
-    ``whole``: what ``true`` is a rank's part of; its largest number counts.
+    ``whole`` holds the tensors of all ranks, of which ``expected`` is a shard; its largest number is used.
     """
-    for a, b in zip(found, true, strict=True):
+    for a, b in zip(output, expected, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype == torch.float64
-    off = error(found, true)
-    largest = max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0)
+    off = error(output, expected)
+    largest = max((float(x.abs().max()) for x in whole or expected if x.numel()), default=0.0)
     return off / (EXACT * largest) if largest else 0.0 if off == 0 else math.inf
 
 
 @functools.cache
 def _start_server() -> None:
-    """Start the server, and wait until it has loaded its modules: no deadline begins before."""
+    """Start the server and wait until it has loaded its modules, so that no deadline includes this time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     first = context.Process(target=int)
@@ -85,21 +85,21 @@ def _start_server() -> None:
     first.join()
 
 
-def _rank(rank: int, world_size: int, place: tuple[str, str, str], folder: str, deadline: float) -> None:
+def _rank(rank: int, world_size: int, address: tuple[str, str, str], folder: str, deadline: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=deadline)}
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", **group)
     arguments = torch.load(Path(folder) / "arguments", weights_only=False)
-    result = _function(*place)(rank, world_size, *arguments)
+    result = _load_function(*address)(rank, world_size, *arguments)
     torch.save(result, Path(folder) / f"result{rank}")
-    # no rank leaves while others still communicate
+    # No rank may leave while others still communicate.
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def _function(module: str, file: str, name: str) -> Callable[..., Any]:
-    """The function in this process, its module loaded under the name by which pytest knows it."""
+def _load_function(module: str, file: str, name: str) -> Callable[..., Any]:
+    """Return the function in this process; its module is loaded under its name in pytest."""
     if module not in sys.modules:
         sys.path.insert(0, str(Path(file).parent))
         spec = importlib.util.spec_from_file_location(module, file)
@@ -107,5 +107,5 @@ def _function(module: str, file: str, name: str) -> Callable[..., Any]:
         assert spec.loader is not None
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
-    found: Any = getattr(sys.modules[module], name)
-    return found
+    function: Callable[..., Any] = getattr(sys.modules[module], name)
+    return function

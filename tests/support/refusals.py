@@ -1,4 +1,4 @@
-"""Tables of wrong calls: each must raise its error, and all that do not are listed together."""
+"""Tables of wrong calls, each of which must raise its error; a failure lists all that do not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 def assert_refusals(cases: Iterable[tuple[Callable[[], object], Errors, str]]) -> None:
-    """Every call raises an error of its type whose text contains a match of its pattern; one test for a table
-    of many.
+    """Assert that every call raises an error of its type whose text matches its pattern.
 
     >>> assert_refusals([(lambda: [][0], IndexError, "out of range")])
     """
@@ -23,25 +22,25 @@ def assert_refusals(cases: Iterable[tuple[Callable[[], object], Errors, str]]) -
 
 
 def assert_errors(table: str, names: Mapping[str, object]) -> None:
-    """The same of a table as text, ``call -> Error: pattern``, a line each.
+    """Assert the errors of a table in text, with lines ``call -> Error: pattern``.
 
     >>> assert_errors("int('x') -> ValueError: invalid literal", {})
     """
     cases = []
     for line in table.strip().splitlines():
-        call, _, rest = line.partition(" -> ")
-        error, _, pattern = rest.partition(": ")
+        call, _, expected = line.partition(" -> ")
+        error, _, pattern = expected.partition(": ")
         cases.append((partial(eval, call.strip(), dict(names)), getattr(builtins, error), pattern))
     assert_refusals(cases)
 
 
 def _fault(number: int, call: Callable[[], object], error: Errors, pattern: str) -> str | None:
-    """What is wrong with a case, None for nothing."""
+    """Return the fault of a case, or None."""
     try:
         call()
     except error as raised:
-        found = str(raised)
-        return None if re.search(pattern, found) else f"case {number}: expected {pattern!r}, got {found!r}"
+        text = str(raised)
+        return None if re.search(pattern, text) else f"case {number}: expected {pattern!r}, got {text!r}"
     except Exception as raised:
         return f"case {number}: expected {error} with {pattern!r}, got {raised!r}"
     return f"case {number}: expected {pattern!r}, but nothing was raised"

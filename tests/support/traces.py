@@ -1,4 +1,4 @@
-"""Heads, graphs and a model to trace, and the dense formula that what is recorded must equal."""
+"""Heads, graphs and a model to trace, and the dense formula that recorded tensors must equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = ["auto", "reference", "dense", "tiles", "rows"]
 TINY = lm.Config(vocabulary_size=50, width=12, num_layers=3, num_heads=3, head_dim=4, mlp_width=20, reach=4)
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
 CAUSAL = patterns.causal(7)
-# 0 and 4 are isolated receivers
+# Receivers 0 and 4 are isolated.
 EDGES = torch.tensor([[6, 0, 5, 3, 4, 0, 2, 5, 6], [2, 2, 1, 3, 1, 6, 2, 5, 5]])
 LISTED = ga.convert.from_edge_index(EDGES, 7)
 GRAPHS = {
@@ -29,7 +29,7 @@ GRAPHS = {
     "per head": ga.algebra.per_head(CAUSAL, patterns.window(7, 2), LISTED, patterns.strict_causal(7)),
     "per sample": ga.algebra.per_sample(patterns.strict_causal(7), LISTED),
 }
-# where an intervention is tried: edges of the graph, in head 2 where it differs by head
+# Edges for interventions; if the graph varies by head, they are edges of head 2.
 PAIRS = {
     "causal": [(0, 3), (2, 3), (4, 4)],
     "window": [(1, 3), (2, 2)],
@@ -41,14 +41,14 @@ KINDS = {"cut": trace.cut, "mute": trace.mute}
 
 
 def redrawn(module: Any, seed: int = 0) -> Any:
-    """In float64, every number drawn: biases, gains and norms too."""
+    """Convert a module to float64 and draw every parameter at random, biases and norms included."""
     for number, parameter in enumerate(module.double().parameters()):
         parameter.data = drawn(*parameter.shape, seed=100 * seed + number) / 2
     return module
 
 
 def new_model(backend: Any = "auto") -> lm.LanguageModel:
-    """Three small layers in float64, with drawn position biases."""
+    """Return a model of three small layers in float64 with random position biases."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = lm.LanguageModel(TINY, backend).double()
@@ -57,13 +57,13 @@ def new_model(backend: Any = "auto") -> lm.LanguageModel:
     return model
 
 
-def recorded(made: Any, x: Any, graph: Any, *score_mod: Any, **options: Any) -> trace.LayerTrace:
-    """The only call of a layer of these heads."""
-    return trace.record(MessagePassingAttention(made, *score_mod), x, graph, **options).layers[0]
+def recorded(heads: Any, x: Any, graph: Any, *score_mod: Any, **options: Any) -> trace.LayerTrace:
+    """Record the one call of a layer with these heads."""
+    return trace.record(MessagePassingAttention(heads, *score_mod), x, graph, **options).layers[0]
 
 
 class Dense(NamedTuple):
-    """The formula of attention in float64 with every number written out, tokens x tokens: the oracle."""
+    """All tensors of attention by its dense formula in float64."""
 
     logits: Tensor  # [B, H, dst, src]
     weights: Tensor
@@ -72,40 +72,39 @@ class Dense(NamedTuple):
     update: Tensor
 
 
-def dense(made: Any, x: Any, graph: Any, cut=None, mute=None, cap=None, bias=None) -> Dense:
-    """``cut`` and ``mute`` are bool ``[H, dst, src]``, ``bias [H, E]`` in the order of the graph's edges."""
-    each = made.num_heads // made.num_kv_heads
-
-    shared = (made.W_K, made.W_V, made.b_K, made.b_V)
-    W_K, W_V, b_K, b_V = (part.repeat_interleave(each, 0) for part in shared)
-    q = torch.einsum("btw,hwd->bhtd", x, made.W_Q) + made.b_Q[:, None]
+def dense(heads: Any, x: Any, graph: Any, cut=None, mute=None, cap=None, bias=None) -> Dense:
+    """Compute attention; ``cut`` and ``mute`` are bool ``[H, dst, src]``, and ``bias`` is ``[H, E]``."""
+    group = heads.num_heads // heads.num_kv_heads
+    parameters = (heads.W_K, heads.W_V, heads.b_K, heads.b_V)
+    W_K, W_V, b_K, b_V = (parameter.repeat_interleave(group, 0) for parameter in parameters)
+    q = torch.einsum("btw,hwd->bhtd", x, heads.W_Q) + heads.b_Q[:, None]
     k = torch.einsum("btw,hwd->bhtd", x, W_K) + b_K[:, None]
-    logits = q @ k.mT / math.sqrt(made.head_dim)
+    logits = q @ k.mT / math.sqrt(heads.head_dim)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     if bias is not None:
-        table = torch.zeros(made.num_heads, graph.num_dst, graph.num_src, dtype=x.dtype)
+        table = torch.zeros(heads.num_heads, graph.num_dst, graph.num_src, dtype=x.dtype)
         table[:, graph.edge_index[1], graph.edge_index[0]] = bias
         logits = logits + table
     mask = graph.mask() if cut is None else graph.mask() & ~cut
-    shown = logits.masked_fill(~mask, -math.inf)
-    alive = mask.any(-1, keepdim=True)
-    weights = torch.where(alive, shown, 0.0).softmax(-1).masked_fill(~mask, 0.0)
-    messages = (torch.einsum("btw,hwd->bhtd", x, W_V) + b_V[:, None]) @ made.W_O
-    sent = weights if mute is None else weights.masked_fill(mute, 0.0)
-    carried = sent.unsqueeze(-1) * messages.unsqueeze(2)
-    return Dense(shown, weights, messages, carried, carried.sum((1, 3)) + made.b_O)
+    masked_logits = logits.masked_fill(~mask, -math.inf)
+    has_in_edges = mask.any(-1, keepdim=True)
+    weights = torch.where(has_in_edges, masked_logits, 0.0).softmax(-1).masked_fill(~mask, 0.0)
+    messages = (torch.einsum("btw,hwd->bhtd", x, W_V) + b_V[:, None]) @ heads.W_O
+    factors = weights if mute is None else weights.masked_fill(mute, 0.0)
+    carried = factors.unsqueeze(-1) * messages.unsqueeze(2)
+    return Dense(masked_logits, weights, messages, carried, carried.sum((1, 3)) + heads.b_O)
 
 
-def cells(pairs: list[tuple[int, int]], chosen: Any = None) -> Tensor:
-    """Bool ``[4, 7, 7]``: the pairs, in some heads."""
+def cells(pairs: list[tuple[int, int]], heads: Any = None) -> Tensor:
+    """Return a mask ``[4, 7, 7]`` that is True for the pairs, in some or in all heads."""
     mask = torch.zeros(4, 7, 7, dtype=torch.bool)
     for src, dst in pairs:
-        mask[list(range(4)) if chosen is None else chosen, dst, src] = True
+        mask[list(range(4)) if heads is None else heads, dst, src] = True
     return mask
 
 
 def at(matrix: Tensor, pairs: Tensor) -> Tensor:
-    """``[B, E, H, ...]`` of ``[B, H, dst, src, ...]``."""
+    """Read the entries of pairs, ``[B, E, H, ...]``, from a matrix ``[B, H, dst, src, ...]``."""
     return matrix[:, :, pairs[1], pairs[0]].transpose(1, 2)
 
 
