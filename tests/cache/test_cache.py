@@ -35,7 +35,7 @@ from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph,
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
-from gnn_attention.verify.truth import weights_of
+from gnn_attention.verify.truth import name_parameters
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ def test_every_form_of_the_weights(form: str) -> None:
     for name in ("window | sinks", "strict causal"):
         cache, converted = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
         outputs = [cache.update(converted, chunk) for chunk in x.split(3, dim=1)]
-        expected = oracle.layer(weights_of(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
+        expected = oracle.layer(name_parameters(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
         assert_exact(torch.cat(outputs, dim=1), expected)
 
 
@@ -174,7 +174,9 @@ def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str
     (graph, first), size = GRAPHS[where[0]], where[1]
     cache = PatternMessageCache(converted, graph, keep)
     outputs = [cache.update(chunk, absolute) for chunk in x.split(chunks(size, first), dim=1)]
-    truth = oracle.layer(weights_of(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0))
+    truth = oracle.layer(
+        name_parameters(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0)
+    )
     assert_exact(torch.cat(outputs, dim=1), truth)
     patterns_or_states = converted.patterns(x) if converted.side == "sender" else x.unsqueeze(1)
     assert_exact(cache.senders()[0], patterns_or_states[:, :, cache.positions])

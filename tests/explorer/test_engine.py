@@ -14,6 +14,7 @@ from support.explorer_engine import (
     check_run,
     data_of,
     doubles,
+    edges_of,
     edit,
     mask_of,
     run,
@@ -38,7 +39,7 @@ def test_every_mask_of_a_page() -> None:
     """An isolated receiver has an update of 0."""
     answers = ask(PAGE, [run(number) for number in range(len(DATA["masks"]))])
     for number, answer in enumerate(answers):
-        edges = edge_rows(DATA, number, [], len(IDS), 2, 4)
+        edges = edges_of(DATA, number, [], len(IDS), 2, 4)
         check_run(answer, MODEL.state_dict(), IDS, edges)
         updates = doubles(answer["said"]["layers"][0]["update"], len(IDS), -1)
         assert updates[~edges[0].any(0).any(-1)].eq(0).all()
@@ -78,7 +79,7 @@ def test_a_run_after_a_run() -> None:
     assert repeated["said"]["layers"] == answers[0]["said"]["layers"]
     for answer, question in zip(answers, questions, strict=True):
         tokens = question["tokenIds"]
-        edges = edge_rows(data, question["mask"], question["edits"], len(tokens), 3, 2)
+        edges = edges_of(data, question["mask"], question["edits"], len(tokens), 3, 2)
         check_run(answer, model.state_dict(), tokens, edges)
 
 
@@ -139,7 +140,7 @@ def test_reach() -> None:
     number = next(i for i, mask in enumerate(DATA["masks"]) if mask["name"].startswith("window(27, 3)"))
     question = {"ask": "reach", "mask": number, "edits": edits, "token": token, "layers": 4, "size": size}
     (answer,) = ask(PAGE, [question])
-    steps = edge_rows(DATA, number, edits, size, 4, 4).any(1) | torch.eye(size, dtype=torch.bool)
+    steps = edges_of(DATA, number, edits, size, 4, 4).any(1) | torch.eye(size, dtype=torch.bool)
     for last in range(4):
         known = torch.eye(size)[token]
         for layer in range(last, -1, -1):
@@ -189,4 +190,4 @@ def test_bfloat16_and_float32_in_the_engine() -> None:
     assert {tensor["dtype"] for tensor in tensors.values()} == {"float32", "bfloat16"}
     changed = explorer.Page(_html.assemble_page("", data), "", 3)
     (answer,) = ask(changed, [run()])
-    check_run(answer, model.state_dict(), list(b"xyz"), edge_rows(data, 0, [], 3, 1, 2))
+    check_run(answer, model.state_dict(), list(b"xyz"), edges_of(data, 0, [], 3, 1, 2))
