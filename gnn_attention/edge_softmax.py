@@ -1,9 +1,9 @@
 """The arithmetic of edges: logits, the softmax over in-edges, and the merge of partial results.
 
-An edge ``src -> dst`` of a head has a *logit* ``q_dst . k_src * scale``. The softmax over the
-in-edges of a receiver turns logits into *weights*, and returns the logarithm of their normaliser
-(``lse``). Edges are the last axis of a tensor (``[..., E]``), with an index ``dst [E]``. Inputs
-should be float32 or better, and results have their dtype. Public functions check their arguments.
+An edge ``src -> dst`` of a head has the score ``q_dst . k_src * scale``, which is its *logit* unless a
+score_mod or bias changes it. The softmax over the in-edges of a receiver turns logits into *weights* and
+returns the logarithm of their normaliser (``lse``). Edges are the last axis ``[..., E]``, with an index
+``dst [E]``. Inputs should be float32 or better, and results have their dtype. Arguments are checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
 __all__ += ["softmax", "weights_from_lse"]
 
-# exp(8) and exp(-8) are far from both ends of float32, so logits between them need no shift.
+# exp(8) and exp(-8) are far from both ends of float32, so logits from -8 to 8 need no shift.
 SAFE_LOGIT = 8.0
 
 
@@ -112,7 +112,7 @@ def softmax(
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Compute weights and lse over the last axis and ``sinks``: 0 and -inf for a row of -inf."""
+    """Compute weights and lse over the last axis and ``sinks``; 0 and -inf where all logits are -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
@@ -145,7 +145,7 @@ def add_sinks(
     sink_logits: Float[Tensor, " heads"],
     has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """Add a logit without a value for each head to a result: ``lse' = log(e^lse + e^sink)``.
+    """Add one logit without a value vector for each head to a result: ``lse' = log(e^lse + e^sink)``.
 
     The output is scaled by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges``, which
     broadcasts to lse) keeps the output 0 and lse -inf (docs/semantics.md, 2).
@@ -188,9 +188,9 @@ def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Floa
     """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
 
     Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
-    to 1 up to one rounding. ``e^(lse - total)`` would have the rounding error of a large total,
-    which would reach the gradient of a receiver with all its weight on one side, whose true
-    gradient is 0. A sigmoid that rounds one share to 1 would lose the other in its derivative.
+    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. If
+    one side has all the weight, the true gradient is 0, but that error would appear in it. A sigmoid
+    that rounds one share to 1 would lose the other share in its derivative.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf.

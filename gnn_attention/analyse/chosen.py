@@ -31,13 +31,13 @@ class Choice:
     distance: Int[Tensor, " distances"]
 
     def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
-        """Return senders, except rare ones, that this share of their possible receivers chose."""
-        # A sender is rare if its possible receivers are fewer than half of the largest number.
+        """Return all but rare senders that at least this share of their possible receivers chose."""
+        # A sender is rare if it has fewer than half as many possible receivers as the sender with the most.
         is_common = self.possible >= int(self.possible.max()) / 2
         return ((self.chosen >= share * self.possible) & is_common).nonzero().flatten()
 
     def within(self, share: float) -> int:
-        """Return the smallest distance that at least this share of the edges does not exceed."""
+        """Return the smallest distance d so that at least this share of the edges has distance d or less."""
         sums = self.distance.cumsum(0).double()
         return int((sums < share * sums[-1]).sum())
 
@@ -75,7 +75,7 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
 
 
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
-    """Compute Jaccard's index ``|A & B| / |A | B|`` of the edges of any two graphs; 1 if both are empty.
+    """Compute the Jaccard index ``len(A & B) / len(A | B)`` of each pair of graphs; 1 if both are empty.
 
     Several ``graphs``, such as those of layers or steps, are compared with each other; if they differ
     by head or sample, the index is the mean over heads and samples. A single graph has its heads

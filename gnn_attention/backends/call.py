@@ -1,4 +1,4 @@
-"""One call of attention as a value, which every backend takes."""
+"""An attention call as a value, the one argument of every backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
-GATHERED_BYTES = 2**22  # of queries gathered at once; the allocator reuses a tensor of this size
+# Bytes of queries that are gathered at once. The allocator reuses a tensor of this size.
+GATHERED_BYTES = 2**22
 COMPILED_EDGES = 2**16  # edges gathered at once in a compiled program, which repeats the code for each chunk
 
 
@@ -127,7 +128,7 @@ class AttentionCall:
         return result.to(score.dtype).expand(score.shape)
 
     def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """Apply dropout to ``weights [B, Hq, ...]`` for dst and src of this slice."""
+        """Apply dropout to ``weights [B, Hq, ...]`` for local dst and src."""
         dst = dst + self.graph.dst_offset
         src = src + self.graph.src_offset
         return backends_dropout.drop_weights(
@@ -151,7 +152,7 @@ class AttentionCall:
         dtype = edge_softmax.accumulation_dtype(self.q.dtype)
         chunk_size = COMPILED_EDGES
         if not torch.compiler.is_compiling():
-            # Each chunk makes gradients of the size of q and k, so chunks are not smaller.
+            # The backward pass of a chunk allocates gradients of the size of q and k, so chunks are large.
             min_edges = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
             bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
             chunk_size = max(min_edges, GATHERED_BYTES // max(1, bytes_per_edge))
@@ -330,7 +331,7 @@ def _check_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
             f"scale must be a number or None, got {type(scale).__name__}; a learned scale would "
-            "lose its gradient: multiply q by it and give scale=1.0"
+            "lose its gradient: multiply q by it and pass scale=1.0"
         )
     if not abs(scale) < math.inf:
         raise ValueError(f"scale must be finite, got {scale}")

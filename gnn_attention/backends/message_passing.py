@@ -39,8 +39,8 @@ def attend_along(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
-    The edges are all in-edges of their receivers. The call has the queries of the receivers from
-    ``first_receiver`` on, and a bias of these edges.
+    The edges must include every in-edge of each of their receivers. The call has the queries of the
+    receivers from ``first_receiver`` on, and a bias of these edges.
     """
     batch, heads, num_dst = call.q.shape[:3]
     receiver = dst - first_receiver if first_receiver else dst
@@ -93,7 +93,7 @@ def bytes_needed(call: AttentionCall) -> int:
 BACKEND = Backend(
     "message_passing",
     run,
-    "all edges at once, with every derivative: for few edges, or a graph that is used once",
+    "all edges at once, differentiable to any order: for few edges, or a graph that is used once",
     unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours of Okabe and Ito, which colour-blind eyes can tell apart, and greys.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and greys.
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
 Labels = Sequence[str] | None
 # The largest aspect ratio of a mask that is drawn with square cells.
 MAX_ASPECT = 4
-# The most tokens that each get a label, and gaps between their cells.
+# Up to this many tokens, each token gets a label, and cells are separated by gaps.
 DETAIL_LIMIT = 32
 # A $ or a backslash in a caller's text must not be read as mathematics.
 LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}
@@ -46,7 +46,7 @@ class Side:
         return 0.075 * max(map(len, self.names or ()), default=0)
 
     def labels(self) -> dict[int, str]:
-        """Return the name or position of every token, or of about eight if there are many."""
+        """Return the name or position of every token, or of at most eight if there are many."""
         step = 1 if self.count <= DETAIL_LIMIT else 1 << (-(-self.count // 8) - 1).bit_length()
         tokens = range(0, self.count, step)
         return {i: self.names[i] if self.names else str(self.offset + i) for i in tokens}
@@ -162,7 +162,7 @@ def set_ticks(ax: Axes, direction: str, side: Side) -> None:
 
 
 def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high: float) -> Any:
-    """Return the matplotlib image of a table, or None if it has no cells; few cells have gaps.
+    """Draw a table, with gaps between few cells, and return its image, or None if it has no cells.
 
     The colours stand for numbers at equal distances from ``low`` to ``high``; NaN is grey.
     """

@@ -20,7 +20,7 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sorted keys, and the permutation that sorts the edges; None if they are sorted."""
+    """Return the sorted keys and the permutation that sorts the edges, None if no edge has to move."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
@@ -110,7 +110,7 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
         (values.is_nested, "pad a nested tensor with torch.nested.to_padded_tensor"),
         (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
         (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
-        (kind.__module__ == "torch.nn.attention.bias", "copies of a CausalBias are empty: pass the original"),
+        (kind.__module__ == "torch.nn.attention.bias", "a copy of a CausalBias is empty: pass the original"),
         (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
     )
     for applies, remedy in obstacles:
@@ -119,7 +119,7 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
                 f"{name} must hold values, as an ordinary tensor does, "
                 f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
             )
-    # numpy() fails inside a transform. Integers have no gradient, so they may leave it.
+    # numpy() fails inside a transform. Integers have no gradient, so they can be unwrapped.
     values = values if values.is_floating_point() else inner
     return values if kind is Tensor else values.as_subclass(Tensor)
 

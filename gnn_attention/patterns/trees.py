@@ -43,7 +43,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     """The tokens of a tree attend to their ancestors and to the whole prompt before the tree.
 
-    The prompt is causal and has ``prompt`` tokens. ``parents`` counts the tokens of the tree from 0, with -1
+    The prompt is causal and has ``prompt`` tokens. ``parents`` numbers the tokens of the tree from 0, with -1
     for tokens that follow the prompt directly. Token i of the tree is node ``prompt + i`` and has
     in-degree ``prompt + depth + 1``. The whole graph is a ``tree`` with the prompt as its trunk;
     the decoding step of all drafted tokens is ``.rows(prompt, prompt + len(parents))``. Sources:
@@ -67,8 +67,8 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     ``lengths`` are the sizes of the segments in order, and ``parents[k]`` is the segment that
     segment k continues, -1 for none. So every path from a root down is one causal sequence,
     and parts that paths share are stored once, as for several answers to several prompts,
-    few-shot prompts and tree search. The graph is causal if parents stand before their children.
-    ``shared_prefix`` is its smallest case, ``documents`` has roots only, and ``tree`` has segments
+    few-shot prompts and tree search. The graph is causal if parents come before their children.
+    ``shared_prefix`` is its simplest case, ``documents`` has roots only, and ``tree`` has segments
     of one token. Source: DeFT (Yao et al. 2025, arXiv 2404.00242), for decoding. Raises the errors
     of ``tree``, and ValueError unless there is a parent for each segment.
 

@@ -26,8 +26,8 @@ class Problem:
 
     Inputs have the dtype and device under test. ``dense(inputs, logits)`` returns the new logits
     ``[B, H, dst, src]``, ``factors`` multiply the weights, and gradients are those of
-    ``(out * direction).sum()`` for all inputs. ``additive`` says that ``dense`` only adds to the logits, as
-    a mask of SDPA does; otherwise, or with factors, the yardstick is the formula in the inputs' dtype.
+    ``(out * direction).sum()`` for all inputs. If ``dense`` only adds to the logits (``additive``) and there
+    are no factors, SDPA is the yardstick; otherwise it is the formula in the inputs' dtype.
 
     A backend is called with ``graph``, the arguments ``options(inputs)``, and q, k and v in the
     memory layout of ``layout``. A problem without a graph has only a truth.
@@ -49,10 +49,10 @@ class Problem:
 
     @cached_property
     def truth(self) -> Truth:
-        """Output and gradients in float64 of the rounded inputs, and SDPA's errors in their dtype.
+        """Output and gradients in float64 for the rounded inputs, and the yardstick's errors in their dtype.
 
-        SDPA's largest error on one problem of few numbers is luck (half to twice its usual size). So it is
-        taken over 16 problems: this one and 15 perturbed ones, each with an order of channels and a truth.
+        On one small problem, the largest error depends on luck (half to twice its usual size). It is
+        therefore taken over 16 problems: this one and 15 perturbed ones, each with its own truth.
         """
         inputs = {**self.inputs, **name_parameters(self.heads)}
         with torch.enable_grad():
@@ -73,7 +73,7 @@ class Problem:
     ) -> Solution:
         """Compute output and gradients by the formulas in float64, without the library's projections.
 
-        With a number, compute them in the dtype under test, by SDPA if it can, with reordered channels.
+        With a number, compute them in the dtype under test, with reordered channels, by SDPA if possible.
         """
         leaves = make_leaves(inputs, torch.float64 if number is None else self.direction.dtype)
         if number is None and self.heads is not None:
@@ -152,7 +152,7 @@ class _Layer(nn.Module):
 
 
 def name_backend(backend: Backend) -> str | Backend:
-    """Return the name of a built-in backend, as users pass it to ``attend``, or another backend."""
+    """Return the name of a built-in backend, which users pass to ``attend``, or another backend itself."""
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 

@@ -280,7 +280,7 @@ def test_causal_biases_of_torch(sizes, align):
     assert torch.equal(graph.mask(), torch.ones(sizes).tril(diagonal).bool())
     with pytest.raises(ValueError, match="meaning must be one of 'attend', got"):
         convert.from_mask(mask, "masked")
-    with pytest.raises(ValueError, match="copies of a CausalBias are empty"):
+    with pytest.raises(ValueError, match="a copy of a CausalBias is empty"):
         convert.from_mask(mask.double())
     if sizes != (5, 3):
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (sizes[0], sizes[1], sizes[1]))

@@ -3,8 +3,8 @@
 A graph that differs by sample or head becomes one graph: the tokens of its slices are numbered one
 slice after another, so that one launch computes all. Rows are built on the device of the call.
 
-Long rows are split into chunks, so that no program runs long after all others. The partial results
-of chunks, combined in order, are so few that their workspace is small (:data:`MOST_CHUNKS`).
+Long rows are split into chunks, so that no program runs long after all others. There are few chunks
+(:data:`MOST_CHUNKS`), so the workspace of their partial results, which are combined in order, is small.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from gnn_attention.backends.plan.plan import EdgeRows, Packed
 from gnn_attention.graph import TokenGraph
 
 MOST_CHUNKS = 2**14  # of one side; their results take 32 MiB for 512 channels in float32
-WORKSPACE = 2**26  # bytes of the results of chunks at a time
-CHUNK = 1024  # the fewest edges that are worth a program of their own
-# Edges have int32 numbers, and the last step of a program may run up to 2^16 edges past the end.
+WORKSPACE = 2**26  # largest number of bytes of chunk results at a time
+CHUNK = 1024  # rows of at most this many edges are never split
+# Edge indices are int32, and the last step of a program may compute indices up to 2^16 past the end.
 MOST_EDGES = 2**31 - 2**16
 
 
@@ -67,7 +67,7 @@ def unpack_sides(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side
 
 def _split_long_rows(ptr: Tensor, neighbours: Tensor, position: Tensor) -> Side:
     degree, limit = ptr.diff().long(), CHUNK
-    # The limit doubles until longer rows have few chunks in all.
+    # The limit doubles until longer rows have at most MOST_CHUNKS chunks in all.
     while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
         limit *= 2
     long_row = (degree > limit).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""Edges that are stored as a rule, and edges that set operators combine from others."""
+"""Edge sets that are stored as a rule, and results of set operators on edge sets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class RuleEdges(EdgeSet):
 
 @dataclass(frozen=True, eq=False)
 class CombinedEdges(EdgeSet):
-    """The edges that a set operator combines from others, such as ``operation=operator.or_``."""
+    """The result of a set operator, such as ``operator.or_``, on other edge sets."""
 
     operation: Callable[..., Any]
     operands: tuple[EdgeSet, ...]
