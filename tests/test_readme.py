@@ -137,12 +137,12 @@ def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
 def test_sources_name_every_claim_that_is_cited(make):
     """Every id that the package cites has a row in docs/sources.md, and every row is cited."""
     rows = make.ROW.findall(text_of(ROOT / "docs" / "sources.md"))
-    cited = set().union(*(make.cited(path) for path in PACKAGE.rglob("*.py")))
+    cited = set().union(*(make.cited_claims(path) for path in PACKAGE.rglob("*.py")))
     assert {source for source, _ in rows} >= cited
-    assert [source for source, _ in rows if not any(make.shown(source))] == []
+    assert [source for source, _ in rows if not any(make.links_of_claim(source))] == []
     papers = make.PAPER.findall(text_of(ROOT / "docs" / "sources.md"))
     assert papers
-    assert [paper for paper, _ in papers if not any(make.named(paper))] == []
+    assert [paper for paper, _ in papers if not any(make.links_of_paper(paper))] == []
 
 
 # ---- the map
