@@ -189,7 +189,7 @@ EMPTY, THREE = KeyValueCache(patterns.causal(N)), KeyValueCache(patterns.causal(
 THREE.append(K[:, :, :3], V[:, :, :3])
 WRONG = [
     (lambda: KeyValueCache(5), TypeError, "graph must be a TokenGraph of all tokens to come, got int"),
-    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "must be the same tokens"),
+    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "must have the same tokens"),
     (lambda: KeyValueCache(patterns.causal(9), 0), ValueError, "layers must be at least 1, got 0"),
     (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens: append them first"),
     (EMPTY.senders, ValueError, "layer 0 has no new tokens: append them first"),
