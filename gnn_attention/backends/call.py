@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ from gnn_attention.score_mods import ScoreMod
 # Bytes of queries that are gathered at once. The allocator reuses a tensor of this size.
 GATHERED_BYTES = 2**22
 COMPILED_EDGES = 2**16  # edges gathered at once in a compiled program, which repeats the code for each chunk
+
+
+def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    # `deprecated` would mark the method itself.
+    return wraps(method)(lambda *arguments, **options: method(*arguments, **options))
 
 
 @dataclass(eq=False)
@@ -209,20 +215,11 @@ class AttentionCall:
         """The old name of :meth:`from_arguments`."""
         return cls.from_arguments(*arguments, **options)
 
-    @deprecated("call.modified is now called call.apply_score_mod")
-    def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """The old name of :meth:`apply_score_mod`."""
-        return self.apply_score_mod(score, dst, src)
-
-    @deprecated("call.dropped is now called call.apply_dropout")
-    def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """The old name of :meth:`apply_dropout`."""
-        return self.apply_dropout(weights, dst, src)
-
-    @deprecated("call.parts is now called call.slices")
-    def parts(self) -> list[list[AttentionCall]]:
-        """The old name of :meth:`slices`."""
-        return self.slices()
+    # The names of these methods in 0.2.0, for this release.
+    modified = deprecated("call.modified is now called call.apply_score_mod")(_another_name(apply_score_mod))
+    dropped = deprecated("call.dropped is now called call.apply_dropout")(_another_name(apply_dropout))
+    parts = deprecated("call.parts is now called call.slices")(_another_name(slices))
+    part = deprecated("call.part is now called call.select")(_another_name(select))
 
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:

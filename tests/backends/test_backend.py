@@ -103,3 +103,27 @@ def test_available_memory_limits_calls_on_a_cpu(monkeypatch, name):
     assert BACKENDS[name].unsupported_reason(CALL) is None
     monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
     assert "too little" in BACKENDS[name].unsupported_reason(CALL)
+
+
+OLD_NAMES = {
+    "modified": lambda call: call.modified(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
+    "dropped": lambda call: call.dropped(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
+    "parts": lambda call: call.parts()[0][0].q,
+    "part": lambda call: call.part(1, 2).k,
+    "checked": lambda call: call.checked(*QKV, patterns.causal(9)).v,
+}
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_methods_of_a_call_keep_their_names_of_the_last_release(name):
+    call = AttentionCall.from_arguments(*QKV, patterns.causal(9), dropout=0.5)
+    new = {
+        "modified": lambda: torch.ones(2, 4, 9),
+        "dropped": lambda: call.apply_dropout(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
+        "parts": lambda: call.slices()[0][0].q,
+        "part": lambda: call.select(1, 2).k,
+        "checked": lambda: call.v,
+    }
+    with pytest.warns(DeprecationWarning, match=f"{name} is now called"):
+        old = OLD_NAMES[name](call)
+    assert torch.equal(old, new[name]())
