@@ -5,6 +5,8 @@ beyond its end the list is cycled. The residual stream always keeps a token's ow
 self loop. All functions raise TypeError, ValueError or IndexError for wrong layers or positions.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import reduce
 from itertools import islice
