@@ -2,8 +2,8 @@
 
 An edge ``src -> dst`` of a head has the score ``q_dst . k_src * scale``, which is its *logit* unless a
 score_mod or bias changes it. The softmax over the in-edges of a receiver turns logits into *weights* and
-returns the logarithm of their normaliser (``lse``). Edges are the last axis ``[..., E]``, with an index
-``dst [E]``. Inputs should be float32 or better, and results have their dtype. Arguments are checked.
+returns the logarithm of their normaliser (``lse``). Edges are the last axis ``[..., E]``; their receivers
+are ``dst [E]``. Inputs should be float32 or better, and results have their dtype. Arguments are checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def per_query_head(x: Tensor, num_heads: int) -> Tensor:
     """Repeat key/value heads ``[batch, kv_heads, ...]`` for query heads ``[batch, heads, ...]``.
 
-    Key/value head ``h`` serves query heads ``h * g .. h * g + g - 1`` in groups of g.
+    With ``g = heads / kv_heads``, key/value head h serves query heads ``h * g .. h * g + g - 1``.
 
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]
@@ -63,8 +63,8 @@ def softmax(
     """Compute the weights ``w_e = exp(l_e) / sum of exp(l_e') over e' with the same dst``, and lse.
 
     ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has
-    weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) adds a logit without
-    a weight to the sum of each receiver that has in-edges (docs/semantics.md, 2). ``check=False``
+    weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) add a term to the sum
+    of each receiver that has in-edges, but no weight (docs/semantics.md, 2). ``check=False``
     skips the checks, for arguments that come from a graph.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
@@ -112,7 +112,7 @@ def softmax(
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Compute weights and lse over the last axis and ``sinks``; 0 and -inf where all logits are -inf."""
+    """Compute weights and lse over the last axis and ``sinks``. Rows of -inf get 0 and -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
@@ -123,7 +123,7 @@ def row_softmax(
 
 
 def needs_no_shift(logits: Tensor) -> bool:
-    """Return True if exp of all logits is far from both ends of float32; False for NaN and inf."""
+    """Return True if all logits are from -8 to 8, where exp is safe; False for NaN and inf."""
     low, high = logits.aminmax()
     return low.item() >= -SAFE_LOGIT and high.item() <= SAFE_LOGIT
 
@@ -145,10 +145,10 @@ def add_sinks(
     sink_logits: Float[Tensor, " heads"],
     has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """Add one logit without a value vector for each head to a result: ``lse' = log(e^lse + e^sink)``.
+    """Add to a result a logit without value vector for each head: ``lse' = log(e^lse + e^sink)``.
 
-    The output is scaled by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges``, which
-    broadcasts to lse) keeps the output 0 and lse -inf (docs/semantics.md, 2).
+    The output is scaled by ``e^(lse - lse')``. Where ``has_in_edges`` (broadcastable to lse) is
+    False, the output stays 0 and lse stays -inf (docs/semantics.md, 2).
 
     >>> has_in_edges, lse = torch.tensor([True, False]), torch.tensor([[[0.0, -torch.inf]]])
     >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), lse, torch.zeros(1), has_in_edges)
@@ -170,7 +170,7 @@ def merge(
     out_b: Float[Tensor, "... dst dim"],
     lse_b: Float[Tensor, "... dst"],
 ) -> tuple[Float[Tensor, "... dst dim"], Float[Tensor, "... dst"]]:
-    """Merge results of disjoint sets of in-edges by their shares of ``e^lse_a + e^lse_b``.
+    """Merge the results for two disjoint sets of in-edges, weighted by ``e^lse_a`` and ``e^lse_b``.
 
     >>> out, lse = merge(torch.tensor([[1.0]]), torch.zeros(1), torch.tensor([[3.0]]), torch.zeros(1))
     >>> out.item(), round(lse.item(), 4)
@@ -188,9 +188,9 @@ def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Floa
     """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
 
     Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
-    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. If
-    one side has all the weight, the true gradient is 0, but that error would appear in it. A sigmoid
-    that rounds one share to 1 would lose the other share in its derivative.
+    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. The
+    gradient would have it, too, although it is 0 where one side has all the weight. A sigmoid that
+    rounds one share to 1 would lose the other share in its derivative.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf.

@@ -16,12 +16,12 @@ __all__ = ["Rotary"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotate pair i of the channels of a query or key at position p by ``p * base^(-2 i / dim)``.
+    """Rotate queries and keys: at position p, channel pair i turns by ``p * base^(-2 i / dim)``.
 
     The dot product of two rotated vectors depends on their distance only:
     ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channels i and i + dim/2
-    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, the angle of
-    each pair at position 1, replace the powers of ``base``; Llama 3 and YaRN need them.
+    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, if passed, are
+    the angles of the pairs at position 1 and replace the powers of ``base`` (Llama 3, YaRN).
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -50,7 +50,7 @@ class Rotary:
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "*lead tokens dim"]:
-        """Rotate row t of ``x`` for ``positions[t]``, in float32 or better; ValueError if dim is odd."""
+        """Rotate row t of ``x`` for ``positions[t]``, at least in float32; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
             shape, tokens = list(positions.shape), x.shape[-2]
             raise ValueError(f"positions must have shape [{tokens}], one for each token, got {shape}")

@@ -1,7 +1,7 @@
 """Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
 FlexAttention takes the same functions. ``score`` is the scaled dot product; b, h, dst and src are index
-tensors (h counts query heads, dst and src are absolute positions). Score_mods are applied before
+tensors (h is the query head, dst and src are absolute positions). Score_mods are applied before
 ``bias``. They are objects, not closures, so that they can be printed, copied and pickled.
 """
 
@@ -31,7 +31,7 @@ __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 # Since torch 2.13 a compiled program may pass objects to a function marked `constant`.
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
-# In a compiled program, arguments of a partial that have these types are constants.
+# In a compiled program, the arguments of a partial are constants if they have these types.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
 # The functions through which fit_score_mod calls a user's function
 WRAPPERS = (single_pairs.map_pairs, single_pairs.call_on_tensors)
@@ -63,7 +63,7 @@ def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> 
     else:
         try:
             results: dict[Any, bool | None] = _probes.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
-        # An object without weak references is probed in every call.
+        # An object that cannot be weakly referenced is probed in every call.
         except TypeError:
             results = {}
         key = query.device, is_fake
@@ -125,7 +125,7 @@ def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) ->
 
 
 def _is_known(score_mod: Any) -> bool:
-    """Return True for a score_mod of this library or of transformers whose parts are known, too."""
+    """Return True if a score_mod and its parts all come from this library or from transformers."""
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
@@ -137,7 +137,7 @@ def _is_known(score_mod: Any) -> bool:
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the slopes of ALiBi: ``2^(-8 i / n)`` for heads i = 1 .. n, if n is a power of two.
 
-    For other n, the slopes of the next lower power are followed by every second of the next higher.
+    For other n, take the slopes for the next lower power, then every second slope for the next higher.
 
     Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
 
@@ -205,10 +205,10 @@ class softcap:  # noqa: N801
 
 @dataclass(frozen=True, eq=False)
 class log_multiplicity:  # noqa: N801
-    """Weigh a sender, or an edge, as m equal ones: ``score + log m``.
+    """Count a sender, or an edge, m times: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
-    So a graph can stand for a multigraph: m parallel edges weigh as much as one with ``+ log m``.
+    So one edge with ``+ log m`` can replace the m parallel edges of a multigraph.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -231,7 +231,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
 
-    ``table`` is ``[heads, 2 * reach + 1]``. Its ends also hold for all distances beyond ``reach``.
+    ``table`` is ``[heads, 2 * reach + 1]``. Distances beyond ``reach`` use the entries at its ends.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).
@@ -273,7 +273,7 @@ class RelativeBias(nn.Module):
 
 
 class chain(nn.Module):  # noqa: N801
-    """Apply several score_mods from left to right; a module, so that learned ones are trained.
+    """Apply score_mods from left to right. It is a module, so that its parameters are trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)

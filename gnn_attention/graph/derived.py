@@ -41,7 +41,7 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return cast("Tensor", graph.edge_index if stored_edges is None else stored_edges).to(device)
     if stored_edges is not None:
-        # Cloning an inference tensor outside of inference mode makes a list for training.
+        # A clone made outside of inference mode can be trained on, unlike an inference tensor.
         return stored_edges.clone() if stored_edges.is_inference() else stored_edges.cpu()
     # Counting the edges takes time, so it is skipped where even a list of all pairs would fit.
     if memory.shortage(BYTES_PER_EDGE * graph.num_dst * graph.num_src):
@@ -104,7 +104,7 @@ def is_causal(graph: Graph) -> bool:
 
 
 def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
-    """Return the graph without parallel edges, and the score_mod that adds the log of their number."""
+    """Return the graph without parallel edges, and the score_mod that adds log m for m copies."""
     # A score_mod receives absolute positions.
     src, dst = graph.edge_index
     num_src = graph.src_offset + graph.num_src

@@ -20,14 +20,14 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sorted keys and the permutation that sorts the edges, None if no edge has to move."""
+    """Return the sorted keys and the permutation that sorts them, None if they already increase."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
 
 
 def is_increasing(keys: Tensor) -> bool:
-    """Return True if each key is larger than the one before: sorted, and without duplicates."""
+    """Return True if the keys are sorted and distinct."""
     # NumPy takes a third of the time that torch takes for short lists.
     array = numpy_view(keys)
     return bool((array[1:] > array[:-1]).all())
@@ -63,12 +63,12 @@ def mask_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
 MAX_DENSE_CELLS = 2**24
 # An entry of a sparse matrix takes two indices and a number.
 BYTES_PER_PAIR = 24
-# A dense product does this many multiplications in the time of one in a sparse product.
+# While a sparse product does one multiplication, a dense product does this many.
 DENSE_SPEEDUP = 256
 
 
 def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
-    """Return the boolean product of two adjacency matrices, sorted by receiver, then sender."""
+    """Return the edges of the product of two adjacency matrices, sorted by receiver, then sender."""
     num_cells = max(num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     out_degree = left[0].bincount(minlength=num_mid).double()
     num_walks = out_degree @ right[1].bincount(minlength=num_mid).double()
@@ -97,7 +97,7 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sp
 
 @not_compiled
 def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
-    """Return an ordinary tensor of one of these layouts; ValueError if it does not hold values."""
+    """Return an ordinary tensor; ValueError if ``tensor`` has no values or another layout."""
     # torch_geometric's EdgeIndex and Index have as_tensor.
     values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     kind, inner, functorch = type(values), values, torch._C._functorch

@@ -24,7 +24,7 @@ COUNT = "count"
 def read_table(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
 ) -> Int[Tensor, "batch heads dst K"]:
-    """Check an index and copy it to four axes, int32 if possible, with ``num_src`` in place of -1."""
+    """Check an index; return a copy with four axes, int32 if possible. ``num_src`` replaces -1."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
         raise TypeError(
             f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; use "
@@ -75,13 +75,13 @@ def _find_first(table: Tensor, is_wrong: Tensor) -> tuple[int, str]:
 
 
 class Rows:
-    """The rows of an index, which are sorted in place: their valid and their repeated entries."""
+    """The sorted rows of an index, with masks of their valid and repeated entries."""
 
     def __init__(
         self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
     ) -> None:
         self.num_src = num_src
-        # Only a graph of one slice keeps the order of its index. A copy costs more than the sort.
+        # Only a graph of one slice needs the unsorted table. A copy costs more than the sort.
         self.unsorted_table = table.clone() if table.shape[:2] == (1, 1) else table
         if table.device.type == "cpu":
             # torch takes twenty times as long as NumPy to sort many short rows.
@@ -118,7 +118,7 @@ class Rows:
 
     @cached_property
     def is_edge(self) -> Bool[Tensor, "batch heads dst K"]:
-        """True at the first of equal valid entries."""
+        """True at each valid entry that does not repeat the entry before it."""
         return self.is_valid if self.is_repeat is None else self.is_valid & ~self.is_repeat
 
     def count_entries(self) -> log_count:

@@ -25,7 +25,7 @@ from gnn_attention.graph.token_graph import TokenGraph
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# The lists of a BlockMask would take more than 8 GiB above this number of tiles.
+# With more tiles than this, the lists of a BlockMask would take more than 8 GiB.
 MAX_TILES = 2**28
 
 
@@ -83,7 +83,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    A pair is an edge in a full block, or in a partial block if ``mask_mod`` is True. The graph
+    A pair is an edge if it is in a full block, or if ``mask_mod`` is True in a partial one. The graph
     differs by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns
@@ -126,7 +126,7 @@ class Varlen(NamedTuple):
 def to_varlen(graph: TokenGraph) -> Varlen:
     """Return the graph as packed documents with one window for all of them.
 
-    There are no edges between documents, which are causal, full or local. Raises ValueError for any
+    No edge joins two documents. Each document is causal, full or local. Raises ValueError for any
     other graph, including one that is not square or differs by head or sample.
 
     >>> from gnn_attention import patterns
@@ -137,7 +137,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     if graph.num_dst != graph.num_src:
         raise ValueError(f"varlen kernels need as many receivers as senders, got {graph!r}; see to_window")
     num_before, num_after = _count_before_and_after(graph, 0)
-    # A document starts at a token that no edge crosses, in either direction.
+    # A document starts at a token without earlier senders, if the token before has no later senders.
     is_start = num_before == 0
     is_start[1:] &= num_after[:-1] == 0
     bounds = torch.cat([is_start.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
@@ -189,7 +189,7 @@ def _window_side(count: int, furthest: int) -> int:
 
 
 def _count_before_and_after(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
-    """Count the senders before, and after, position ``dst + shift`` for each receiver."""
+    """Count the senders of each receiver that are before, and after, position ``dst + shift``."""
     halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
     sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
     num_before, num_after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)

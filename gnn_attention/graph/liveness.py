@@ -16,7 +16,7 @@ from gnn_attention.graph.token_graph import TokenGraph
 
 
 def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
-    """Return the index of the last receiver of each sender over all samples and heads; -1 for none.
+    """For each sender, return its last receiver over all samples and heads, or -1 if it has none.
 
     >>> from gnn_attention import patterns
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
@@ -31,7 +31,7 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """Return the index of the last sender of each receiver over all samples and heads; -1 for none."""
+    """For each receiver, return its last sender over all samples and heads, or -1 if it has none."""
     return last_receivers(graph.T)
 
 
@@ -46,7 +46,7 @@ def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edg
 
 def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
     src, width, last = bands.src, bands.width, bands.dst + bands.rows - 1
-    # A band is skipped if the next one has the same senders and ends further down.
+    # A band is skipped if the next one has the same senders and does not end further up.
     selected = torch.ones_like(src, dtype=torch.bool)
     selected[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
     band, column = enumerate_groups(width[selected])
@@ -54,10 +54,10 @@ def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
 
 
 def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Column c of a box crosses diagonal ``width - 1 - c`` in row 0, and the next ones further down."""
+    """Column c of a box crosses diagonal ``width - 1 - c + r`` in row r."""
     is_edge, _, _ = quadtree.profile(edges, piece)
     boxes, index = piece.boxes, torch.arange(len(is_edge), device="cpu")
-    # For each diagonal, the last one up to it that has edges. It may belong to an earlier box.
+    # The last diagonal with edges at or before each diagonal. It may belong to an earlier box.
     last_filled = torch.where(is_edge, index, -1).cummax(0).values
     length = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)

@@ -33,7 +33,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """Return rows ``start .. stop - 1``, over all senders, as in decoding; IndexError if out of range.
+        """Return receivers ``start .. stop - 1`` with all senders; IndexError if out of range.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
@@ -62,7 +62,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def coalesce(self: G) -> G:
-        """Return the graph with only the first of each set of parallel edges; itself if it has none."""
+        """Return the graph with the first copy of each edge, or itself if no edge repeats."""
         edges = self.edges.unique_edges
         return self if edges is self.edges else replace(self, edges=edges)
 
@@ -100,7 +100,7 @@ class GraphOperators(Frozen):
     def __matmul__(self: G, other: G) -> G:
         """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        Raises ValueError unless the middle tokens are the same, or if a graph differs by slice.
+        Raises ValueError if the middle tokens differ, or if a graph differs by head or sample.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented

@@ -21,7 +21,7 @@ from gnn_attention.graph.intervals.values import Interval
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # Tokens are a tensor, or an Interval while a rule is evaluated on ranges.
 Token = Any
-# (batch, heads, num_dst, num_src), with 1 where the graph does not vary
+# (batch, heads, num_dst, num_src), with 1 for an axis by which the graph does not differ
 Shape = tuple[int, int, int, int]
 # This number ends every sorted table of keys, so that a search always returns a valid index.
 LAST_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
@@ -108,12 +108,12 @@ def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
 
 
 def look_up_blocks(table: Tensor, height: int, width: int, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    """Look up a table whose entries stand for blocks of ``height`` receivers and ``width`` senders."""
+    """Look up a table with an entry for each block of ``height x width`` pairs."""
     return look_up(table, b, h, dst // height, src // width)
 
 
 def drop_future(rule: Rule, is_causal: bool = True) -> Rule:
-    """Return the rule without edges from later tokens, or unchanged unless ``is_causal``."""
+    """Return the rule without edges from later tokens if ``is_causal``, otherwise unchanged."""
     return partial(combine, operator.and_, (rule, causal)) if is_causal else rule
 
 

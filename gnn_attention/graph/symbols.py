@@ -1,7 +1,7 @@
 """Symbols for the tokens of a pair. An expression of symbols is a rule, and can be pickled.
 
 ``(src <= dst) & (dst - src < 4)`` is the rule of a window of four tokens. ``&`` and ``|`` mean
-"and" and "or". :func:`compute` applies any other function of tensors, and :func:`look_up` a table.
+"and" and "or". :func:`compute` applies any function of tensors, and :func:`look_up` reads a table.
 """
 
 import operator
@@ -34,7 +34,7 @@ class Expression(partial[Any]):
         return value
 
     def __bool__(self) -> bool:
-        """Return whether a and b of ``a == b`` are the same object, as ``in`` needs; otherwise TypeError.
+        """Compare the operands of ``==`` or ``!=`` by identity, as ``in`` needs; else TypeError.
 
         Python evaluates ``a < b < c`` as ``a < b and b < c``, which would silently drop ``a < b``.
         """
@@ -78,7 +78,7 @@ for _name in ARITHMETIC + LOGIC:
 
 
 def look_up(table: Tensor, *index: Any) -> Any:
-    """Return the entry of a table at an index of tokens, after sample and head if it has such axes."""
+    """Return ``table[index]``, after an index of sample and head if the table has such axes."""
     return compute(rules.look_up, table, sample, head, *index)
 
 

@@ -29,7 +29,7 @@ def parenthesize(name: str) -> str:
 
 
 def format_list(values: Sequence[object], noun: str, max_length: int = 6) -> str:
-    """Format a list as Python does, or only its length above ``max_length``: ``[50 lengths]``."""
+    """Format a list as Python does, or as ``[50 lengths]`` if it is longer than ``max_length``."""
     return str(list(values)) if len(values) <= max_length else f"[{len(values)} {noun}]"
 
 

@@ -101,9 +101,9 @@ class Tiles:
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """Return the empty, full and partial tiles of a graph.
 
-    Takes time proportional to the partial tiles of a structured graph, and O(E log E) for a list. A
-    rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory. The runs
-    are cached for each ``block``. Raises TypeError or ValueError unless it is a positive integer.
+    Takes time proportional to the number of partial tiles for a structured graph, and O(E log E) for
+    a list. A rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory.
+    The runs are cached for each ``block``. TypeError or ValueError if it is not positive.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
@@ -157,7 +157,7 @@ def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> C
 
 
 def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, rows: int) -> Columns:
-    """Return the runs of pieces, whose boxes are tiles; each owner has ``rows`` rows of tiles."""
+    """Return the runs of pieces whose boxes consist of tiles; each owner has ``rows`` rows of them."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
     runs: list[Columns] = [(empty, empty, empty, empty.bool(), empty)]
     for piece in pieces:
@@ -175,7 +175,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
 
 
 def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return the number of selected tiles in each row, and all columns, the selected ones first."""
+    """Return the number of selected tiles in each row, and its columns, selected ones first."""
     count = selected.sum(-1).to(torch.int32)
     columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return count, columns

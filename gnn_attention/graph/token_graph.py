@@ -37,13 +37,13 @@ FIRST_CALLS = 2
 class TokenGraph(GraphOperators):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
-    Graphs come from :meth:`from_rule`, :meth:`from_edges`, the builders of
-    ``gnn_attention.patterns`` and ``gnn_attention.convert``, and are combined by ``| & - ^ ~``,
-    ``.T`` (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
+    :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` and the
+    functions of ``gnn_attention.convert`` make graphs. Operators combine them: ``| & - ^ ~``, ``.T``
+    (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
 
-    ``heads`` and ``batch`` are the numbers of heads and samples by which the graph differs, or None
-    if it is the same for all. ``dst_offset`` and ``src_offset`` are the absolute positions of the
-    first receiver and sender, which score_mods receive; :meth:`rows` moves them.
+    ``heads`` is the number of heads if the graph differs by head, otherwise None; ``batch`` counts
+    samples in the same way. ``dst_offset`` and ``src_offset`` are the absolute positions of the first
+    receiver and the first sender. Score_mods receive absolute positions.
 
     >>> print(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 3, name="causal(3)"))
     causal(3): mask[dst, src] and in-edges
@@ -52,7 +52,7 @@ class TokenGraph(GraphOperators):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # gnn_attention.backends sets these: from_indices and from_block_indices in a traced program.
+    # gnn_attention.backends sets these. Traced calls of from_indices and from_block_indices use them.
     traced_indices: ClassVar[Callable[..., TokenGraph]]
     traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
@@ -73,9 +73,9 @@ class TokenGraph(GraphOperators):
         """Return the graph of all pairs ``(src, dst)`` for which ``rule(b, h, dst, src)`` is True.
 
         ``rule`` maps broadcastable int64 tensors to a bool tensor, as FlexAttention's ``mask_mod``
-        does. If a trial on one pair shows that it needs single numbers, ``torch.vmap`` maps it over
-        the pairs. ``num_src=None`` means ``num_dst``. ``heads`` and ``batch`` are required if the
-        rule uses them. Raises TypeError for an invalid rule, ValueError for an invalid size.
+        does. If a trial on one pair shows that the rule needs single numbers, ``torch.vmap`` maps it
+        over the pairs. ``num_src=None`` means ``num_dst``. Pass ``heads`` if the rule uses h,
+        and ``batch`` if it uses b. Raises TypeError (invalid rule) or ValueError (invalid size).
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -105,10 +105,10 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph:
         """Return the graph of the edges ``edge_index [2, E]``: row 0 senders, row 1 receivers.
 
-        The order of the edges is kept. Sizes come from the caller, never from the largest index.
+        The order of the edges is kept. No size is inferred from the largest index.
         ``parallel`` says what to do with parallel edges: "error" raises ValueError, "merge" keeps
-        the first of each set (as ``coalesce=True`` does), "keep" makes a multigraph: each copy has
-        its own bias and weight, as in torch_geometric; masks, set operators and ``==`` merge them.
+        the first copy of each edge (as ``coalesce=True`` does), and "keep" makes a multigraph:
+        each copy has its own bias and weight, but masks, set operators and ``==`` merge the copies.
         Raises TypeError (not integers), ValueError (shape, parallel edges) or IndexError (range).
 
         >>> edges = torch.tensor([[0, 2, 2], [1, 1, 1]])
@@ -127,7 +127,7 @@ class TokenGraph(GraphOperators):
 
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
-        """Return the graph of a list that the caller knows to be valid and without parallel edges."""
+        """Return the graph of a list of edges, which must be valid and distinct (unchecked)."""
         return cls(ListedEdges(edges, num_dst, num_src), num_dst, num_src, name=name)
 
     @overload
@@ -168,13 +168,13 @@ class TokenGraph(GraphOperators):
         """Return the graph of the senders that each receiver chose: ``src in index[..., dst]``.
 
         ``index`` is an integer tensor ``[dst, K]``, ``[heads, dst, K]`` or
-        ``[batch, heads or 1, dst, K]``, in which -1 means no sender; with ``count [..., dst]`` only
-        the first entries of each receiver are valid. ``coalesce=True`` merges repeated senders of a
-        receiver, and ``coalesce="count"`` returns ``(graph, score_mod)``: with this score_mod,
-        ``attend`` gives a sender that was chosen m times the score ``score + log m`` (unsupported
-        by flex). ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for
+        ``[batch, heads or 1, dst, K]``, in which -1 means no sender. With ``count [..., dst]`` only
+        the first ``count`` entries of a receiver are valid. ``coalesce=True`` merges repeated senders
+        of a receiver. ``coalesce="count"`` does too, but returns ``(graph, score_mod)``; the score_mod
+        adds log m to the score of a sender that was chosen m times (unsupported by flex).
+        ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for
         ``E = batch * heads * dst * K``, without a dst x src tensor. :attr:`edge_index` is sorted by
-        receiver, and keeps the order of the index for each. A program of ``torch.compile`` or
+        receiver, then by the order of the index. A program of ``torch.compile`` or
         ``torch.export`` may compute the index or take it as an input. Raises TypeError (not integers),
         ValueError (shape, duplicates, not causal, unknown ``coalesce``) or IndexError (range).
 
@@ -198,11 +198,11 @@ class TokenGraph(GraphOperators):
         causal: bool = False,
         name: str = "block_indices",
     ) -> TokenGraph:
-        """Return the graph in which each block of receivers attends to the blocks of senders it chose.
+        """Return the graph in which each block of receivers attends to its chosen blocks of senders.
 
         An edge has ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if
-        ``causal``. Index, compiled programs and errors are as in :meth:`from_indices`, with blocks in
-        place of tokens. The graph stores a table of blocks, not a list of edges.
+        ``causal``. The index, compiled programs and errors are as in :meth:`from_indices`, with blocks
+        in place of tokens. The graph stores a table of blocks, not a list of edges.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
@@ -219,7 +219,7 @@ class TokenGraph(GraphOperators):
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
         A list keeps its order; other edges are sorted by receiver, then sender. Cached: do not
-        write into it. ValueError for a graph that differs by head or sample, or for lack of memory.
+        write into it. Raises ValueError if it differs by head or sample, or if memory is short.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -233,7 +233,7 @@ class TokenGraph(GraphOperators):
         return memoized(derived.edge_index, self, device)
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
-        """Return the index of each edge ``[2, K]`` in :attr:`edge_index`; ValueError for a non-edge."""
+        """Return the index in :attr:`edge_index` of each edge ``[2, K]``; ValueError for others."""
         pairs = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
         return edge_list.find_edges(self.edge_index, pairs, self.num_src, repr(self))
 
@@ -241,7 +241,7 @@ class TokenGraph(GraphOperators):
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
         The shape is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs
-        by head or sample. Cached: do not write into it. Raises ValueError for lack of memory.
+        by head or sample. Cached: do not write into it. Raises ValueError if memory is short.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")
@@ -296,9 +296,9 @@ class TokenGraph(GraphOperators):
     def prepare(self) -> TokenGraph:
         """Mark the graph as one that will be used many times, and return it.
 
-        A training loop may make a new list of edges in every step. So ``attend(backend="auto")``
-        chooses a backend by the length of a list in the first two calls along a graph, and plans in
-        the third. After ``prepare`` it plans in the first call, as it always does for a rule.
+        A training loop may make a new list of edges in every step. So in the first two
+        calls along a list, ``attend(backend="auto")`` chooses a backend by the length of the list.
+        It plans in the third call; after ``prepare``, or for a rule, it plans in the first.
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3).prepare().num_edges
         2

@@ -22,7 +22,7 @@ class EdgeSet:
 
     ``rule`` is :meth:`contains` as FlexAttention's ``mask_mod``: built from functions and tables,
     and evaluated on tensors only. ``has_structure`` is False for edges that are chosen again in
-    every step, for which a search for tiles would take longer than a call. ``has_slices`` is True
+    every step: to search them for tiles would take longer than a call. ``has_slices`` is True
     if samples or heads have their own chosen rows, so that slices are searched one by one.
     """
 
@@ -46,7 +46,7 @@ class EdgeSet:
 
     @property
     def unique_edges(self) -> EdgeSet:
-        """The edges without the repeats of parallel edges."""
+        """The edges, with only the first copy of each."""
         return self
 
     def count(self) -> int | None:
@@ -66,7 +66,7 @@ class EdgeSet:
         return None
 
     def in_degree(self) -> Int[Tensor, " rows"] | None:
-        """Return the number of in-edges of each receiver of each sample and head, on the CPU."""
+        """Return the in-degree of each row ``r`` of :meth:`pointers`, on the CPU."""
         return None
 
     def rows(self, start: int, stop: int) -> EdgeSet:
@@ -82,7 +82,7 @@ class EdgeSet:
         raise NotImplementedError
 
     def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
-        """Return the stored edges whose membership in ``other`` equals ``is_edge``.
+        """Return the stored edges that are in ``other`` (``is_edge=True``) or not in it (False).
 
         Return None unless edges are stored for the ``sizes = (batch, heads)`` of the result.
         """
@@ -91,7 +91,7 @@ class EdgeSet:
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
         """Return edges that differ from these at listed pairs only, and the keys of those pairs.
 
-        A key is ``dst * num_src + src``. Pairs outside ``num_dst`` x ``num_src`` may be among them.
+        A key is ``dst * num_src + src``. Some pairs may lie outside ``num_dst`` x ``num_src``.
         """
         return self, []
 

@@ -58,7 +58,7 @@ class ListedEdges(EdgeSet):
 
     @cached_property
     def unique_edges(self) -> ListedEdges:
-        """The edges, with only the first of each set of parallel edges."""
+        """The edges, with only the first copy of each."""
         if not self.has_parallel_edges:
             # Rows and the transpose then need not search for parallel edges.
             self.parallel = "error"
@@ -121,8 +121,8 @@ class ListedEdges(EdgeSet):
 class log_count:  # noqa: N801 (named like the score_mods of score_mods.py)
     """The score_mod ``score + log m`` for pairs that occur m times in a slice of a graph.
 
-    ``keys`` are the sorted ``r * num_src + src`` of pairs with m > 1, where r is the index of the
-    row, followed by the largest int64. ``logs`` are their log m, followed by 0.
+    ``keys`` holds ``r * num_src + src``, where r is the index of the row, for each pair with m > 1,
+    sorted; the largest int64 follows. ``logs`` holds the log m of these pairs, then 0.
     """
 
     keys: Int[Tensor, " repeated_and_one"]

@@ -20,7 +20,7 @@ from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator, which returns :class:`Unknown` where it has no bounds."""
+    """Return the operator, changed to return :class:`Unknown` where it has no bounds."""
 
     @wraps(function)
     def guarded_function(*operands: Any, **options: Any) -> Any:
@@ -134,7 +134,7 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Return ``a ^ b`` of truth values, or of nonnegative numbers, whose high bits may be fixed."""
+    """Return ``a ^ b`` of truth values, or of nonnegative numbers; fixed high bits are kept."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _not_equal_bools(a, b)
     box, a, b, dtype = _as_intervals(a, b)
@@ -196,7 +196,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
     _, a, b, dtype = _as_intervals(values.as_interval(box, a), b)
-    # The result is a if the condition holds for every pair, b if for none, otherwise their union.
+    # The result is a if all pairs meet the condition, b if none does, and otherwise covers both.
     any_true, all_true = condition.any_true, condition.all_true
     low = torch.minimum(torch.where(any_true, a.low, b.low), torch.where(all_true, a.low, b.low))
     high = torch.maximum(torch.where(any_true, a.high, b.high), torch.where(all_true, a.high, b.high))

@@ -1,4 +1,4 @@
-"""Bounds of the entries of a table in a range, and of the edges of a list in a box."""
+"""Bounds of table entries in a range, and whether a box may hold a listed edge."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Ranges = Int[Tensor, " ranges"]
 def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges) -> tuple[Tensor, Tensor]:
     """Return bounds of ``table[lead, first .. last]``, where ``lead`` is a flat index of the other axes.
 
-    They are exact for an aligned range of ``2^k`` entries, as in a grid of boxes. Two such ranges
-    that cover it bound any other range. An index outside the table gets bounds of the whole table.
+    They are exact for an aligned range of ``2^k`` entries, as in a grid of boxes. Any other
+    range gets the bounds of two that cover it. An index outside gets bounds of the whole table.
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
     is_inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
@@ -83,8 +83,8 @@ _grids: MutableMapping[Tensor, tuple[Grid, Tensor]] = WeakIdKeyDictionary()
 def has_edge_in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
     """Return whether boxes hold a listed edge; ``keys`` are sorted and end with the largest int64.
 
-    ``any_true`` is exact for boxes that are cells of one grid. Other boxes may get it without an
-    edge. No box gets ``all_true``.
+    ``any_true`` is exact for boxes that are cells of one grid. In other boxes it may be True
+    without an edge. ``all_true`` is always False.
     """
     axes = torch.full_like(dst.axes, ANYTHING)
     all_true = torch.zeros_like(dst.low, dtype=torch.bool)

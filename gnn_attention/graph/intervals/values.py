@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """Base class of values. Torch's functions and methods of them come from :data:`OPERATORS`."""
+    """Base class of values. Torch's functions and methods use :data:`OPERATORS` for them."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -69,11 +69,11 @@ def _operator(name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class Interval(Value):
-    """The integers ``low .. high`` that an expression can be in each box.
+    """Inclusive bounds ``low .. high`` of an integer expression in each box.
 
     With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; otherwise the slope
-    is None. ``axes`` are the bits of what it depends on, 0 where it is constant. ``dtype`` is that of
-    torch's result, which must not overflow; a number has None and takes that of the other operand.
+    is None. The bits of ``axes`` say what it depends on, 0 if it is constant. ``dtype`` is that of
+    torch's result, which must not overflow. A plain number has None, and the other operand decides.
     """
 
     box: Box
@@ -165,7 +165,7 @@ def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = tor
 
 
 def tristate(box: Box, any_true: Tensor, all_true: Tensor, axes: Tensor) -> TriState:
-    """Return the answer, with no axes where it is certain."""
+    """Return the answer, with ``axes`` 0 where it is certain."""
     return TriState(box, any_true, all_true, axes.masked_fill(all_true | ~any_true, 0))
 
 

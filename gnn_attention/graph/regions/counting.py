@@ -49,8 +49,8 @@ def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges |
 def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
     """Yield the edges of boxes that are tiles of one grid, each edge in one band.
 
-    The edges without lists come first. The listed pairs that change them follow, as bands of width
-    1 for a pair that becomes an edge, and -1 for an edge that is removed.
+    The edges without lists come first. Then each listed pair is a band, with width 1 if the lists
+    add the pair, -1 if they remove it, and 0 if they change nothing.
     """
     if not len(boxes):
         return
@@ -94,7 +94,7 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
     if enumerate_pairs.has_few_pairs(shape):
         return enumerate_pairs.dense_mask(edges.contains, name, shape).sum(-1)
     batch, heads, num_dst, _ = shape
-    # The change of the degree from one receiver to the next. A band of any length sets two entries.
+    # The change of the degree from one receiver to the next. Each band changes two entries.
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
     for bands in bands_of_boxes(edges, quadtree.root(shape)):
         first = bands.owner * (num_dst + 1) + bands.dst
@@ -122,7 +122,7 @@ def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
 def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
     """Return True if the edges depend only on ``dst - src`` in a box around all boxes.
 
-    Each box may depend on it in its own way, for instance if the boxes lie in different documents.
+    Single boxes may depend on it in different ways, for instance if they lie in different documents.
     """
     zero = torch.zeros_like(boxes.dst)
     height, width = zero + (boxes.dst + boxes.height).max(), zero + (boxes.src + boxes.width).max()

@@ -38,7 +38,7 @@ Items = Int[Tensor, " items"]
 class Boxes:
     """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    Each has one sample and head. Its ``owner``, a number that the caller chose, passes to its parts.
+    Each has one sample and head. Its parts keep its ``owner``, a number that the caller chose.
     """
 
     owner: Tensor
@@ -131,7 +131,7 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
 
 
 def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
-    """Return the group of each item and its number in the group, which has ``counts[group]`` items."""
+    """Return the group of each item and its number there, for groups with ``counts`` items."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
@@ -160,7 +160,7 @@ def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items
 
 
 def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
-    """Yield some boxes at a time and the mask of their pairs, False beyond the border of a box."""
+    """Yield some boxes at a time with the mask of their pairs, which is False outside of a box."""
     if not len(boxes):
         return
     row = torch.arange(int(boxes.height.max()), device="cpu").view(-1, 1)
