@@ -1,4 +1,4 @@
-"""Write files atomically, and give commands the option ``--json``."""
+"""Write files atomically, and add the option ``--json`` to commands."""
 
 import argparse
 import json

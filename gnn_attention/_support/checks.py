@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def quote(value: object, longest: int = 60) -> str:
-    """Describe a value on one line of at most ``longest`` characters; a tensor by dtype and shape.
+    """Describe a value on one line of at most ``longest`` characters, or a tensor by dtype and shape.
 
     >>> quote("window"), quote(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
@@ -47,7 +47,7 @@ def position(name: str, value: object) -> int:
 
 
 def index(name: str, value: object, count: int) -> int:
-    """Return ``value`` as an int in ``0 .. count - 1``, or raise IndexError, or as :func:`size` does."""
+    """Return ``value`` as an int in ``0 .. count - 1``, or raise IndexError or an error of :func:`size`."""
     number = size(name, value)
     if number >= count:
         raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
@@ -65,7 +65,7 @@ def check_order(name: str, values: object) -> None:
 def sizes(
     name: str, values: Any, minimum: int = 0, any_order: bool = False, kind: str = "sizes"
 ) -> list[int]:
-    """Return ``values`` as a list of ints of at least ``minimum``, or raise as :func:`size` does.
+    """Return ``values`` as a list of ints of at least ``minimum``, or raise an error of :func:`size`.
 
     A set is accepted if ``any_order``. ``kind`` names the values in the error.
     """
@@ -84,7 +84,7 @@ def integers(name: str, values: object, kind: str, any_order: bool = False) -> l
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """Return ``values`` as a list with one label for each of ``count`` nodes, called ``nodes``."""
+    """Return ``values`` as a list of ``count`` labels; ``nodes`` names the labelled nodes in the error."""
     check_order(name, values)
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels, got {describe_type(values)}")
@@ -119,7 +119,7 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
 
 
 def check_signature(name: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise TypeError if the signature of ``function`` does not take these positional arguments."""
+    """Raise TypeError if ``function`` cannot be called with these positional arguments."""
     expected = ", ".join(arguments)
     if not callable(function):
         raise TypeError(f"{name} must be a function ({expected}), got {describe_type(function)}")

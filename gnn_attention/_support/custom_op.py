@@ -31,7 +31,7 @@ def operator(
 
     ``run`` computes the result, ``fake`` returns empty tensors of its shapes, ``save(ctx, inputs, output)``
     and ``backward(ctx, *grads)`` are methods of a ``torch.autograd.Function``. The schema lists the
-    tensors first; ``torch.vmap`` merges a mapped axis into the first axis of each, that of samples.
+    tensors first; ``torch.vmap`` merges a mapped axis into the first axis of each tensor, its samples.
     """
     qualified_name = define(name, schema, run, fake)
     torch.library.register_autograd(qualified_name, backward, setup_context=save)
@@ -78,7 +78,7 @@ def _make_vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
 def gradient_operator(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], kernel: str
 ) -> Callable[..., Any]:
-    """Define an operator for first derivatives; the error for second ones ends in ``kernel``."""
+    """Define an operator that computes gradients; the error for second derivatives ends with ``kernel``."""
 
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(f"second derivatives do not pass through {kernel}")

@@ -1,6 +1,6 @@
 """Checks of the arguments of edge arithmetic; each error names the argument.
 
-The checks read types and shapes, which a compiler also knows, and the receivers of edges on a CPU.
+They read types and shapes, which a compiler can also read, and on a CPU the receivers of the edges.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Tensor
 
 
 def axes(**tensors: tuple[Tensor, str]) -> None:
-    """Check float tensors such as ``lse=(lse, "... dst")``: axes with one name have one size."""
+    """Check float tensors such as ``lse=(lse, "... dst")``: axes of the same name must have the same size."""
     sizes: dict[str, object] = {}
     for name, (x, axis_names) in tensors.items():
         floats(name, x, f"[{axis_names}]")
@@ -50,7 +50,7 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
-    """Check ``x [..., E]`` and the receivers ``dst [E]`` of its edges, which are below ``num_dst``."""
+    """Check ``x [..., E]`` and the receivers ``dst [E]`` of its edges, which must be below ``num_dst``."""
     floats(name, x, "[..., E], a number for each edge")
     # Dynamo does not support hasattr for a symbolic integer.
     if not isinstance(num_dst, (int, torch.SymInt)) and not hasattr(num_dst, "__index__"):

@@ -18,7 +18,7 @@ _released = threading.Condition()
 
 @contextmanager
 def lock_modules(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
-    """Context in which only this thread changes the modules; it waits for ``brief`` locks of others.
+    """Context in which only this thread changes the modules; it waits until others release ``brief`` locks.
 
     Raises NotImplementedError if another lock is not brief, since its thread may wait for this one.
     """
@@ -60,7 +60,7 @@ def ignore_warnings(message: str = "") -> Iterator[None]:
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Make torch issue its one warning about sparse CSR tensors while it is ignored."""
+    """Make torch issue its only warning about sparse CSR tensors here, where the warning is ignored."""
     with ignore_warnings("Sparse CSR tensor support"):
         pointer = torch.tensor([0], dtype=torch.int32, device="cpu")
         values = torch.zeros(0, device="cpu")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Frozen:
     """Base class of dataclasses that have a memo and, like frozen ones, raise an error if changed.
 
-    They are not declared frozen, since Dynamo would read all fields, none as a constant before torch 2.12.
+    They are not declared frozen: Dynamo would read all fields, and before torch 2.12 not as constants.
     """
 
     _memo: Any

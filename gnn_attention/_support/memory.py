@@ -1,6 +1,6 @@
 """Available memory of the system, within the limits of this process's control groups.
 
-Callers check it before they allocate much, so that they raise an error instead of killing the process.
+Callers check it before a large allocation, to raise an error before the system kills the process.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from gnn_attention._support.dynamo import constant
 
 WORTH_ASKING = 2**28  # bytes; smaller requests are not checked
-DEFAULT_BYTES = 2**40  # assumed if the system does not say
+DEFAULT_BYTES = 2**40  # assumed if the system does not report its memory
 FILES_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 FILES_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 CGROUPS = {"memory": FILES_V1, "": FILES_V2}  # the controllers of a group -> its folder and file names

@@ -1,7 +1,7 @@
 """Progress of a long command on stderr: a bar on a terminal, a line every 5 s elsewhere.
 
 ``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]`` is tqdm's format. A
-separate thread prints it, so that it is updated during steps of any length.
+separate thread prints this line, and so updates it during steps of any length.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Progress:
         self.done, self.total = done, total
 
     def begin(self, note: str) -> None:
-        """Start the step that ``note`` names; the one before it counts as done."""
+        """Start the step that ``note`` names; the previous step then counts as done."""
         self.advance(int(self.note != ""), note)
 
     def meter(self, columns: int | None = None) -> str:
-        """Return the line to show; its bar fills the columns."""
+        """Return the line to show, whose bar fills ``columns``."""
         texts = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
         elapsed = time.monotonic() - self.start_time
         line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.done_before, **texts)

@@ -42,7 +42,7 @@ class _LookUps(TorchFunctionMode):
 
 
 def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """Broadcast ``ends``, and call ``function`` on each of their entries by ``torch.vmap``."""
+    """Broadcast ``ends``, and call ``function`` on each tuple of entries by ``torch.vmap``."""
     # FlexAttention's kernels themselves call the function with scalars.
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
@@ -63,7 +63,7 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
 
 
 def call_on_tensors(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """Call ``function`` with tensors of all pairs, or raise TypeError if it does not take them."""
+    """Call ``function`` with tensors of all pairs, or raise TypeError if it fails on them."""
     try:
         return function(*ends)
     except torch.OutOfMemoryError:

@@ -1,7 +1,7 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
-All graphs share one ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers: five
-numbers (before :data:`HEADER`), the offset of the bits of each tile, and one bit for each pair of a tile.
+All graphs share one ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers. It holds
+five numbers (before :data:`HEADER`), an offset for each tile, where its bits begin, and a bit for each pair.
 Tiles with the same edges share their bits, as all empty tiles do.
 """
 
@@ -16,9 +16,9 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
-BITS = 32  # pairs in one integer of the table
-TILES_AT_ONCE = 2**14  # tiles whose masks are computed together; for CUDA they take 256 MiB
-BLOCKS = {"cpu": 64, "cuda": 128}  # tokens on the side of a tile; the fastest on each device
+BITS = 32  # an integer of the table holds the bits of 32 pairs
+TILES_AT_ONCE = 2**14  # the masks of this many tiles are computed together; for CUDA they take 256 MiB
+BLOCKS = {"cpu": 64, "cuda": 128}  # the side of a tile in tokens, which is the fastest on each device
 # A kernel is compiled for each length of the table, so only few lengths are allowed.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
@@ -43,9 +43,9 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
     """Return the table ``[capacity]`` of a graph, and four or eight lists as in a ``BlockMask``.
 
-    Lists come in pairs: the number of tiles in each row ``[batch or 1, heads or 1, rows]`` and their columns
-    ``[..., rows, columns]``, for partial tiles, then for full tiles, and on CUDA the same by columns for the
-    backward pass. All are int32. Columns are as wide as the table of tiles, on CUDA as the longest row.
+    Lists come in pairs: how many tiles each row has, ``[batch or 1, heads or 1, rows]``, and their columns,
+    ``[..., rows, columns]``. The first pair has the partial tiles, the second the full ones. On CUDA two more
+    pairs list the tiles by column, and all lists are only as wide as needed. Everything is int32.
     """
     block = block_size(device)
     full, partial = _split_tiles(tiles(graph, block))
@@ -54,7 +54,7 @@ def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
 
 
 def table_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """Return an upper bound of the bytes of :func:`plan`, without making the tables."""
+    """Return an upper bound on the bytes of :func:`make_tables`, without making the tables."""
     tiling = tiles(graph, block_size(device))
     num_lists = 3 if device.type == "cpu" else 5
     num_slices = (graph.batch or 1) * (graph.heads or 1)

@@ -46,12 +46,12 @@ def _support_every_call(call: AttentionCall) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Calls that a backend supports; an option is True, False, or the only device type that has it.
+    """The calls that a backend supports; an option is True, False, or the only device type that has it.
 
-    ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend takes a graph
-    that differs by sample or head; otherwise it gets one slice at a time. ``cached``: support depends only
-    on shapes, dtypes and options, so it is cached with the graph. ``visits_non_edges``: the kernel assumes
-    finite tokens, which ``attend`` checks, but not for a backend given as a value. ``parallel_edges``:
+    ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend runs a graph
+    that differs by sample or head; otherwise it runs one slice at a time. ``cached``: support depends only
+    on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel assumes finite
+    tokens; ``attend`` checks them, except for a backend passed as a value. ``parallel_edges``:
     "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)
     or "refused". ``instead`` names what to use for unsupported calls.
     """
@@ -139,7 +139,7 @@ class Backend:
     """A way to compute attention: ``run(call) -> (out, lse or None)``.
 
     ``capabilities`` state the supported devices, dtypes and options. ``unsupported_reason(call) -> reason or
-    None`` adds other limits, such as memory; the attribute joins both. ``compiled``: the first
+    None`` adds other limits, such as memory; the attribute checks both. ``compiled``: the first
     call takes seconds, so ``verify`` runs it on a CPU only if it is named. ``recomputes``: the backward pass
     recomputes the weights from lse, so ``verify`` also allows the errors of SDPA's fused kernel. Your own
     backend can be passed to ``attend(..., backend=...)`` and ``verify.run(backends=[...])``.
@@ -168,7 +168,7 @@ class Backend:
             if not is_met:
                 value = describe_type(getattr(self, name))
                 raise TypeError(f"{name} of a Backend must be {requirement}, got {value}")
-        # dataclasses.replace passes the joined function, of which only the given one is needed.
+        # dataclasses.replace passes the joined function; this takes the caller's own function out of it.
         if isinstance(reason, partial) and reason.func is unsupported_reason:
             reason = reason.args[1]
         object.__setattr__(self, "unsupported_reason", partial(unsupported_reason, self.capabilities, reason))

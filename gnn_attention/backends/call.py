@@ -19,9 +19,9 @@ from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
-# Bytes of queries that are gathered at once. The allocator reuses a tensor of this size.
+# Queries are gathered in chunks of about this many bytes. The allocator reuses a tensor of this size.
 GATHERED_BYTES = 2**22
-COMPILED_EDGES = 2**16  # edges gathered at once in a compiled program, which repeats the code for each chunk
+COMPILED_EDGES = 2**16  # edges in a chunk of a compiled program, which repeats the code for each chunk
 
 
 def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,11 +33,11 @@ def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
 class AttentionCall:
     """Arguments of :func:`gnn_attention.attend`, from which a backend computes ``out`` and ``lse``.
 
-    A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``, or None for lse if not ``with_lse``.
+    A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``; lse may be None if not ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
-    of an edge is ``score_mod(scale * q . k) + bias``. In a slice of a call, ``first_sample`` and
-    ``first_head`` are the indices of its first sample and head, for score_mod and dropout. ``seed`` is the
-    seed of dropout. ``finite``: the caller promises that q, k and v are finite.
+    of an edge is ``score_mod(scale * q . k) + bias``. A slice begins at sample ``first_sample`` and head
+    ``first_head`` of the whole call, whose indices score_mod and dropout use. ``seed`` is the seed of
+    dropout. ``finite``: the caller promises that q, k and v are finite.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -99,7 +99,7 @@ class AttentionCall:
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         scale = scale if type(scale) is float and abs(scale) < math.inf else _check_scale(scale)
         call = cls(
-            # q takes the sign of the scale: kernels that scale after masking would turn -inf into +inf.
+            # The sign of the scale moves into q: kernels that scale after masking would turn -inf into +inf.
             q=q if scale > 0 else q * (-1.0 if scale else 0.0),
             k=k,
             v=v,
@@ -184,7 +184,7 @@ class AttentionCall:
         return self.score_mod is None and self.bias is None and not self.dropout
 
     def slices(self) -> list[list[AttentionCall]]:
-        """Split the call by samples and heads if the graph differs by them, for :func:`join_slices`."""
+        """Split the call by sample and head if the graph differs; :func:`join_slices` joins the results."""
         batch, heads = self.q.shape[:2]
         samples = [None] if self.graph.batch is None else range(batch)
         head_indices = [None] if self.graph.heads is None else range(heads)
@@ -215,7 +215,7 @@ class AttentionCall:
         """The old name of :meth:`from_arguments`."""
         return cls.from_arguments(*arguments, **options)
 
-    # The names of these methods in 0.2.0, for this release.
+    # This release keeps the names that the methods had in 0.2.0.
     modified = deprecated("call.modified is now called call.apply_score_mod")(_another_name(apply_score_mod))
     dropped = deprecated("call.dropped is now called call.apply_dropout")(_another_name(apply_dropout))
     parts = deprecated("call.parts is now called call.slices")(_another_name(slices))
@@ -250,7 +250,7 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty ``[B, H, T, width]`` with the memory layout ``[B, T, H, width]`` of projections."""
+    """Return an empty ``[B, H, T, width]`` that lies in memory as ``[B, T, H, width]``, like projections."""
     batch, heads, tokens, _ = like.shape
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
@@ -281,7 +281,7 @@ def _select_slices(graph: TokenGraph) -> bool:
 
 
 def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool, ...]) -> tuple[Any, ...] | None:
-    """Return a key for checks that are cached with the graph, or None for a call without a cache."""
+    """Return the key under which the graph caches the checks of a call, or None if they are not cached."""
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape

@@ -18,7 +18,7 @@ from gnn_attention._support import atomic_files, checks
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
-VARIABLE = "GNN_ATTENTION_COSTS"  # environment variable with the path of the file of constants
+VARIABLE = "GNN_ATTENTION_COSTS"  # this environment variable may hold the path of the constants
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Work:
 
     @property
     def pairs(self) -> int:
-        """The pairs of a receiver and a sender that dense kernels visit, edges or not."""
+        """The number of pairs that dense kernels visit, edges and non-edges together."""
         return self.cells + self.masked_pairs + self.plain_pairs
 
     def __add__(self, other: Work) -> Work:
@@ -48,8 +48,8 @@ class Costs:
     """Nanoseconds of a forward pass for a head of 64 channels in float32; training takes 3.5 times that.
 
     ``call``: one kernel call of any size. ``rectangle``: one of its rectangles. ``cell``: one pair inside a
-    rectangle. ``edge`` and ``node``: one of the edge list. ``masked_pair`` and ``plain_pair``: one pair of
-    scaled_dot_product_attention with and without a mask (a causal graph counts half of its pairs).
+    rectangle. ``edge``, ``node``: one edge or node of a list. ``masked_pair``, ``plain_pair``: one pair in
+    scaled_dot_product_attention with or without a mask (of a causal graph, only half the pairs count).
     """
 
     call: float = 60_000.0

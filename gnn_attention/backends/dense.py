@@ -3,7 +3,7 @@
 For options that SDPA lacks (score_mod, a bias of each edge, dropout keyed by the edge, sinks, lse)
 the formula is written out on ``[dst, src]`` logits in float32 or better. On CUDA, lse of full and
 causal graphs comes from SDPA's own kernel (``gpu.flash_varlen``). An isolated receiver gets exactly
-0: it attends to all senders, so that SDPA does not return NaN, and its output is replaced.
+0: in SDPA it attends to all senders, which avoids NaN, and then its output is set to 0.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL_MASK = 2**18  # pairs; smaller masks are cached in the dtype of q, larger ones as bool
+SMALL_MASK = 2**18  # masks of up to this many pairs are cached in the dtype of q, larger ones as bool
 DEVICES_OF_FLASH = ("cuda",)
-AUTO_LIMIT = 4 * 2**30  # bytes of mask and logits up to which "auto" chooses this backend
+AUTO_LIMIT = 4 * 2**30  # "auto" avoids this backend if mask and logits need more bytes
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -40,7 +40,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         bounds = memoized(_make_bounds, graph, call.q.device)
         window = (-1, -1) if graph.is_full() else (-1, 0)
         return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
-    # Without an edge there is no pair that a score_mod could be called with.
+    # A graph without edges has no pair to call a score_mod with.
     call = call if graph.num_edges else replace(call, score_mod=None)
     mask, dtype = graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
     bias = None if call.bias is None else scatter_bias(call.bias.to(dtype), graph)
@@ -55,11 +55,11 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory: none for SDPA without a mask, else a mask, or logits of all pairs.
+    """Estimate the extra memory: none for SDPA without a mask, otherwise a mask or the logits of all pairs.
 
-    On a CPU SDPA never stores logits. On CUDA its flash kernel takes half precision if q and v have one
-    width, up to 256. Its memory-efficient kernel also takes float32, but no grouped heads. Both need rows of
-    a multiple of 16 bytes; for the flash kernel SDPA pads them.
+    On a CPU SDPA never stores logits. On CUDA its flash kernel supports half precision if q and v have the
+    same width, at most 256. Its memory-efficient kernel also supports float32, but no grouped heads. Both
+    need rows whose bytes are a multiple of 16; SDPA pads the rows for the flash kernel.
     """
     q, k, v = call.q, call.k, call.v
     pairs = call.graph.num_dst * call.graph.num_src
@@ -86,7 +86,7 @@ def _needs_no_mask(graph: TokenGraph) -> bool:
 def scatter_bias(bias: Tensor, graph: TokenGraph) -> Tensor:
     """Scatter a bias ``[batch, heads, edges]`` to a table ``[batch, heads, dst, src]``, 0 elsewhere.
 
-    Parallel edges get the logarithm of their sum of ``e^bias``; a pair without an edge then gets -inf.
+    Parallel edges share ``log(sum of e^bias)``; if there are any, pairs without an edge get -inf.
     """
     src, dst = graph.edges_on(bias.device)
     pair, num_pairs = dst * graph.num_src + src, graph.num_dst * graph.num_src
@@ -107,7 +107,7 @@ def _run_sdpa(call: AttentionCall) -> Tensor:
 
 
 def _make_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask, bool or additive; isolated receivers get all edges, or SDPA would return NaN."""
+    """Return the mask, bool or additive; isolated receivers get all edges, since SDPA would return NaN."""
     mask = graph.mask(device)
     if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)

@@ -5,7 +5,7 @@ each backend would visit (pairs, cells of tiles, edges, nodes), exactly for list
 and :mod:`gnn_attention.backends.cost_model` turns the counts into times. The fastest backend that supports
 the call is chosen, but ``flex``, which compiles before it runs, is used on a CPU only by name.
 
-On CUDA the backends form one list, :data:`ON_CUDA`; the first that supports the call is chosen.
+On CUDA the choice is the first backend in :data:`ON_CUDA` with no reason against it.
 """
 
 import warnings
@@ -27,10 +27,10 @@ from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL = 128 * 128  # pairs up to which one dense call is fastest
-FEW_NUMBERS = 2**20  # edges x heads x channels up to which a plan takes longer than it saves
-PAIRS_OF_A_MASK = 2**15  # pairs that a dense kernel visits while a mask is built from a list
-PAIRS_OF_MESSAGES = 2**12  # pairs up to which a dense call with its mask beats message passing
+SMALL = 128 * 128  # up to this many pairs, one dense call is fastest
+FEW_NUMBERS = 2**20  # up to this many edges x heads x channels, a plan takes longer than it saves
+PAIRS_OF_A_MASK = 2**15  # a dense kernel visits this many pairs while a mask is built from a list
+PAIRS_OF_MESSAGES = 2**12  # up to this many pairs, a dense call with its mask beats message passing
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWDOWN = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -51,7 +51,7 @@ STRENGTHS = {
     "message_passing": "it has so few messages that planning its edges would take longer",
 }
 
-TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
+TILE = 128  # FlexAttention's kernels for CUDA have tiles of 128 x 128 pairs
 # FlexAttention is faster than rows if at least this share of the pairs in its tiles are edges.
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
 FILLED = 1 / 8
@@ -65,10 +65,10 @@ Refusals = list[tuple[str, str]]  # names of backends, each with the reason agai
 class Explanation:
     """The backend that "auto" chooses for a graph, and why; printing it shows a table.
 
-    ``rules``: each backend with the cost of its forward pass; for CUDA the backends in order, each
-    with the reason for or against it. ``estimated``: the numbers of edges and tiles
-    come from a sample. ``obstacle``: why the rule of the graph cannot be evaluated on ranges of
-    tokens, but only pair by pair.
+    ``rules`` lists each backend with the cost of its forward pass; for CUDA it lists the backends in
+    the order in which they are tried, each with the reason for or against it. ``estimated`` is True if
+    edges and tiles were counted in a sample of the rows. ``obstacle`` says why the graph's rule is
+    evaluated pair by pair, not on ranges of tokens.
     """
 
     graph: str
@@ -102,7 +102,7 @@ def explain(
 
     ``device``: None or "cpu" for this machine's CPU (default ``dtype``: float32), "cuda" for any
     GPU, present or not (default ``dtype``: bfloat16), where backends are listed in the order in
-    which they are tried. Costs are those of one sample, or of ``graph.batch`` samples if the graph
+    which they are tried. Costs are for one sample, or for ``graph.batch`` samples if the graph
     differs by sample. Raises ValueError for another device, TypeError if ``graph`` or ``dtype`` has
     the wrong type.
 
@@ -148,7 +148,7 @@ def explain(
 
 
 def explain_by_size(graph: TokenGraph, heads: int, dim: int) -> Explanation:
-    """Explain the backend for edges that are used once, such as an ``edge_index`` of a layer."""
+    """Explain the backend for edges that are used once, such as the ``edge_index`` passed to a layer."""
     choice = choose_by_size(_empty_call(graph, heads, dim, "meta", None))
     return Explanation(repr(graph), choice.name, BY_SIZE)
 
@@ -161,7 +161,7 @@ def choose(call: AttentionCall) -> Backend:
 def run_or_replace(
     run: Callable[[Backend, AttentionCall], Result], backend: Backend, call: AttentionCall
 ) -> Result:
-    """Return ``run(backend, call)``, or use another backend if its kernel fails to start.
+    """Return ``run(backend, call)``; if the backend's kernel fails, run another backend instead.
 
     One warning names the backend, the device and the error. Later calls of the same kind do not try
     the failed backend again.
@@ -192,7 +192,7 @@ def run_or_replace(
 
 
 class Candidate(NamedTuple):
-    """A backend that ``auto`` may choose, its strength, and a function that gives a reason against."""
+    """A backend that ``auto`` may choose, its strength, and a function that returns a reason against it."""
 
     backend: str
     strength: str
@@ -275,22 +275,22 @@ def has_few_pairs(graph: TokenGraph) -> bool:
 
 
 def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, more_pairs: int = 0) -> bool:
-    """True if all messages together hold few numbers, no more than the pairs of another kernel."""
+    """True if the messages hold few numbers, and no more than another kernel visits pairs."""
     batch, heads, _, dim = call.q.shape
     numbers = batch * heads * num_edges * max(dim, call.v.shape[3])
     return numbers <= min(FEW_NUMBERS, batch * heads * num_pairs + more_pairs)
 
 
 def choose_by_size(call: AttentionCall) -> Backend:
-    """Choose the backend for a call along a list that is used once, by its size alone."""
+    """Choose the backend for a list of edges that is used once, by the size of the call alone."""
     return _choose_first(_candidates_by_size(call), call)
 
 
 def is_first_call(call: AttentionCall) -> bool:
     """True if ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
 
-    A list of edges that is new may be used only once, and counting its tiles would take longer than
-    the call. A compiled program runs many times.
+    A new list of edges may be used only once, and counting its tiles would take longer than the call.
+    A compiled program runs many times, so none of its calls counts as the first.
     """
     if torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph):
         return False
@@ -321,7 +321,7 @@ def _choose_first(candidates: Iterable[Candidate], call: AttentionCall) -> Backe
 
 
 def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tuple[Candidate, Refusals]:
-    """Return the first candidate that supports the call, and the refusals of those before it."""
+    """Return the first candidate that supports the call, and the reasons against the ones before it."""
     refusals: Refusals = []
     for candidate in candidates:
         backend = BACKENDS[candidate.backend]
@@ -330,7 +330,7 @@ def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tup
             continue
         reason = None if candidate.why_not is None else candidate.why_not(call)
         reason = reason or backend.unsupported_reason(call)
-        # If its Triton kernel failed, rows still runs by torch operators.
+        # If its Triton kernel failed, rows still runs with torch operators.
         if reason is None and backend.name != "rows":
             reason = failures.reason(backend.name, call)
         if reason is None:
@@ -362,7 +362,7 @@ def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Ex
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     """Rank the backends by estimated time; if two are equal, the simpler comes first."""
     if not graph.edges.has_structure:
-        # Senders that are chosen anew in every step are not worth counting tile by tile.
+        # If senders are chosen anew in every step, counting their tiles does not pay.
         costs = cost_model.costs()
         dense_seconds = costs.seconds(Work(masked_pairs=graph.num_dst * graph.num_src), heads, dim)
         is_dense = dense_seconds < costs.seconds(rows_work(graph), heads, dim)
@@ -377,7 +377,7 @@ def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[
 def _count_work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return dense_work(graph)
-    # If the graph differs by sample or head, the first slice stands for all.
+    # If the graph differs by sample or head, the first slice represents all of them.
     return memoized(WORK[name], select_slice(graph, 0, 0)) if name in WORK else None
 
 

@@ -1,6 +1,6 @@
 """Dropout by a hash of the seed, sample, head, receiver and sender of an edge.
 
-So all backends and ranks drop the same edges, also in the backward pass. The random numbers are those
+Thus all backends and ranks drop the same edges, in the backward pass too. The random numbers are those
 of SplitMix64, with one generator for each sample and head, at the index of the pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-WEIGHTS_AT_ONCE = 2**18  # weights; their random numbers take 4 MiB
+WEIGHTS_AT_ONCE = 2**18  # random numbers for this many weights take 4 MiB
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -34,7 +34,7 @@ def mask(
     src: Int[Tensor, "..."],
     probability: float,
 ) -> Bool[Tensor, "..."]:
-    """True for weights that are kept; the indices broadcast, are absolute and are below 2^31."""
+    """True for weights that are kept; the indices are absolute, below 2^31, and broadcast."""
     stream = _mix_bits(seed + ((sample.long() << 32) + head.long() + 1) * _as_signed(GOLDEN))
     bits = _mix_bits(stream + ((dst.long() << 32) + src.long() + 1) * _as_signed(GOLDEN))
     return _shift_right(bits, 40) >= threshold(probability)
@@ -70,7 +70,7 @@ def drop_weights(
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
     sample, head = sample_and_head(weights, first_sample, first_head)
-    # Drawing a random number takes 16 bytes, so for large tensors they are drawn head by head.
+    # Each random number takes 16 bytes, so those of large tensors are drawn head by head.
     is_large = weights.numel() > WEIGHTS_AT_ONCE and not torch.compiler.is_compiling()
     chunks = torch.split(head, 1, dim=1) if is_large else [head]
     masks = [mask(seed, sample, heads, dst, src, probability) for heads in chunks]

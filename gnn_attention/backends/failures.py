@@ -14,7 +14,7 @@ def record(name: str, call: AttentionCall, error: Exception) -> None:
 
 
 def reason(name: str, call: AttentionCall) -> str | None:
-    """Why the backend ``name`` failed in an earlier call like this one, or None."""
+    """Return why the backend ``name`` failed in an earlier call like this one, or None."""
     return _reason(_kind(name, call)) if _FAILURES else None
 
 
@@ -24,7 +24,7 @@ def _reason(kind: tuple[Any, ...]) -> str | None:
 
 
 def _kind(name: str, call: AttentionCall) -> tuple[Any, ...]:
-    """Device, dtype, widths and options, which a call and its slices by sample and head share."""
+    """Return the device, dtype, widths and options, which are equal for a call and its slices."""
     options = call.bias is not None, call.dropout > 0, call.sink_logits is not None, call.with_lse
     widths = call.q.shape[3], call.v.shape[3]
     gradients = any_needs_gradients((call.q, call.k, call.v))

@@ -1,13 +1,13 @@
 """FlexAttention on our tiles: tiles without an edge are skipped, and full tiles need no mask.
 
 On a CPU it runs forward only and returns no lse; on CUDA it runs forward and backward. FlexAttention compiles
-a kernel for each ``mask_mod``, in 3 to 10 seconds, so one that reads a table of bits serves every graph
-(``_flex_block_mask``; it takes 1.1 to 1.4 times as long as the graph's own rule), and numbers of tokens are
-symbols. A new kernel is compiled for each
+a kernel for each ``mask_mod``, in 3 to 10 seconds. So all graphs share one mask_mod, which reads a table of
+bits (``_flex_block_mask``) and takes 1.1 to 1.4 times as long as the graph's own rule. Numbers of tokens are
+symbolic. A new kernel is compiled for a call with another
 
-* dtype, device, number of threads, number of heads, channels, scale, and layout of q, k and v;
-* one sample or many; a graph that is the same for all, differs by head, by sample, or by both;
-* size of the table (``_flex_block_mask.CAPACITIES``), and score_mod with other numbers or shapes.
+* dtype, device, number of threads, number of heads, channels, scale, or layout of q, k and v;
+* kind of batch (one sample or many) or of graph (it may differ by sample, by head, by both or by neither);
+* size of the table (``_flex_block_mask.CAPACITIES``), or score_mod whose numbers or shapes differ.
 """
 
 import importlib.util
@@ -33,9 +33,9 @@ from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_m
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-MOST_KERNELS = 128  # of one process; each stays in memory, and more mean that a loop compiles
-MOST_BYTES = 4 * 2**30  # of the lists of tiles and the table of bits
-FEWEST_CHANNELS = 16  # of a kernel for CUDA; tokens with fewer are padded with zeros
+MOST_KERNELS = 128  # a process compiles at most 128, which stay in memory; only a loop needs more
+MOST_BYTES = 4 * 2**30  # the lists of tiles and the table of bits take at most 4 GiB
+FEWEST_CHANNELS = 16  # a kernel for CUDA needs 16; tokens with fewer are padded with zeros
 _FAILED_KERNELS: set[str] = set()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -91,7 +91,7 @@ def bytes_needed(call: AttentionCall) -> int:
 
 
 def _try_score_mod(call: AttentionCall) -> Tensor:
-    """Apply the score_mod to the first pair, to check its result and to find parameters."""
+    """Apply the score_mod to the first pair, to check its result and whether it has parameters."""
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
     return call.apply_score_mod(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
@@ -118,7 +118,7 @@ def _has_triton() -> bool:
 
 
 def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
-    """Pad to the channels that a kernel needs, and to two tokens: one would need its own kernel."""
+    """Pad x to the channels that a kernel needs, and to two tokens, as one would need its own kernel."""
     # A score_mod must not be called for an added token, because its tables may end at the last one.
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
     channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
@@ -160,7 +160,7 @@ def _apply_in_order(
 def _run_flex(
     tokens: Triple, tables: Tables, score_mod: ScoreMod | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Run the compiled FlexAttention; a program that is being compiled includes it instead."""
+    """Run FlexAttention compiled on its own, or as part of the program that is being compiled."""
     on_cpu = tokens[0].device.type == "cpu"
     kernel = _choose_kernel(tokens[0].device, tokens[0].dtype)
     if torch.compiler.is_compiling():
@@ -240,7 +240,7 @@ def _translate_error(error: Exception) -> Exception:
 
 @cache
 def _compile_attention(threads: int) -> Any:
-    """Compile attention; kernels for CPUs have buffers for a fixed number of threads."""
+    """Compile attention; a kernel for CPUs has buffers for this number of threads only."""
     options: dict[str, Any] | None = {"cpp.threads": threads} if threads else None
     return torch.compile(_attention, fullgraph=True, dynamic=None, options=options)
 
@@ -261,7 +261,7 @@ def _attention(
         wide = score.to(torch.float32)
         dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
         result = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
-        return torch.where(wide == wide, result, wide)  # This expands it to the shape of the score.
+        return torch.where(wide == wide, result, wide)  # This expands the result to the score's shape.
 
     eight_lists: Any = [*lists, None, None, None, None][:8]
     mask = BlockMask((q.shape[2], k.shape[2]), *eight_lists, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Attention by message passing: gather both ends of all edges, score, softmax over in-edges, sum.
 
-A graph layer has this formula, ``out_dst = sum over src -> dst of w_e v_src``, in torch operators that have
-every derivative. It needs neither a plan nor sorted edges, so it is the fastest for few edges, above all if
-the graph changes in every step. Its messages take ``edges x heads x channels`` numbers.
+It computes ``out_dst = sum over src -> dst of w_e v_src`` as a graph layer does, with torch operators, which
+have every derivative. It needs neither a plan nor sorted edges, so it is the fastest for few edges, above
+all if the graph changes in every step. Its messages take ``edges x heads x channels`` numbers.
 """
 
 import torch
@@ -17,8 +17,8 @@ from gnn_attention.graph import TokenGraph, memoized
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
 
-COPIES = 8  # of the messages that training makes: gathered q, k and v, products, gradients
-LONGEST_SUM = 64  # messages that may be added one after the other in float32
+COPIES = 8  # training makes up to 8 tensors of the messages' size: gathered q, k and v, products, gradients
+LONGEST_SUM = 64  # at most 64 messages are added one after the other in float32
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -39,8 +39,8 @@ def attend_along(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
-    The edges must include every in-edge of each of their receivers. The call has the queries of the
-    receivers from ``first_receiver`` on, and a bias of these edges.
+    The edges must include every in-edge of each of their receivers. The call holds the queries of
+    the receivers from ``first_receiver`` on, and the bias, if any, of these edges.
     """
     batch, heads, num_dst = call.q.shape[:3]
     receiver = dst - first_receiver if first_receiver else dst
@@ -63,14 +63,14 @@ def attend_along(
 
 
 def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) -> Rows:
-    """Return one row of all heads for each token, one sample after the other."""
-    # torch gathers and sums along the first axis in a third of the time of any other axis.
+    """Return a row for each token, which has all its heads, one sample after the other."""
+    # torch gathers and sums along the first axis three times as fast as along any other.
     x = x if x.shape[1] == heads else edge_softmax.per_query_head(x, heads)
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def _row_index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
-    """Return the row of each token in each sample, which has ``count`` rows."""
+    """Return the row of each token in each sample; a sample has ``count`` rows."""
     if batch == 1:
         return tokens
     return (count * torch.arange(batch, device=tokens.device).unsqueeze(1) + tokens).flatten()

@@ -16,7 +16,7 @@ from gnn_attention.backends import devices, rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
 HALF = {torch.float16, torch.bfloat16}
-MOST_EDGES = 2**22  # of one range of receivers; the lists of so many edges take about 100 MB
+MOST_EDGES = 2**22  # receivers with more are split into ranges; lists of this many edges take about 100 MB
 Result = tuple[Tensor, Tensor | None]
 
 
@@ -26,7 +26,7 @@ def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Resu
     is_opaque = torch.compiler.is_compiling() or call.q.device.type in ("meta", *devices.ASYNCHRONOUS)
     if is_opaque or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return out, lse
-    # NaN and inf in v reach the output, which is smaller in decoding; gradients need v itself.
+    # NaN and inf in v reach the output, so a smaller output is checked; gradients need v itself.
     is_small = out.numel() < call.v.numel() and not any_needs_gradients((call.q, call.k, call.v))
     values = out if is_small else call.v
     return (out, lse) if _are_finite(call.q, call.k, values) else _run_along_edges(call)

@@ -19,8 +19,8 @@ from gnn_attention.backends.message_passing import attend_along
 from gnn_attention.graph import TokenGraph, memoized
 
 MEMORY_LIMIT = 2 * 2**30
-# Bytes of the gathered tensors of a chunk; the backward pass holds a few times as many. With buffers below
-# 32 MiB, glibc's heap fragments, and the process grows to 10 times the memory in use.
+# The gathered tensors of a chunk take this many bytes, and the backward pass a few times as many. Buffers
+# below 32 MiB would fragment glibc's heap, and the process would grow to 10 times the memory in use.
 CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
@@ -53,7 +53,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory: edge lists, and the edges of a chunk or of one receiver."""
+    """Estimate the extra memory: edge lists, and the tensors gathered for the largest chunk."""
     chunk_edges = min(call.graph.num_edges, max(call.graph.max_in_degree, _max_edges_at_once(call)))
     return call.graph.num_edges * 64 + 4 * _bytes_per_edge(call) * chunk_edges
 
@@ -81,7 +81,7 @@ def _run_chunk(
 
 
 def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
-    """Split the rows into (start, stop, edges) of at most ``max_edges``, or of one row with more."""
+    """Split the rows into (start, stop, edges), each with at most ``max_edges`` edges or a single row."""
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > max_edges:

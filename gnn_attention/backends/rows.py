@@ -1,10 +1,10 @@
 """Attention along a list of edges, for irregular graphs: its cost grows with the number of edges.
 
 On CUDA a call runs in our Triton kernel (``gpu.row_attention``) if that supports its score_mod, width and
-dtype. Other calls run along the same edges by torch operators. A plain call is one fused operator, which
-saves nothing of the size of the edges. A call with a score_mod, bias or dropout computes the logits of all
+dtype. Other calls run along the same edges with torch operators. A plain call is one fused operator, which
+saves no weights of edges. A call with a score_mod, bias or dropout computes the logits of all
 edges, for all heads at once if they are few, else head by head, and recomputes them in the backward pass.
-Only edges are read, so that a non-edge carries nothing.
+Only edges are read, so a non-edge carries nothing.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 
-EDGES_AT_ONCE = 2**19  # edges of all samples and heads whose logits are computed together
-MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers on edges; int32 would allow more edges
+EDGES_AT_ONCE = 2**19  # up to this many edges x samples x heads, all logits are computed together
+MEMORY_LIMIT = 2**34  # edge lists and numbers on edges take at most 16 GiB; int32 would allow more edges
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
     if graph.num_dst == 1 and is_decoding_step(call):
         return _run_decoding_step(call)
-    # On a CPU the device rules the kernel out, without the slower has_kernel.
+    # On a CPU the device alone rules out the kernel, so the slower has_kernel is not called.
     use_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:

@@ -20,7 +20,7 @@ from gnn_attention.backends.plan.work import mask_bytes, mixed_work
 from gnn_attention.graph import memoized
 
 MASK_LIMIT = 2**32  # bytes
-MOST_EDGES = 2**28  # outside of well filled tiles; their list takes a few GiB
+MOST_EDGES = 2**28  # at most this many edges may lie outside of well filled tiles; their list takes a few GiB
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:

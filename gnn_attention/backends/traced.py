@@ -2,8 +2,8 @@
 
 Under ``torch.compile`` and ``torch.export`` ``TokenGraph.from_edges`` returns a :class:`TracedEdges`, and
 ``from_indices`` and ``from_block_indices`` return a :class:`TracedIndices`. An operator checks the values;
-for an index it also makes lists of rows and their transpose, or of rows of blocks. The size of a list depends
-only on the shape of the index, so that new values need no new program. On a GPU the host waits for it.
+from an index it also makes the lists of rows with their transpose, or a table of blocks. Their sizes depend
+only on the shape of the index, so new values need no new program. On a GPU the host waits for the operator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TracedGraph(TokenGraph):
 
 @dataclass(eq=False, repr=False)
 class TracedEdges(TracedGraph):
-    """The result of ``from_edges`` in a trace, with the same errors."""
+    """The result of ``from_edges`` in a trace, which raises the same errors."""
 
     @classmethod
     def from_edge_index(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
@@ -129,7 +129,7 @@ class TracedIndices(TracedGraph):
         )
 
     def __post_init__(self) -> None:
-        """Refuse graphs that operators make from this one; the lists do not hold their edges."""
+        """Refuse graphs that operators make from this one, because the lists do not hold their edges."""
         if self.edges is not UNKNOWN:
             _refuse_edges()
 
@@ -190,7 +190,7 @@ def _attend_to_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     mask_index = torch.arange(mask.shape[:3].numel(), device=device).view(mask.shape[:3])
     masks = Masks(mask.flatten(0, 2), mask_index.expand(batch, heads, -1).flatten())
     rectangles = Rectangles(Gathered(receivers), Gathered(senders.flatten(0, 2)), masks, has_empty_rows=True)
-    # The kernel does not take empty rectangles.
+    # The kernel does not support empty rectangles.
     plan = Plan((rectangles,), True) if num_src and mask.numel() else Plan((), False)
     q = functional.pad(call.q, (0, 0, 0, blocks * size - num_dst))
     q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))

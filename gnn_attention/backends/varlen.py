@@ -1,6 +1,6 @@
-"""Packed documents, each causal, full or under one window, by torch's flash attention on CUDA.
+"""Packed documents, all full, all causal or all under one window, by torch's flash attention on CUDA.
 
-The kernel visits no pair outside of a document or window, saves nothing of the size of the edges and
+The kernel visits no pair outside of a document or window, saves no weights of edges, and
 returns lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` runs such graphs.
 """
 
