@@ -1,4 +1,4 @@
-"""The senders in the buffers of a cache while tokens come in chunks, the same for all layers.
+"""Which senders a cache has in its buffers while tokens arrive in chunks; all layers have the same.
 
 The rows of a buffer are in the order of their positions; a chunk is appended. A sender without
 later receivers is removed when its room is needed: then the other rows are copied, once for many
@@ -19,7 +19,7 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import map_tokens
 
-SPARE = 16  # rows that a new buffer has beyond five quarters of the rows needed
+SPARE = 16  # A new buffer has this many rows more than five quarters of the rows it needs.
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class ResidentSenders:
     """The senders in the buffers after the tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
     Row i is the token ``positions[i]``, in ascending order. The chunk followed ``old_count`` rows. Only
-    ``moved_rows`` of them were kept, in new buffers of ``capacity`` rows; None says that all stayed.
+    ``moved_rows`` of them were kept, in new buffers of ``capacity`` rows; None means that all stayed.
     """
 
     graph: TokenGraph
@@ -48,7 +48,7 @@ class ResidentSenders:
         return (last_dst >= self.start).nonzero().flatten()
 
     def append(self, count: int) -> ResidentSenders:
-        """Return the senders after one more chunk; ValueError if the graph does not allow it."""
+        """Return the senders after one more chunk; raise ValueError if the graph forbids the chunk."""
         graph, start, stop = self.graph, self.stop, self.stop + count
         if stop > graph.num_dst:
             raise ValueError(

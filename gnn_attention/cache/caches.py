@@ -1,7 +1,7 @@
-"""Decoding: a new token is a new node, with the edges that the graph gives it.
+"""Decoding: a new token is a new node whose edges the graph defines.
 
-A cache stores keys and values of the tokens so far, so that only those of new tokens are computed.
-Tokens come in chunks of any size, in the order of a graph that is known from the start: a chunk is
+A cache stores keys and values of the tokens so far, so that only new keys and values are computed.
+Tokens arrive in chunks of any size, in the order of a graph that is fixed from the start: a chunk is
 *appended* (its tokens send), and then *attends*. The results are those of a pass over all tokens.
 
 A :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers for each token and layer; a
@@ -38,7 +38,7 @@ Cache = TypeVar("Cache", bound="TokenCache")
 class TokenCache:
     """The base of both caches, with buffers ``[B, H, capacity, D]`` for each layer.
 
-    Their rows are ``_senders``; the ``_pending_layers`` have not received the last chunk yet.
+    ``_senders`` says which token each row is. ``_pending_layers`` have not received the last chunk yet.
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1) -> None:
@@ -59,7 +59,7 @@ class TokenCache:
 
     @property
     def positions(self) -> Int[Tensor, " senders"]:
-        """The absolute positions of the senders that the last chunk and later receivers need."""
+        """The absolute positions of the senders that the last chunk or later receivers need."""
         return self._senders.positions[self._senders.indices_in_use] + self.graph.src_offset
 
     @property
@@ -179,7 +179,7 @@ class KeyValueCache(TokenCache):
 
     ``cache.update(heads, x)`` runs the attention layer on new tokens alone; :meth:`append` and
     :meth:`attend` are its two halves, for keys and values from elsewhere. Every layer must get a
-    chunk before the next one comes. If autograd records, gradients flow back to all chunks.
+    chunk before the next chunk. If autograd records, gradients flow back to all chunks.
 
     All layers share the ``graph``, whose receivers and senders are the same tokens, in order of arrival.
 
@@ -227,7 +227,7 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> States:
-        """Return the updates of new tokens with states ``x`` that a layer with these heads computes.
+        """Return the updates that a layer with these heads computes for new tokens with states ``x``.
 
         This is :meth:`append` and :meth:`attend`, with rotations by absolute positions; an error leaves
         the cache unchanged. ``score_mod`` gets the head numbers of the layer, even of sharded heads.
@@ -254,11 +254,11 @@ class KeyValueCache(TokenCache):
 
 
 class PatternMessageCache(TokenCache):
-    """Patterns and messages of the tokens so far for each head, or the states from which they come.
+    """Patterns and messages of the tokens so far for each head, or the states that determine them.
 
     Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2:
-    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These patterns
-    are the senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"``
+    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. Senders make
+    these patterns, ``p_j = x_j W_K W_Q^T``, in heads with ``side="sender"``. With ``side="receiver"``
     the receiver makes the pattern, and the cache stores a sender's state, once for all heads, and
     messages; ``keep="states"`` stores only the state, of which a message is a linear map (S1.4). Raises
     TypeError for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.

@@ -2,7 +2,7 @@
 
 The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
 pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved for each
-edge. lse is differentiable; second derivatives raise an error. Sinks are added before rounding.
+edge. lse is differentiable; second derivatives raise an error. Sinks are added before out is rounded.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ def attention(
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """Compute ``(out, lse)``; a receiver in no piece has out 0 and lse -inf, with sinks too."""
+    """Compute ``(out, lse)``; a receiver in no piece has out 0 and lse -inf, even with sinks."""
     out, lse = _ATTENTION(q, k, v, _expand_sinks(q, sink_logits), *plan, scale)
     return out, lse
 
@@ -99,7 +99,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
         delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
-        # The weight of such a receiver's sink is 0, because its lse was set to inf above.
+        # Where lse was -inf, the sink's weight is 0, because lse was set to inf above.
         weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
     plan = unpack_plan(tensors, numbers)
@@ -165,7 +165,7 @@ def _backward(
 
 
 def _pad_channels(width: int, tensors: list[Tensor]) -> list[Tensor]:
-    """Give tensors the layout of dense kernels: adjacent channels, zero-padded to ``width``."""
+    """Convert tensors to the layout of dense kernels: adjacent channels, zero-padded to ``width``."""
     tensors = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
     return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in tensors]
 

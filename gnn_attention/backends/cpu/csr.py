@@ -2,8 +2,8 @@
 
 The backward pass recomputes the weights from lse. Only edges are read, so that a non-edge has no
 influence. Memory is needed for one head at a time (for all if each has its own edges): two numbers
-for each edge and a few rows for each token. So the softmax is computed in place, and, unlike in
-``edge_softmax.py``, a row is normalised after the sum over its edges, not edge by edge.
+for each edge and a few rows for each token. To save memory, the softmax is computed in place, and a
+row is divided by its total after the sum over its edges; ``edge_softmax.py`` divides each weight.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def forward(
         lse.fill_(-torch.inf)
     for kv_head, heads in groups:
         key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
-        # ``head`` is ``...`` if heads are taken together: x[head] keeps all axes then.
+        # If all heads are computed together, ``head`` is ``...``, and x[head] keeps all axes.
         for head in heads:
             sampled_products(buffers.matrix, buffers.stage("q", q[head]), key, scale)
             logits = buffers.matrix.values()
@@ -101,18 +101,18 @@ def backward(
 def _backward_head(
     buffers: Buffers, receivers: tuple[Tensor, Tensor, Tensor, Tensor], k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q and k, without the factor ``scale``, and of v, for one index.
+    """Compute the gradients of q and k, without the factor ``scale``, and of v, for one head or all.
 
     ``receivers`` are grad_out, delta, q and lse.
     """
     grad, delta, q, lse = receivers
     lse = lse.reshape(-1)
-    # The second buffer holds the weights by sender, then the gradients of the logits; in the end,
-    # the first holds these by sender.
+    # The second buffer holds the weights by sender, then the gradients of the logits. In the end,
+    # the first buffer holds these gradients by sender.
     mass, grad_logits = buffers.matrix.values(), buffers.second_matrix.values()
     is_synchronous = lse.device.type not in devices.ASYNCHRONOUS
     is_infinite = lse.isinf() & (buffers.edges.ptr.diff() > 0)
-    # Receivers with in-edges that contribute nothing are rare: their mask is skipped if possible.
+    # Receivers that have in-edges but contribute nothing are rare: their mask is skipped if possible.
     excluded_mask = None if is_synchronous and not is_infinite.any() else is_infinite
     query = _zero_rows(buffers.stage("q", q), excluded_mask)
     sampled_products(buffers.matrix, query, k, scale)

@@ -1,7 +1,7 @@
 """Differentiable products and sums over a list of edges, for calls with further steps between them.
 
-Three bilinear maps between values of edges ``[B, Hq, E]`` (receiver by receiver) and rows of
-tokens, whose derivatives are maps of the same three kinds:
+Three bilinear maps connect values of edges ``[B, Hq, E]`` (receiver by receiver) and rows of
+tokens, and the derivatives of each are maps of the same three kinds:
 
 * ``products(q, k, edges) -> [B, Hq, E]``: ``w_e = q_dst . k_src``
 * ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``

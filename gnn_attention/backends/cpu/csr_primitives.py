@@ -1,11 +1,11 @@
 """Products and weighted sums over a list of edges, for one head, in plain torch functions.
 
-The products at the two ends of each edge are ``torch.sparse.sampled_addmm``; the weighted sums for
-each token are ``embedding_bag``. Both read only the tokens of edges. A bag adds its terms one by
-one, so that its error grows with their number: sums over long rows are split into chunks.
+``torch.sparse.sampled_addmm`` multiplies the rows at the two ends of each edge; ``embedding_bag`` sums
+weighted rows for each token. Both read only the tokens of edges. A bag adds its terms one by one, so
+that its error grows with their number: sums over long rows are split into chunks.
 
-Many heads with few edges are faster together, as one head of a larger graph that repeats the graph
-along the diagonal, except that the query heads of a group attend to the same senders.
+Many heads with few edges are faster together, as one head of a larger graph, which has a copy of the
+receivers for each query head, and a copy of the senders for each key/value head.
 """
 
 import functools
@@ -23,9 +23,9 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.csr import sort_edges
 from gnn_attention.backends.plan.plan import EdgeRows
 
-CHUNK = 64  # the most terms that are added one by one
-MOST_EDGES = 10**5  # edges of all heads, up to which the heads are faster together
-MOST_CACHED = 4  # results for each list of edges
+CHUNK = 64  # At most this many terms are added one by one.
+MOST_EDGES = 10**5  # Up to this many edges in all heads, the heads are faster together.
+MOST_CACHED = 4  # At most this many results are cached for each list of edges.
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
@@ -38,7 +38,7 @@ def sampled_products(
 ) -> None:
     """Set the value of each edge to ``alpha * left_dst . right_src + beta * value``."""
     if not beta:
-        # A NaN that an earlier head left there would survive a product with 0.
+        # A NaN that an earlier head left in the values would survive a product with 0.
         matrix.values().zero_()
     torch.sparse.sampled_addmm(matrix, left, right.t(), beta=beta, alpha=alpha, out=matrix)
 
@@ -76,7 +76,7 @@ _cache: MutableMapping[Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
 
 
 def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
-    """Return ``compute(ptr)``, cached under ``ptr`` and ``key``: on a GPU, the host waits for it."""
+    """Return ``compute(ptr)``, cached by ``ptr`` and ``key``, because on a GPU the host waits for it."""
     results = _cache.setdefault(ptr, {})
     result: T = results.get(key, results)
     if result is results:
@@ -91,7 +91,7 @@ def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
 class Buffers:
     """Buffers in one dtype for one head at a time: values of edges and rows of tokens."""
 
-    # A head overwrites the one before it: a new page of memory costs more than arithmetic.
+    # Each head overwrites what the last one left: a new page of memory costs more than arithmetic.
 
     def __init__(self, edges: EdgeRows, dtype: torch.dtype) -> None:
         self.edges, self.dtype = edges, dtype
@@ -125,7 +125,7 @@ class Buffers:
         return self._rows[name]
 
     def stage(self, name: str, x: Rows) -> Float[Tensor, "rows dim"]:
-        """Return the rows of ``x``, head by head, in the dtype of buffers; a view if possible."""
+        """Return the rows of ``x``, head by head, in the dtype of the buffers, as a view if possible."""
         if x.dtype == self.dtype and x.is_contiguous():
             return x.flatten(0, -2)
         return self.allocate(name, x).copy_(x).flatten(0, -2)
@@ -148,7 +148,7 @@ class Buffers:
         return _weighted_sums(self.edges.src, self.edges.ptr, weights, rows, self._in_chunks)
 
     def sum_outgoing(self, weights: Tensor, rows: Tensor, spare: Tensor) -> Float[Tensor, "src dim"]:
-        """Sum the weighted rows of receivers over the out-edges of each sender, by way of ``spare``."""
+        """Sum the weighted rows of receivers over the out-edges of each sender; ``spare`` is overwritten."""
         weights = torch.index_select(weights, 0, self.edges.out_position, out=spare)
         return _weighted_sums(self.edges.out_dst, self.edges.out_ptr, weights, rows, self._out_chunks)
 

@@ -16,7 +16,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-# Bytes of the temporary tensors of a call: they fit into the cache, and the allocator reuses them.
+# A call's temporary tensors take about this many bytes: they fit into the cache, and are reused.
 BYTES_AT_ONCE = 2**22
 FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -37,13 +37,13 @@ def forward(
         mask = _additive_masks(part.masks, q.dtype)
         options = {"is_causal": part.causal, "attn_mask": mask, "scale": scale}
         new_out, new_lse = FLASH(query, key, value, **options)
-        # If no logit is finite, the kernel gives out 0, but lse 0 instead of -inf.
+        # If no logit is finite, the kernel returns 0 for out, but also 0, not -inf, for lse.
         if part.has_empty_rows:
             assert part.masks is not None
             is_empty = ~part.masks.table.any(-1).index_select(0, part.masks.index).unsqueeze(1)
             new_lse = new_lse.masked_fill(is_empty, -torch.inf)
         if bool((new_lse == 0).any()) and _may_overflow(query, key, scale):
-            # For values of 1 the output is the sum of the weights, 0 if no logit is finite.
+            # If all values are 1, the output is the sum of the weights, which is 0 if no logit is finite.
             weight_sum, _ = FLASH(query, key, torch.ones_like(key), **options)
             new_lse = new_lse.masked_fill(weight_sum[..., 0] == 0, -torch.inf)
         new_out = new_out[..., : out.shape[-1]]
@@ -103,7 +103,7 @@ def _split_calls(
 ) -> Iterator[tuple[int | slice, Rectangles]]:
     """Split a piece into few calls: for some groups of one sample, or one group of some samples.
 
-    For each head, a call makes ``dst_copies`` rows as wide as q of a receiver, ``src_copies`` of a sender.
+    For each head, a call makes ``dst_copies`` rows for each receiver, and ``src_copies`` for each sender.
     """
     samples: Iterable[int | slice]
     batch = q.shape[0]
@@ -137,7 +137,7 @@ def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:
 
 
 def put(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:
-    """Write to the tokens of each group, which may not overlap."""
+    """Write to the tokens of each group; groups must not overlap."""
     if isinstance(groups, Strided):
         take(x, sample, groups).copy_(value)
     elif isinstance(sample, slice):
@@ -148,7 +148,7 @@ def put(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) ->
 
 
 def add(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:
-    """Add to the tokens of each group, which may overlap."""
+    """Add to the tokens of each group; groups may overlap."""
     if isinstance(groups, Gathered):
         index, rows = groups.index.flatten(), value.to(x.dtype)
         if isinstance(sample, slice):

@@ -15,7 +15,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
 LOGITS_AT_ONCE = 2**22  # bytes
-MOST_PARTS = 32  # Each part makes gradients as large as q, k and v, so there may not be many.
+MOST_PARTS = 32  # Each part makes gradients as large as q, k and v, so parts must be few.
 
 
 def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
     parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
     results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
-    # Each receiver takes its row of the results; one in no part takes the isolated row at the end.
+    # Each receiver gets its row of the results, or, if it is in no part, the isolated row at the end.
     empty = torch.zeros(0, dtype=torch.int64, device=call.q.device)
     dst = torch.cat([*(_list_tokens(part.dst, call.q.device).flatten() for part in parts), empty])
     order = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
@@ -86,7 +86,7 @@ def masked_attention(
         sinks = call.sink_logits.to(dtype).view(-1, *[1] * (q.dim() - 2))
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
     weights, lse = edge_softmax.row_softmax(logits, sinks)
-    # The weights of non-edges are set to 0 because a row of NaN would give them gradients.
+    # Non-edges get weight 0 because otherwise they would have gradients in a row of NaN.
     weights = call.apply_dropout(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse
 
@@ -117,7 +117,7 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
     substitutes = []
     for tokens, index in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
         token = tokens.expand(*mask.shape[:-2], -1).gather(-1, index)
-        # torch.take with an index without axes would return a scalar that compilers do not know.
+        # torch.take with an index without axes would return a scalar that compilers do not support.
         other_token = token.flatten().index_select(0, rectangle_with_edge)
         substitutes.append(torch.where(has_edge, token, other_token).unsqueeze(-1))
     dst_of_pair = torch.where(mask, dst.unsqueeze(-1), substitutes[0])

@@ -17,9 +17,9 @@ from gnn_attention.backends.plan.csr import list_edges
 from gnn_attention.backends.plan.plan import EdgeRows, Packed
 from gnn_attention.graph import TokenGraph
 
-MOST_CHUNKS = 2**14  # of one side; their results take 32 MiB for 512 channels in float32
-WORKSPACE = 2**26  # largest number of bytes of chunk results at a time
-CHUNK = 1024  # rows of at most this many edges are never split
+MOST_CHUNKS = 2**14  # A side has at most this many; at 512 channels in float32 their results take 32 MiB.
+WORKSPACE = 2**26  # A launch makes at most this many bytes of chunk results, unless one slice has more.
+CHUNK = 1024  # Rows of at most this many edges are never split.
 # Edge indices are int32, and the last step of a program may compute indices up to 2^16 past the end.
 MOST_EDGES = 2**31 - 2**16
 
@@ -29,7 +29,7 @@ class Side(NamedTuple):
 
     A row of more than ``limit`` entries, ``long_row[n]``, has the chunks ``first_chunk[n] ..
     first_chunk[n + 1] - 1``. Chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
-    ``chunk_start[c]`` on. In rows of senders, ``position`` is the index of each entry by receiver.
+    ``chunk_start[c]`` on. In rows of senders, ``position`` is each entry's index by receiver.
     """
 
     ptr: Int[Tensor, " rows_and_one"]

@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
-WIDEST = 256  # channels of a head
+WIDEST = 256  # A head has at most this many channels.
 CHANNEL_MULTIPLE = 8
 FLASH: Any = torch.ops.aten._flash_attention_forward
 FLASH_BACKWARD: Any = torch.ops.aten._flash_attention_backward
@@ -29,9 +29,9 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """Compute ``(out, lse)`` of a plain call, in the dtype of q and in float32.
 
-    ``bounds`` say where sequences of receivers and of senders begin and the last ends, in every
-    sample; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before
-    and ``window[1]`` after itself, or to all of them for -1: causal is ``(-1, 0)``. Sequences with
+    ``bounds`` say where sequences of receivers and of senders begin, and where the last one ends, in
+    every sample; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before
+    and ``window[1]`` after itself, where -1 means all: causal is ``(-1, 0)``. Sequences with
     different numbers of receivers and senders must be full.
     """
     out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), [*longest, *window], call.scale)
@@ -47,7 +47,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, bounds: Any, numbers: Any, scale: floa
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> Triple:
-    """Compute the gradients of q, k and v; the last number says whether lse has a gradient."""
+    """Compute the gradients of q, k and v; ``numbers[-1]`` says whether lse has a gradient."""
     q, k, v, out, lse, bounds, numbers, scale = saved
     if numbers[-1]:
         # The kernel's delta is sum(out * grad_out). A channel with out = -grad_lse, grad_out = 1
@@ -104,7 +104,7 @@ def _backward_kernel(tensors: Any, lse: Tensor, bounds: Any, numbers: Any, scale
 
 
 def _sizes_and_window(numbers: Any) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """Return the greatest lengths, a dropout of 0, whether it is causal; and keywords of a window."""
+    """Return the greatest lengths, a dropout of 0 and whether the window is causal; then its keywords."""
     *longest, left, right = numbers[:4]
     # FA4 has a backward pass only for calls without these keywords.
     window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}

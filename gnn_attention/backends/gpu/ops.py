@@ -20,8 +20,8 @@ from gnn_attention.edge_softmax import accumulation_dtype
 
 
 def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
-    """Compute out in the dtype of q, and lse in float32 or better; 0 and -inf for isolated receivers."""
-    # A bias with no edges stands for no bias.
+    """Compute out in the dtype of q, and lse in float32 or better. Isolated receivers get 0 and -inf."""
+    # A bias with no edges means no bias.
     bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
     inputs = problem.q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
@@ -93,7 +93,7 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 class _Eager(torch.autograd.Function):
-    """Run both passes on plain tensors; those of the graph are kept without being saved."""
+    """Run both passes on plain tensors; the graph's tensors are kept without ``save_for_backward``."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:

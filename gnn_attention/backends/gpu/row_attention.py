@@ -1,4 +1,4 @@
-"""Attention in the Triton kernel over rows of edges, with all options but a foreign score_mod.
+"""Attention in the Triton kernel over rows of edges, with all options except foreign score_mods.
 
 The kernel takes CUDA tensors. If Python was started with ``TRITON_INTERPRET=1``, it also takes CPU
 tensors, slowly, for tests and rehearsals.
@@ -20,7 +20,7 @@ from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-WIDEST = 512  # channels of a head
+WIDEST = 512  # A head has at most this many channels.
 DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 INSTALLED = importlib.util.find_spec("triton") is not None
 

@@ -1,4 +1,4 @@
-"""A score_mod and a bias as the GPU kernel takes them: a softcap and one value for each edge.
+"""A score_mod and a bias as the GPU kernel reads them: a softcap and one value for each edge.
 
 ``logit = softcap(scale q . k) + bias`` covers the score_mods of this library: ``alibi``,
 ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` become values of edges, with gradients
@@ -22,7 +22,7 @@ EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods
 
 
 def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
-    """Return the softcap (0.0 for none) and the terms after it; NotImplementedError for other kinds.
+    """Return the softcap (0.0 for none) and later terms; raise NotImplementedError for other kinds.
 
     >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])

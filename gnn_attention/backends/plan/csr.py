@@ -97,7 +97,7 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
 
 
 def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
-    """Undo :func:`fold` for a result of the receivers of a call."""
+    """Undo :func:`fold` for a result with a row for each receiver of a call."""
     graph, width = call.graph, x.shape[-1]
     batch, heads, tokens, _ = call.q.shape
     if graph.heads is None and graph.batch is not None:

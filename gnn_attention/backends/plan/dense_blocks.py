@@ -1,8 +1,8 @@
 """From runs of tiles to rectangles: few pieces, each of many rectangles of one size.
 
 Each row of tiles is a rectangle. Rectangles of one size that advance in equal steps are strided
-views of the tokens; others are copies. A large rectangle on consecutive senders is a piece of its
-own. Every receiver is in at most one rectangle.
+views of the tokens; others are copies. A single large rectangle on consecutive senders is a
+piece of its own. Every receiver is in at most one rectangle.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
 
 
 def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
-    """Split rectangles into progressions in equal steps, single large ones, and others by kind."""
+    """Split rectangles into progressions in equal steps, single large rectangles, and others by kind."""
     if not len(runs.row):
         return []
     stack = _stack_tiles(graph, runs)
@@ -105,7 +105,7 @@ def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
 
 
 def _stack_tiles(graph: TokenGraph, runs: Tiles) -> _Stack:
-    """Make one rectangle of each row of tiles."""
+    """Join the runs in each row of tiles into one rectangle."""
     rows, count = torch.unique_consecutive(runs.row, return_counts=True)
     end = count.cumsum(0)
     begin = end - count

@@ -1,8 +1,8 @@
-"""A plan: a graph cut into pieces that a kernel takes whole, as values.
+"""A plan, as a value: a graph cut into pieces, each of which a kernel computes as a whole.
 
 *Rectangles* are receivers that may all attend to the same senders, with a mask unless all pairs, or
-all causal ones, are edges; equal rectangles are one piece. *EdgeRows* list edges by receiver, and by
-sender. No edge is in two pieces; results over the same receivers are merged by log-sum-exp.
+all causal pairs, are edges. A piece has rectangles of one size, or *EdgeRows*, which list edges by
+receiver and by sender. No edge is in two pieces. Results for one receiver are merged by log-sum-exp.
 
 A plan crosses into a custom operator as tensors and integers (:func:`pack_plan`, :func:`unpack_plan`),
 so that compiled and exported programs hold no object that could become stale.
@@ -72,7 +72,7 @@ class Masks:
 class Rectangles:
     """``count`` rectangles: the receivers of group g attend to the senders of group g.
 
-    Without ``masks`` all pairs are edges, or, if ``causal``, those of receiver i and sender j with
+    Without ``masks`` all pairs are edges, or, if ``causal``, the pairs of receiver i and sender j with
     i >= j. If ``is_first``, no earlier piece of the plan has these receivers. If
     ``has_empty_rows``, some receiver has no edge in its mask.
     """
@@ -122,7 +122,7 @@ class EdgeRows:
 
     The in-edges of receiver i are the indices ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
     The out-edges of sender j are the indices ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
-    and ``out_position`` has their indices in ``src``. ``is_first`` is as in :class:`Rectangles`.
+    and ``out_position`` says where they are in ``src``. ``is_first`` is as in :class:`Rectangles`.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -157,7 +157,7 @@ class Plan:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
 
-# Kinds in a packed plan. The tensors of PADDED edge rows are longer than the number of edges, ptr[-1].
+# Kinds in a packed plan. The tensors of PADDED edge rows may have entries after their ptr[-1] edges.
 STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
 Packed = tuple[list[Tensor], list[int]]
 

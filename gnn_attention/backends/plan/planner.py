@@ -20,11 +20,11 @@ from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.tiling import Tiles
 
-BLOCK = 64  # tokens on a side of a tile
-# The measured relative cost of a cell, by the number of rows of tiles that a rectangle joins.
+BLOCK = 64  # A tile has this many tokens on each side.
+# What a cell costs if a rectangle joins this many rows of tiles, measured relative to one row.
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
-LONG = 512  # the fewest senders of a run of full tiles that can be a rectangle of its own
-LEAST_FILL = 0.25  # the share of edges in a tile from which a dense kernel is as fast as a list
+LONG = 512  # A run of full tiles can be a rectangle of its own from this many senders on.
+LEAST_FILL = 0.25  # If this share of a tile's pairs are edges, a dense kernel is as fast as a list.
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
@@ -94,7 +94,7 @@ def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
 def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
     """Build rectangles, and separate long full runs from the partial tiles of the same row.
 
-    Otherwise masks would be as long as rows: half of all pairs in a nearly causal graph.
+    Otherwise masks would be as long as rows: in a nearly causal graph they would have half of all pairs.
     """
     in_partial_row = torch.isin(runs.row, runs.row[~runs.full])
     is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
@@ -105,7 +105,7 @@ def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """Return the packed documents of a graph, with one window for all, or None if it has none.
+    """Return the packed documents of a graph, all with the same window, or None if there are none.
 
     >>> from gnn_attention import patterns
     >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
@@ -123,8 +123,8 @@ def packing(graph: TokenGraph) -> Varlen | None:
 def _find_documents(graph: TokenGraph) -> Varlen | None:
     """Return packed documents that are causal or full inside, or None for any other graph or a list.
 
-    Two cheap tests exclude most other graphs: some receivers must each attend to themselves and to
-    consecutive senders; and in-degrees must be 1, 2, 3, ... through each document, or its length.
+    Two cheap tests exclude most other graphs: each of some receivers must attend to itself and to
+    consecutive senders; the in-degrees in a document must be 1, 2, 3, ..., or all be its length.
     """
     if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
         return None
@@ -171,7 +171,7 @@ def documents_work(documents: Varlen) -> Work:
 
 
 def _choose_height(graph: TokenGraph) -> tuple[Tiles, int, int]:
-    """Return the runs of tiles at the cheapest height, that height in tiles, and their cells."""
+    """Return the runs of tiles at the cheapest height, this height in tiles, and the number of cells."""
     runs, _ = split_tiles(graph, BLOCK, 0.0)
     cells = {height: count_cells(runs, height) for height in HEIGHTS}
     height = min(HEIGHTS, key=lambda height: cells[height] * HEIGHTS[height])

@@ -1,8 +1,8 @@
 """The tiles of a graph, split by the share of edges in them, and the masks of partial tiles.
 
 A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
-masks. If a tile depends on the receiver, the sender or their difference alone, only one value for
-each receiver, sender or diagonal is evaluated and compared.
+masks. If the edges in a tile depend only on the receiver, the sender or their difference, one value
+for each receiver, sender or diagonal is evaluated and compared.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def masks_of_tiles(
 
 
 def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(tile, edges)``: the listed edges in sorted tiles, and the index of the tile of each."""
+    """Return ``(tile, edges)``: the listed edges in sorted tiles, edge e in the tile of index ``tile[e]``."""
     columns = max(-(-graph.num_src // block), 1)
     tile_key = row * columns + column
     src, dst = graph.edge_index
@@ -63,7 +63,7 @@ def group_equal_rows(rows: Tensor) -> tuple[Int[Tensor, " rows"], Int[Tensor, " 
     """Return the class of each row, which equal rows share, and the index of one row of each class."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     factors = torch.randint(2**62, rows.shape[1:], generator=generator, device="cpu")
-    # Equal rows have equal sums. This takes a tenth of the time of torch.unique along rows.
+    # Equal rows have equal sums. Comparing sums takes a tenth of the time of torch.unique along rows.
     _, row_class = torch.unique(rows @ (2 * factors + 1), return_inverse=True)
     example = _find_examples(row_class)
     if torch.equal(rows[example][row_class], rows):
@@ -87,7 +87,7 @@ def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
 
 
 def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the indices of some tiles, the index of the mask of each, and their masks."""
+    """Yield the indices of some tiles, for each tile the index of its mask, and the masks."""
     size = piece.boxes.height * (block + 1) + piece.boxes.width
     for box_size in torch.unique(size).tolist():
         boxes = piece.boxes.at(size == box_size)
@@ -114,7 +114,7 @@ def _pad_masks(masks: Tensor, block: int) -> Tensor:
 
 
 def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles, Tiles]:
-    """Return the runs in whose tiles at least this share of pairs are edges, and all others."""
+    """Return the runs in which at least this share of the pairs are edges, and the other runs."""
     runs = tiles(graph, block)
     if not least_fill:
         return runs, runs.at(torch.zeros_like(runs.full))
@@ -125,7 +125,7 @@ def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles
 
 
 def count_cells(runs: Tiles, height: int) -> int:
-    """Count the pairs visited if each ``height`` rows of tiles are joined, with all their columns."""
+    """Count the pairs visited if every ``height`` rows of tiles are joined, with all their columns."""
     if not len(runs.row):
         return 0
     row = runs.row // height
@@ -139,7 +139,7 @@ def count_cells(runs: Tiles, height: int) -> int:
 
 
 def list_edges_in(graph: TokenGraph, runs: Tiles) -> Int[Tensor, "2 edges"]:
-    """List the edges in some partial tiles, by receiver, then sender."""
+    """List the edges in some partial tiles, sorted by receiver, then sender."""
     if graph.edges.listed() is None:
         boxes = tile_boxes(graph, runs.block, runs.row, runs.first)
         return counting.edges_in(graph.edges, boxes, graph.num_src)

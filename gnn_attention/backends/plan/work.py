@@ -1,12 +1,12 @@
 """What the backends visit on a graph, from which ``backend="auto"`` chooses before anything is planned.
 
 Lists of edges and graphs of up to 2^18 pairs are counted. Any other rule is estimated from a sample,
-the same in every process; only masks of about the largest size allowed are counted.
+the same in every process; only masks whose size is near ``MASK_LIMIT`` are counted.
 
 The sample consists of strips: rows of tiles drawn with a fixed seed, one from each part of the
 graph. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs must be
-visited are sampled, too, so that an estimate visits a bounded number of pairs. It is likely to miss
-single receivers with many edges in the middle of the graph.
+visited are sampled, too, so that an estimate visits a bounded number of pairs. A sample is likely to
+miss single receivers with many edges in the middle of the graph.
 """
 
 from collections.abc import Iterable
@@ -29,8 +29,8 @@ from gnn_attention.graph.tiling import tiles
 
 # Masks within a factor MARGIN of this many bytes are counted, because the estimate may be wrong.
 MASK_LIMIT, MARGIN = 2**32, 8
-LISTED_ROWS = 32  # rows of tiles in which the edges of a list are counted
-PAIRS = 2**18  # pairs of a graph that a sample visits
+LISTED_ROWS = 32  # The edges of a long list are counted in 32 to 63 rows of tiles.
+PAIRS = 2**18  # A sample visits about this many pairs at most.
 STRIPS = 16
 
 
@@ -39,8 +39,8 @@ class Sample(NamedTuple):
 
     A box stands for ``weight`` boxes of the graph, and strip s for ``strip_weight[s]`` rows of tiles.
     ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, each tile with
-    listed pairs has one box more, for the edges that the lists add; it counts as a tile if the rule
-    has no edge there.
+    listed pairs has one box more, for the edges that the lists add; this box counts as a tile if the
+    rule has no edge there.
     """
 
     strip: Int[Tensor, " boxes"]
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
         return self.edges == self.pairs
 
     def estimate_total(self, count: Tensor) -> float:
-        """Estimate the sum over the graph of a count that is known for each box."""
+        """Estimate the sum over the whole graph, given a count for each box."""
         return float((self.weight * count).sum())
 
     def estimate_rows(self, is_counted: Bool[Tensor, " boxes"]) -> float:
@@ -83,7 +83,7 @@ def is_estimated(graph: TokenGraph) -> bool:
 
 
 def num_edges(graph: TokenGraph) -> int:
-    """Return the number of edges, counted or estimated, over all slices by which the graph differs."""
+    """Count or estimate the edges, over all slices if the graph differs by sample or head."""
     first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
@@ -91,7 +91,7 @@ def num_edges(graph: TokenGraph) -> int:
 
 
 def mask_bytes(graph: TokenGraph) -> int:
-    """Estimate the bytes of masks while tiles are planned; they are counted near ``MASK_LIMIT``."""
+    """Estimate how many bytes masks take while tiles are planned; near ``MASK_LIMIT``, count them."""
     if is_estimated(graph):
         size = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
         if not 1 / MARGIN < size / MASK_LIMIT < MARGIN:
@@ -100,14 +100,14 @@ def mask_bytes(graph: TokenGraph) -> int:
     partial_runs = runs.at(~runs.full)
     if graph.edges.listed() is not None:
         return len(partial_runs.row) * planner.BLOCK**2
-    # Tiles of a rule that are not visited pair by pair repeat a few masks.
+    # If a rule's tiles are not visited pair by pair, they share a few masks.
     boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
     pieces = decompose(graph.edges, boxes, leaf=planner.BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """Return the share of edges in tiles that hold any; in large graphs, from some rows of tiles."""
+    """Return which share of the pairs in tiles with edges are edges; large graphs are sampled."""
     edge_index = graph.edges.listed()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
@@ -179,7 +179,7 @@ def mixed_work(graph: TokenGraph) -> Work:
 
 
 def rows_work(graph: TokenGraph) -> Work:
-    # Chosen rows are not counted for each head: this is their mean.
+    # If the graph differs by sample or head, this is the mean over its slices.
     slices = (graph.batch or 1) * (graph.heads or 1)
     return Work(calls=4, edges=num_edges(graph) // slices, nodes=graph.num_dst)
 
@@ -205,7 +205,7 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     return Sample(strip, num_tiles, pairs, count, weight * strip_weight[strip], strip_weight)
 
 
-# The strip, tiles, pairs, edges and weight of boxes; unlike in Sample, the weight within the strip.
+# The strip, tiles, pairs, edges and weight of boxes; weights count boxes of a strip.
 Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -231,7 +231,7 @@ def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[Columns]:
 
 
 def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, num_src: int) -> Columns:
-    """Count the edges that lists add to each tile with listed pairs, each in the given ``strip``."""
+    """Count the edges that lists add to each tile with listed pairs; pair n is in strip ``strip[n]``."""
     zero, columns = torch.zeros_like(split.dst), -(-num_src // block)
     is_edge, is_rule_edge = (
         enumerate_pairs.evaluate(x.contains, "this graph", zero, zero, split.dst, split.src).long()
@@ -248,7 +248,7 @@ def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, 
 
 
 def _draw_strips(count: int) -> tuple[Int[Tensor, " strips"], Float[Tensor, " strips"]]:
-    """Draw the first and last row of tiles and some between; also return how many each represents."""
+    """Draw the first, the last and some other rows of tiles; also return how many rows each represents."""
     if count <= STRIPS:
         row = torch.arange(count, device="cpu")
         return row, torch.ones_like(row, dtype=torch.float64)

@@ -21,7 +21,7 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
-Arguments = tuple[Any, ...]  # of a kernel
+Arguments = tuple[Any, ...]  # the arguments of a kernel
 MAX_ALIGNMENT = 16  # The largest divisor of strides that matters: 16 numbers take at least 16 bytes.
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
@@ -35,7 +35,7 @@ def launch(
     """Run ``kernel`` on every program of a grid, which may be empty; each launch passes through here."""
     if 0 in grid:
         return
-    # A kernel is compiled for dtypes and alignments of tensors, and integers of 32 or 64 bits.
+    # A kernel is compiled for dtypes and alignments of tensors, and for integers of 32 or 64 bits.
     kinds = [
         -(2**31) <= x < 2**31
         if x.__class__ is int
@@ -125,7 +125,7 @@ def _factors(scale: float, softcap: float, probability: float) -> tuple[float, .
 
 
 def _split_float(number: float) -> tuple[float, float]:
-    """Split a float64 into the sum of two float32, which a kernel takes, exact to 48 bits."""
+    """Split a float64 into two float32, which a kernel can take; their sum is exact to 48 bits."""
     (high,) = struct.unpack("f", struct.pack("f", number))
     return high, number - high
 

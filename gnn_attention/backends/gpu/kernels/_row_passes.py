@@ -34,7 +34,7 @@ def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
 
 @triton.jit
 def _offset(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
-    """Return where rows begin. ``ALIGN`` divides all strides: the product proves it to Triton."""
+    """Return where rows begin. ``ALIGN`` divides all strides: the product proves this to Triton."""
     offset = sample * (by_sample // ALIGN) + head * (by_head // ALIGN) + token * (by_token // ALIGN)
     return offset * ALIGN
 
@@ -92,7 +92,7 @@ def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.conste
 
 @triton.jit
 def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr):
-    """Return the sample, key/value head, members of its group, and which are not padding."""
+    """Return the sample, key/value head, members of the group, and which members are not padding."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     index = tl.arange(0, MP)[None, :]
     member = tl.program_id(0) % SPLIT * MEMBERS + index
@@ -167,7 +167,7 @@ def backward_dst(
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a receiver's queries and of the bias of its edges, or of a chunk."""
+    """Compute the gradients of a receiver's queries and of its edges' bias, or the part of one chunk."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -283,7 +283,7 @@ def _weighted_sum(weight, rows):
 
 @triton.jit
 def _long_row(LONG, FIRST, first_slice, kv_heads, GROUP: tl.constexpr):
-    """Return the sample, head and row of a program that combines chunks, and which chunks."""
+    """Return the sample, head and row of a program that combines chunks, and the chunks' bounds."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     sample, head = slice_ // kv_heads, (slice_ % kv_heads) * GROUP + tl.program_id(0) % GROUP
     item = tl.program_id(0) // GROUP
@@ -302,7 +302,7 @@ def merge_chunks(
     PART, PART_LSE, OUT, LSE, o_b, o_h, o_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Merge the results of the chunks of a long receiver, for one head, in order."""
+    """Merge, in order, what the chunks of a long receiver computed for one head."""
     sample, head, row, low, high = _long_row(LONG, FIRST, first_slice, kv_heads, GROUP)
     running_max = tl.full((), float("-inf"), ACC)
     total = tl.full((), 0.0, ACC)
@@ -332,7 +332,7 @@ def sum_chunks(
     PART, RESULT, r_b, r_h, r_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of the chunks of a long row, for one head, in order."""
+    """Sum, in order, the gradients that the chunks of a long row computed for one head."""
     sample, head, row, low, high = _long_row(LONG, FIRST, first_slice, kv_heads, GROUP)
     sums = tl.zeros([DP], ACC)
     for start in range(low, high, STEP):

@@ -24,22 +24,22 @@ from gnn_attention.backends.gpu.kernels._common import Arguments, heads_last, st
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
-FEWEST_PROGRAMS = 2**12  # that keep a GPU busy
-MOST_CHANNELS = 512  # of all heads of a program: sm_90 spills no registers (Triton 3.6.0, 3.7.1)
-MOST_SLICES = 65535  # programs along the second axis of a grid
-STEP = 16  # partial results that a program reads at once
+FEWEST_PROGRAMS = 2**12  # Fewer programs do not keep a GPU busy.
+MOST_CHANNELS = 512  # Heads have at most this many in all: sm_90 spills no registers (Triton 3.6.0, 3.7.1).
+MOST_SLICES = 65535  # A grid has at most this many programs along its second axis.
+STEP = 16  # A program reads this many partial results at once.
 
 
 class Config(NamedTuple):
-    """The edges of one step of a program, its warps, and the stages of its pipeline."""
+    """How many edges a program reads in a step, how many warps it has, and how many pipeline stages."""
 
     edges: int
     warps: int
     stages: int
 
 
-# By the bytes of a number and the channels of all heads of a program (a power of two). Each warp has
-# some KiB of keys in flight, and as many of values; no register is spilled with all options at once.
+# Chosen by how many bytes a number takes and how many channels all heads of a program have (a power of
+# two). Each warp loads some KiB of k and of v at once; even with all options no register is spilled.
 CONFIGS = {key: Config(*numbers) for key, numbers in {
     (2, 16): (32, 1, 2), (2, 32): (32, 1, 2), (2, 64): (32, 1, 2), (2, 128): (16, 2, 2), (2, 256): (16, 2, 2),
     (2, 512): (16, 4, 2), (4, 16): (32, 1, 2), (4, 32): (32, 1, 2), (4, 64): (16, 2, 2), (4, 128): (16, 4, 2),
@@ -116,7 +116,7 @@ class _Pass:
         }
         self.arguments = (
             *(q, k, v, side.ptr, side.neighbours, side.chunk_row, side.chunk_start),
-            # In place of a missing tensor stands q, which is not read there.
+            # q takes the place of a missing tensor; kernels do not read it there.
             *(q if x is None else x for x in (problem.bias, problem.seed)),
             *strides(q, k, v, problem.bias),
             *_common.scalars(problem),
@@ -145,7 +145,7 @@ class _Pass:
                 self._combine(_row_passes.sum_chunks, first, (workspace, result), result)
 
     def _combine(self, kernel: object, first: int, tensors: Arguments, result: Tensor) -> None:
-        """Write the result of each long row from those of its chunks."""
+        """Compute the result of each long row from the results of its chunks."""
         slices, chunks, width = tensors[0].shape
         numbers = (self.side.long_row, self.side.first_chunk, first, self.kv_heads, self.q.shape[2], chunks)
         padded_width = _common.padded_channels(width)
