@@ -21,7 +21,7 @@ from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-# A graph remembers at most this many choices for calls of the same shapes and options.
+# A graph remembers at most MAX_CHOICES backends for calls of the same shapes and options.
 MAX_CHOICES = 2**10
 Result = tuple[Tensor, Any]
 
@@ -50,19 +50,19 @@ def attend(
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
         k: keys of the senders, ``[B or 1, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
         v: values of the senders, ``[B or 1, Hkv, src, Dv]``, with the batch size of k.
-        graph: the senders that each receiver attends to; ``num_dst`` queries, ``num_src`` keys.
+        graph: the senders that each receiver attends to; q has ``num_dst`` queries, k ``num_src`` keys.
         scale: factor of every ``q . k``; None means ``1 / sqrt(D)``.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.
         bias: a number for each edge in ``graph.edge_index`` order, broadcastable to ``[B, Hq, E]``.
-        sink_logits: ``[Hq]``, one more logit in every softmax of a head, without a value.
+        sink_logits: ``[Hq]``; each head adds its sink logit to every softmax, without a value.
         dropout: probability of dropping a weight. It is always applied: pass 0 outside training.
         backend: "auto" (see :func:`explain`), a name in ``list_backends()`` or a :class:`Backend`.
         return_info: also return an :class:`AttentionInfo` with the lse and the weights of edges.
-        finite: True promises that q, k and v hold no NaN or inf, which saves the search for them.
-            On a GPU, in compiled programs and under ``torch.func`` there is no such search.
+        finite: True promises that q, k and v hold no NaN or inf, so attend does not look for them.
+            On a GPU, in compiled programs and under ``torch.func`` it never does.
 
     Returns:
-        ``out [B, Hq, dst, Dv]`` in q's dtype, exactly 0 for isolated receivers; or ``(out, info)``.
+        ``out [B, Hq, dst, Dv]`` in q's dtype, exactly 0 for isolated receivers, or ``(out, info)``.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together, or the backend is unknown.
@@ -83,7 +83,7 @@ def attend(
 def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporary: bool = False) -> Result:
     """Run a call on a backend and return ``(out, lse or None)``.
 
-    ``graph_is_temporary`` says that the graph was made for this call, so "auto" sees its size only.
+    Pass ``graph_is_temporary`` if the graph was made for this call: "auto" then looks only at its size.
     """
     run: Callable[[AttentionCall], Result] | None
     run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
@@ -105,7 +105,7 @@ def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporar
 
 
 def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend) -> Result:
-    """Run the parts of a call, which split its edges, in one softmax, and return ``(out, lse)``."""
+    """Run parts that split the edges of a call, merge them in one softmax, and return ``(out, lse)``."""
     results = []
     for part in parts:
         bare_part = replace(part, sink_logits=None, with_lse=True)
@@ -120,8 +120,8 @@ def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: 
 def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
     """Choose the backend of a call, and remember it for calls of the same shapes and options."""
     choices = call.backend_names if isinstance(backend, str) else None
-    # In a backward pass this id is not -1, and checkpointing computes a call again. That needs the
-    # backend of the first run, however much memory is free: others would save other tensors.
+    # In a backward pass this id is not -1. Checkpointing then computes a call again, and must use the
+    # backend of the first run, however much memory is free: another one would save other tensors.
     if choices and torch._C._current_graph_task_id() != -1:
         name = choices.get(_recomputation_key(backend, call))
         if name is not None:
@@ -142,7 +142,7 @@ def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
                 f"backend {choice.name!r} does not support this call on {call.graph!r}: {reason}", reason
             )
     if choices is not None and choice.capabilities.cached:
-        # A choice that may not suit later calls is remembered only for the recomputation of this one.
+        # A choice that may not suit later calls is remembered only for the recomputation of this call.
         needs_little_memory = choice.bytes_needed is None or choice.bytes_needed(call) <= memory.WORTH_ASKING
         key = str(backend) if needs_little_memory and not is_first else _recomputation_key(backend, call)
         if key:
@@ -157,14 +157,14 @@ def _recomputation_key(backend: str | Backend, call: AttentionCall) -> str:
     # Inside torch.func no value can be read, and reading one on a GPU would wait for the device.
     if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return ""
-    # Queries tell calls apart. Some from all positions are read, since the last may be padding.
+    # Calls differ in their queries. The sample spans the sequence, since the last ones may be padding.
     with eager_mode():
         some_queries = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
         return f"{backend} of {float(some_queries.sum()).hex()}"
 
 
 def _run_backend(backend: Backend, call: AttentionCall) -> Result:
-    """Run a backend, slice by slice if the graph varies and the backend takes one graph at a time."""
+    """Run a backend, slice by slice if the graph varies and the backend computes one graph at a time."""
     if call.graph.edges.has_parallel_edges and backend.capabilities.parallel_edges == "merged":
         call = call.merge_parallel_edges()
     varies = call.graph.batch is not None or call.graph.heads is not None
@@ -197,7 +197,7 @@ class AttentionInfo:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log(sum of exp(logit))`` over in-edges and sink logit in float32 or better; -inf over none."""
+        """``log(sum of exp(logit))`` over in-edges and sink, in float32 or better; -inf if there are none."""
         if self._lse is None:
             raise NotImplementedError("the backend returned no lse: use a backend of list_backends()")
         return self._lse
@@ -242,7 +242,7 @@ class AttentionInfo:
             receivers = call.graph.edges_on(device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(dtype)
             score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
-        # Scores are masked before exp, which may be inf at a non-edge and make its gradient NaN.
+        # Non-edges are masked before exp, which could be inf there and make the gradient NaN.
         return score.masked_fill(~graph.mask(device), -torch.inf)
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:

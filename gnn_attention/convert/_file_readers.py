@@ -13,18 +13,18 @@ from typing import Any
 import networkx as nx
 
 MOST_TOKENS = 2**24
-# The attribute for the place of an edge in its file; networkx groups edges by sender.
+# This attribute holds the place of an edge in its file, because networkx groups edges by sender.
 PLACE_KEY = "place in the file"
 
-# Names of the columns of senders and receivers.
+# The columns of senders and receivers may have these names.
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
 TARGETS = ("target", "dst", "to", "receiver", "node2", "id2", "v", "end", "tail", "destination")
 # The first line of an edge list may state the number of tokens, because the last may have no edges.
 _SIZE = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The dictionary after an edge may contain spaces and is still one cell.
+# The dictionary after an edge may contain spaces, but is one cell.
 _CELL = re.compile(r"\{.*|\S+")
-# How lines begin in other formats, and the whole line that states the sizes in DIMACS.
+# A line of another format begins like this; in DIMACS the whole line with the sizes must match.
 _OTHER_FORMAT = re.compile(
     r"(\S+ )?(\S*[,;:]|[-=<>/]{2,}|\{\S*|\*[a-z]\S*|%%MatrixMarket)( |$)|p [a-z]+ \d+ \d+$", re.I
 )
@@ -35,7 +35,7 @@ def are_integers(labels: Iterable[str]) -> bool:
 
 
 def parse_number(value: object) -> float | None:
-    """Return the number in a text or an attribute, or None; Python's 1_000 is not a number."""
+    """Return the number in a text or an attribute, or None if there is none, as in Python's 1_000."""
     try:
         return None if "_" in str(value) else float(str(value))
     except ValueError:
@@ -105,7 +105,7 @@ def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]
 
 
 def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tuple[int, int, int, int] | None:
-    """Return the columns of sender, receiver, weight and Gephi's Type that a header names (-1: none)."""
+    """Return the columns of sender, receiver, weight and Gephi's Type in a header, -1 for a missing one."""
     line, cells = rows[0]
     names = [cell.lower() for cell in cells]
     # "from_node" and "FromNodeId" count as "from".
@@ -160,7 +160,7 @@ def _read_gml(text: str, weight: str | None, empty: Any) -> Any:
 def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     """Read node-link data; a node without an id is named by its index."""
     data = json.loads(text)
-    # Versions of networkx read the edges under different keys.
+    # Different versions of networkx read the edges from different keys.
     links = data["edges"] if "edges" in data else data["links"]
     links = [link | {PLACE_KEY: index} for index, link in enumerate(links)]
     node_link_data = data | {"edges": links, "links": links, "multigraph": True}
@@ -170,7 +170,7 @@ def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     return network
 
 
-# Each reader fills `empty`, or its undirected or directed form if the file states a direction.
+# A reader takes a text, the name of the weight and an empty graph, and returns a networkx graph.
 READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     **dict.fromkeys((".edges", ".edgelist"), _read_table),
     ".adjlist": _read_adjacency_list,

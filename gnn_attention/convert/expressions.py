@@ -1,4 +1,4 @@
-"""Parse graphs written as text, such as ``parse("window(64, 8) | sinks(64, 2)")``.
+"""Parse graphs that are written as text, such as ``parse("window(64, 8) | sinks(64, 2)")``.
 
 Python's parser reads the text, and every node of its syntax tree must be on a list of allowed
 nodes; nothing is passed to ``eval``. An expression consists of
@@ -35,10 +35,10 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
-# The largest number in a text, and thereby the most tokens of a graph.
+# No number in a text may exceed LARGEST_NUMBER, nor may the product of the sizes of a randn.
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
-# The most pairs of tokens in a product, or pairs times hops in a power: less than a minute of work.
+# A product, or all hops of a power together, may list MOST_PAIRS pairs, which takes under a minute.
 MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
@@ -56,12 +56,12 @@ NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 
 
 def parse(text: str, *, n: int | None = None) -> TokenGraph:
-    """Return the graph of an expression; ``parse(graph.name) == graph`` if the name is one.
+    """Return the graph of an expression; ``parse(graph.name) == graph`` if that name is an expression.
 
     ``n`` is the number of tokens: the name ``n`` stands for it, and a builder that lacks an
     argument, or is named without a call, gets it as its first argument. Raises TypeError for
-    anything but a string, and ValueError for any other fault, errors of builders included:
-    one sentence, which begins with the column of the faulty part and quotes it, if there is one.
+    anything but a string, and ValueError for any other fault, errors of builders included.
+    The message is one sentence, which begins with the column and text of the faulty part, if there is one.
 
     >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
     '(causal(64) - window(64, 4)) | sinks(64, 2)'
@@ -104,12 +104,12 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
 
 
 def tensor(values: list[Any]) -> Tensor:
-    """Return a tensor of nested lists of numbers, as data for builders."""
+    """Return nested lists of numbers as a tensor, which builders take as data."""
     return torch.tensor(values)
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
-    """Return normally distributed numbers, always the same for a seed, as data for builders."""
+    """Return normally distributed numbers as data for builders, the same for equal seeds."""
     shape = [checks.size("each of sizes", size) for size in sizes]
     if math.prod(shape) > LARGEST_NUMBER:
         raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")

@@ -1,8 +1,8 @@
 """Read and write files of graphs. An edge from u to v is a message from u to v.
 
-The extension of a file names its format; the guide "Bring your graph" lists all formats.
-Nodes whose labels are all integers are sorted by number, so that labels 0 .. n-1 are the positions of
-the tokens. Other nodes keep the order of the file, declared ones before those that only edges name.
+The extension of a file names its format; the guide "Bring your graph" lists all formats. If all labels
+are integers, nodes are sorted by number, so that labels 0 .. n-1 are the positions of the tokens.
+Other nodes keep the order of the file, but those that only edges name come after declared ones.
 """
 
 import os
@@ -30,9 +30,9 @@ class GraphFile:
     """The result of :func:`load`; ``str()`` summarises it in one line.
 
     ``graph`` has the name of the file, and ``labels`` holds the label of each token, in order
-    of position. ``weights [graph.num_edges]``, in the order of ``graph.edge_index``, may be
-    None. ``num_edges`` counts the distinct edges of the file, each of which is two messages
-    if ``undirected``, and ``num_parallel`` those that repeat another edge and are dropped.
+    of position. ``weights [graph.num_edges]``, in ``graph.edge_index`` order, is None if no edge has a
+    weight. ``num_edges`` counts the distinct edges; if ``undirected``, each but a self loop is two
+    messages. ``num_parallel`` counts the edges that repeat another one and are dropped.
     """
 
     graph: TokenGraph
@@ -68,17 +68,17 @@ def load(
         undirected: whether an edge is a message in both directions. Edge lists, CSV without Gephi's
             column Type, general matrices and JSON without "directed" count as directed.
         weight: the edge attribute, or the column, that holds the weights; None reads none. An edge
-            without one gets the default that the file names, else weight 1, as in networkx.
+            without a weight gets the default that the file names, else 1, as in networkx.
         num_tokens: the number of tokens if labels are positions 0, 1, ... and tokens without edges are
             missing. The first line of an edge list by :func:`write` holds it (``# tokens 64``).
 
     The label of a token is its attribute "label" or "name" if all are unique, else its id.
     The columns source and target may also be called from and to, src and dst, u and v, and the
-    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edge lists,
-    CSV and JSON keep the order of the file, other formats that of networkx; a reverse edge comes next.
+    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edges keep
+    the order of edge lists, CSV and JSON, else that of networkx; each reverse edge follows its edge.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an
-    unknown extension and a file that holds no such graph or contradicts ``undirected``;
+    unknown extension and a file that holds no graph of its format or contradicts ``undirected``;
     ImportError if scipy is missing; OSError if the file cannot be read.
 
     >>> import tempfile

@@ -24,7 +24,7 @@ CONVERTERS = (
     "convert.from_scipy (also for NumPy arrays), from_networkx (also for igraph's to_networkx()), "
     "from_pyg, from_mask, from_edge_index, from_block_mask; gnn_attention.convert.files.load for a path"
 )
-# Attributes of a torch_geometric object that have one entry for each node.
+# These attributes of a torch_geometric object have one entry for each node.
 NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 
@@ -50,13 +50,13 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
 
     ``rows="src"`` reads ``A[src, dst]``, the adjacency of networkx and of
     ``scipy.sparse.csgraph``; ``rows="dst"`` reads ``A[dst, src]``, a mask. Every stored entry
-    is an edge, even a zero, as in csgraph (``A.eliminate_zeros()`` drops them); the
-    zeros of a NumPy array, and those that pad blocks of BSR and diagonals of DIA, are not.
+    is an edge, even a zero, as in csgraph (``A.eliminate_zeros()`` drops zeros). The
+    zeros of a NumPy array, and those that pad blocks of BSR and diagonals of DIA, are not edges.
     Edges keep the order of ``A.tocoo()``; those of a NumPy array are sorted by row.
 
     ``weight=True`` returns ``(graph, weights)``, float ``[E]`` in the order of ``graph.edge_index``. Raises
     TypeError for other kinds of object, and ValueError for NaN and inf in a NumPy array and for duplicate
-    entries, of which ``coalesce=True`` keeps the first (without weights, of which none may be lost).
+    entries. ``coalesce=True`` keeps the first of them, but not with weights, since none may be lost.
 
     >>> from_scipy(torch.tensor([[0, 3], [0, 0]]).numpy(), rows="src", weight=True)
     (TokenGraph(scipy: 2 src -> 2 dst), tensor([3.]))
@@ -116,7 +116,7 @@ def from_networkx(
     nodes. An undirected edge is a message in both directions; self loops and parallel edges count once.
     With ``weight``, the name of an edge attribute, the result is ``(graph, weights)``, float ``[E]`` in
     ``graph.edge_index`` order. Convert a graph of igraph with its ``to_networkx()``. Raises ValueError
-    for a missing or wrong ``order``, an edge without a number, and parallel edges with several.
+    for a missing or wrong ``order``, an edge without a number, and parallel edges with several numbers.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -146,8 +146,8 @@ def from_networkx(
 def to_networkx(graph: TokenGraph, weights: Tensor | None = None) -> networkx.DiGraph:
     """Return a ``networkx.DiGraph`` with nodes 0 .. n-1 and an edge from src to dst for every message.
 
-    ``weights [E]`` become the edge attribute "weight"; another number of them raises ValueError. Receivers
-    and senders that differ in number are nodes ``("dst", i)`` and ``("src", j)``, with "bipartite" 1 and 0.
+    ``weights [E]`` become the edge attribute "weight"; any other length raises ValueError. If receivers
+    and senders differ in number, they are nodes ``("dst", i)`` and ``("src", j)``, with "bipartite" 1 and 0.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -185,10 +185,10 @@ def from_pyg(
     its sizes if it (or the store of the node type) holds ``num_nodes`` or a tensor with one row for
     each node. An ``EdgeIndex`` may hold its sizes, too. A sparse tensor is an ``adj_t``: its rows are
     receivers, as in a mask, and stored entries are edges. Otherwise ``num_dst`` and ``num_src`` are
-    needed; the largest index is no size. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
+    needed; the largest index does not count as a size. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
 
-    ``weight`` names an edge attribute, or is True for the (detached) values of a sparse tensor;
-    then the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
+    ``weight`` names an edge attribute, or is True for the (detached) values of a sparse tensor.
+    With it the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
     TypeError for other kinds of object and ValueError if a size or the weights are missing.
 
     >>> adj_t = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to_sparse()
@@ -280,7 +280,7 @@ def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
 
 
 def _count_nodes(store: Any) -> Any:
-    # Without such a key `num_nodes` guesses the largest index + 1, even from `batch` with `ptr`.
+    # Without any of these keys `num_nodes` guesses the largest index + 1, even from `batch` with `ptr`.
     keys = NODE_KEYS if "ptr" in store else (*NODE_KEYS, "batch")
     arrays = (store[key] for key in keys if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
@@ -319,7 +319,7 @@ def graph_from_triples(
 def _build_graph(
     edges: Tensor, weights: Tensor | None, num_dst: int, num_src: int, parallel: Parallel, name: str
 ) -> Any:
-    """Return the graph, or ``(graph, weights)``; ValueError for a weight that is not finite or lost."""
+    """Return the graph, or ``(graph, weights)``; ValueError if a weight is not finite or would be lost."""
     parallel = "merge" if weights is not None and parallel == "error" else parallel
     graph = TokenGraph.from_edges(edges, num_dst, num_src, name=name, parallel=parallel)
     if weights is None:
@@ -347,6 +347,6 @@ def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
             f"weights must hold {graph.num_edges} numbers, one per edge, got {checks.quote(weights)}"
         )
     weights = weights.detach().cpu()
-    # SciPy takes no other floating point dtypes.
+    # Of torch's floating point dtypes, SciPy supports only these two.
     is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
     return weights.float() if is_foreign else weights

@@ -19,7 +19,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
 
     ``meaning`` is "attend" (True = edge, as in SDPA; the default for bool), "masked" (True = no edge, as
     in ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of
-    its dtype, or of a half dtype that it was cast from, are non-edges). Returns a :class:`TokenGraph`,
+    its dtype, or of a half dtype that it was cast from, mean no edge). Returns a :class:`TokenGraph`,
     or ``(graph, bias)`` for an additive mask with numbers other than 0: bias ``[E]``, ``[heads, E]`` or
     ``[batch, heads, E]`` in ``graph.edge_index`` order. A leading axis of size 1 broadcasts. A missing
     entry of a sparse bool tensor is False. torch's causal biases are read as in SDPA.
@@ -27,7 +27,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     Raises TypeError for another kind of object and for a dtype that does not fit the meaning;
     ValueError for NaN, +inf, a wrong number of axes, a bias on edges that differ by head or
     sample, a tensor without elements and, without a meaning, a float mask that excludes no
-    pair and holds zeros and positive numbers, which may be an adjacency.
+    pair and holds zeros and positive numbers, since it may be an adjacency.
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]

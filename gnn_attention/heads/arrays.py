@@ -8,8 +8,8 @@ from torch import nn
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 
-# A batched product with matrices of at least LARGE_MATRIX numbers is faster than a copy of them if
-# there are at most FEW_TOKENS tokens.
+# For at most FEW_TOKENS tokens, a batched product is faster than a copy of all matrices, if each has
+# at least LARGE_MATRIX numbers.
 FEW_TOKENS = 64
 LARGE_MATRIX = 2**14
 
@@ -90,7 +90,7 @@ def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Te
 
 
 def read_parameter(name: str, array: Any, *shapes: tuple[int, ...], layout: str = "row") -> Any:
-    """Return an array as a parameter; one with fewer axes than the first shape is reshaped to it."""
+    """Return an array as a parameter, reshaped to the first shape if it has fewer axes."""
     if array is None:
         return None
     matrix = _read_array(name, array, layout)

@@ -25,8 +25,8 @@ class LatentHeads(HeadsBase):
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` of a
-    token, one key for all heads (MQA) of width ``latent_dim + rotary_dim``; c is also the value.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. For each token a cache stores only
+    ``[c, r]``, the key that all heads share (MQA), of width ``latent_dim + rotary_dim``; c is also the value.
 
     Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``,
     ``W_QR [heads, query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width,

@@ -121,7 +121,7 @@ class MergedHeads(_ModelSpaceHeads):
     ``MergedHeads(width, num_heads, head_dim)`` draws full-rank matrices; ``head_dim`` sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. The (+1) holds products of biases, which :attr:`W_P` and :attr:`W_M` leave out.
+    width]``. If there are biases, the (+1) holds their products; :attr:`W_P` and :attr:`W_M` omit it.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 

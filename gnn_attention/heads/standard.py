@@ -21,7 +21,7 @@ class StandardHeads(HeadsBase):
     Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``,
     ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with
     ``bias=True``, ``b_Q``, ``b_K`` and ``b_V`` with one row for each head and ``b_O [width]`` (or
-    ``[heads, width]``, summed over the heads). ``source_width`` is the width of senders if it differs.
+    ``[heads, width]``, summed over the heads). ``source_width`` is the width of a sender's state.
     Query heads share keys and values if ``num_kv_heads < num_heads`` (GQA; 1 is MQA). ``qk_norm=True``
     applies a learned RMSNorm to queries and keys, before ``rotary`` rotates them.
 
@@ -54,7 +54,7 @@ class StandardHeads(HeadsBase):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """``num_kv_heads`` must divide ``num_heads``, which must divide ``width`` without ``head_dim``."""
+        """``num_kv_heads`` must divide ``num_heads``, and ``num_heads`` the width if ``head_dim`` is None."""
         super().__init__()
         sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -139,7 +139,7 @@ class StandardHeads(HeadsBase):
         ``[in, heads * out]`` and ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]``.
         ``layout="column"`` means ``q = W_Q x`` (S2.1, S3.7), with all matrices transposed, as in
         ``nn.Linear.weight``. Two-dimensional matrices need ``num_heads``, and ``num_kv_heads`` if it
-        differs. Biases are ``[heads, dim]`` or flat, ``b_O`` is ``[width]`` or ``[heads, width]``.
+        differs. Biases are ``[heads, dim]`` or flat; ``b_O`` is ``[width]`` or ``[heads, width]``.
         Without ``W_O`` the heads are concatenated. A ValueError names the array that does not fit.
         """
         layout = checks.choice("layout", layout, ("row", "column"))

@@ -31,12 +31,12 @@ from gnn_attention.heads import StandardHeads
 STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric generates these two functions for each class.
 GENERATED = ("propagate", "edge_updater")
-# The inputs of each step from the layer; torch_geometric adds its own, such as index and size_i.
+# The layer passes these inputs to each step; torch_geometric adds others, such as index and size_i.
 INPUTS = {
     "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
     **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
 }
-# Each setting of torch_geometric that must keep its value, and why or what to do instead.
+# These settings of torch_geometric must keep these values; the error ends with the reason or advice.
 SETTINGS = {
     "flow": ("source_to_target", "reverse the edges instead, by graph.T or edge_index.flip(0)"),
     "decomposed_layers": (1, "a message is computed and updated with all its channels at once"),
@@ -52,7 +52,7 @@ class TwoPathLayer(MessagePassing):
 
     heads: Any
     backend: str | Backend
-    # The steps of the layer itself, with which those of a subclass are compared.
+    # The steps that the layer itself defines. A subclass with another function overrides the step.
     original_steps: ClassVar[dict[str, Any]]
 
     def __init__(self, node_dim: int) -> None:
@@ -77,8 +77,8 @@ class TwoPathLayer(MessagePassing):
 
     def _discard_generated_code(self) -> None:
         """Make torch_geometric generate code for this class instead of reusing older code."""
-        # Otherwise it would keep a parent's generated code as the original, which explainers cannot
-        # mask, or reuse that of a class with the same name, which a notebook may have defined before.
+        # Otherwise torch_geometric would keep the generated code of a parent, which explainers cannot mask,
+        # or reuse the code of another class with this name, such as an earlier one in a notebook.
         cls = type(self)
         for name in GENERATED:
             if name not in vars(cls):
@@ -87,7 +87,7 @@ class TwoPathLayer(MessagePassing):
                     setattr(cls, name, getattr(MessagePassing, name))
 
     def _is_original(self, name: str) -> bool:
-        """Return whether the class has this function from the layer itself, or code generated from it."""
+        """Return whether the class inherits this function from the layer, as written or as generated code."""
         cls = type(self)
         return getattr(cls, f"_orig_{name}", getattr(cls, name)) is self.original_steps[name]
 
@@ -145,8 +145,8 @@ class TwoPathLayer(MessagePassing):
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
         """Explain which path a call along ``g`` takes; "message_passing" is the four steps of PyG.
 
-        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not contain them. For
-        "auto" the explanation is that of :func:`gnn_attention.explain`.
+        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not contain them. With
+        backend "auto" the explanation is that of :func:`gnn_attention.explain`.
 
         >>> from gnn_attention import MessagePassingAttention, patterns
         >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
@@ -179,7 +179,7 @@ class TwoPathLayer(MessagePassing):
 
     @property
     def in_channels(self) -> int | tuple[int, int]:
-        """Width of a state, or the pair ``(sender, receiver)`` of widths if they differ."""
+        """Width of a state, or the widths ``(sender, receiver)`` if they differ."""
         source_width, width = int(self.heads.source_width), int(self.heads.width)
         return width if source_width == width else (source_width, width)
 
@@ -197,7 +197,7 @@ class TwoPathLayer(MessagePassing):
 
 
 def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
-    """Return ``(x_src, x_dst)``; if x_dst is None, all receivers have states of 0 of this width."""
+    """Return ``(x_src, x_dst)``; if x_dst is None, it becomes zeros of this width."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor):
@@ -241,7 +241,7 @@ def arrange_by_node(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
 
 
 def attach_weights(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
-    """Return ``(edges, weights)`` with edges of the type of ``g``; sparse ones store the weights."""
+    """Return ``(edges, weights)``: a token graph's edge list or ``g``, with the weights in a sparse ``g``."""
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:

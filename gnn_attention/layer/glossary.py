@@ -8,8 +8,8 @@ class Term:
     """A part of attention: its name here, its hook in TransformerLens, and its name in each view.
 
     Attention can be seen as a soft ``search``, as the ``routing`` of information between residual
-    streams, as two coupled ``transforms`` or as a ``message exchange``; None if a view does not name
-    the part. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are rows
+    streams, as two coupled ``transforms`` or as a ``message exchange``. A view that lacks the part
+    is None. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are rows
     here, so ``W_A = W_Q W_K^T`` and ``W_I = W_V W_O`` are the transposes of those in the source.
 
     Sources: docs/semantics.md; ``HookedTransformer`` of TransformerLens; seeds S4.1, S4.4, S4.17.

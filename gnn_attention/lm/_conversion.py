@@ -40,7 +40,7 @@ class Model:
 
 
 def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
-    """Convert a model unless its folder exists, and return the folder; a failure leaves none."""
+    """Convert a model unless its folder exists, and return the folder; a failure leaves no folder."""
     cache = _user_cache() if cache_dir is None else Path(cache_dir)
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():

@@ -63,7 +63,7 @@ def _read_gguf(file: Path) -> tuple[Any, Any]:
     options = {"gguf_file": file.name, **OFFLINE}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    # The weights are float32 now, and transformers would save them as quantized.
+    # Otherwise transformers would save the weights as quantized, although they are float32 now.
     model.hf_quantizer = None
     del model.config.quantization_config
     return model, tokenizer

@@ -1,7 +1,7 @@
 """Where other models store their attention parameters: a row for each class of attention module.
 
-A row has functions that copy the heads of a module and make the score_mod of its logits. If its
-scale is not ``1 / sqrt(head_dim)``, as in T5 and Gemma 2, W_Q is multiplied by the ratio.
+The functions of a row copy the heads of a module and make its score_mod. If the module's scale is not
+``1 / sqrt(head_dim)``, as in T5 and Gemma 2, W_Q is multiplied by the ratio.
 """
 
 import math
@@ -20,7 +20,7 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-# The types of rotary scaling whose frequencies do not depend on the length of the text.
+# With these types of rotary scaling, the frequencies do not depend on the length of the text.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -47,7 +47,7 @@ def family_of(module: nn.Module) -> Family | None:
     return FAMILIES.get(cls.__name__) if cls.__module__.startswith("transformers.models.") else None
 
 
-# The matrix W [out, in] and the bias b of ``x W^T + b``.
+# A projection ``x W^T + b`` has a matrix W [out, in] and a bias b, which may be None.
 _Projection = tuple[Tensor, Tensor | None]
 
 
@@ -150,13 +150,13 @@ def _make_rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary
 
 
 def _make_t5_bias(site: AttentionSite) -> ScoreMod | None:
-    """Return the bias of each distance from the first layer, or None for cross-attention."""
+    """Return the first layer's bias for each distance, or None for cross-attention."""
     attention, first = site.attention, site.first_attention
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
         raise ValueError("T5 keeps its relative position bias in the first layer: give model and layer")
-    # All distances from this one on share one bias.
+    # All distances of at least `reach` share one bias.
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
     # The distances ascend from the farthest sender after the receiver to the farthest before it.

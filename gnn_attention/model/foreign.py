@@ -1,9 +1,9 @@
 """Copy attention layers from models of torch and transformers, to run them along a graph.
 
 :func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the function
-that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
-both: on the graph of the model's mask it equals the model's attention, including the output
-projection. This module does not import transformers.
+that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` makes
+a layer of both. On the graph of the model's mask it equals the model's attention, including the
+output projection. This module does not import transformers.
 """
 
 import torch
@@ -28,15 +28,15 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 
     The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
     rotary positions, norms, biases and groups of the model. A scale other than ``1 / sqrt(head_dim)``
-    is multiplied into W_Q. If :func:`score_mod_of` is not None, the heads need that score_mod too.
+    is multiplied into W_Q. If :func:`score_mod_of` returns a score_mod, the heads need it too.
 
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.
         layer: index among the attention modules of the part, needed if there are several.
-        part: "encoder", "decoder", "self" (neither) or "cross". None is the only part besides "cross".
+        part: "encoder", "decoder", "self" (neither) or "cross". None means the only part besides "cross".
 
     Raises:
-        NotImplementedError: the family is unknown, or rotary frequencies depend on the length.
+        NotImplementedError: the family is unknown, or its rotary frequencies depend on the text's length.
         ValueError, IndexError, TypeError: there is no such ``layer`` or ``part``, or a projection is
             not a plain linear map (adapters, quantized weights).
 
@@ -104,7 +104,7 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
     if layer is None and len(names) > 1:
         raise ValueError(f"give layer: the model has {len(names)} layers with attention")
     name = names[checks.index("layer", layer or 0, len(names))]
-    # The innermost enclosing module with a rotary embedding provides it.
+    # The rotary embedding is that of the innermost enclosing module that has one.
     embedding, outer = None, name
     while outer and embedding is None:
         outer = outer.rpartition(".")[0]

@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """An embedding, blocks and an unembedding, which compute the logits of each next token.
+    """An embedding, blocks and an unembedding, which compute logits for the next token at each position.
 
     The attention of all blocks runs on ``backend``; "message_passing" is the message-passing path.
     The backend can be set at any time: ``model.backend = "reference"``.
@@ -138,7 +138,7 @@ class LanguageModel(nn.Module):
         """Compute logits ``[B, T, vocabulary]`` along ``graph``, by default ``patterns.causal(T)``.
 
         TypeError, ValueError or IndexError if tokens are not ``[B, T]`` integers of the vocabulary,
-        or if the graph has another size.
+        or if the graph does not have T tokens.
         """
         tokens, graph = self._check_input(tokens, graph)
         state = self.embedding(tokens)
@@ -149,9 +149,9 @@ class LanguageModel(nn.Module):
     def proceed(self, tokens: Tokens, cache: KeyValueCache) -> Logits:
         """Compute the logits of tokens that follow those in ``cache``, as a full pass would.
 
-        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Errors are those of a full
-        pass and of :meth:`KeyValueCache.append`, ValueError if the cache has another number of layers
-        than the model, and NotImplementedError unless :meth:`can_proceed`.
+        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Raises the errors
+        of a full pass and of :meth:`KeyValueCache.append`, ValueError if the cache and the model differ
+        in their number of layers, and NotImplementedError unless :meth:`can_proceed`.
         """
         if not hasattr(cache, "all_or_nothing"):
             raise TypeError(f"cache must be a KeyValueCache(graph, num_layers), got {checks.quote(cache)}")
@@ -223,7 +223,7 @@ def generate(
 ) -> Int[Tensor, " tokens_and_more"]:
     """Append ``count`` tokens to ``tokens [T]``, each drawn from ``softmax(logits / temperature)``.
 
-    Temperature 0 takes the most likely token. ``graph`` (by default causal) includes the new tokens.
+    At temperature 0 each is the most likely token. ``graph`` (by default causal) includes the new tokens.
     The tokens in ``cache`` come before ``tokens``. ValueError if there are no tokens, if the
     temperature is negative, or if the graph is too small or is not that of the cache.
     """
@@ -277,7 +277,7 @@ def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mappi
 def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """Read the model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
 
-    ValueError names the file and its fault; OSError if the file cannot be read.
+    Raises ValueError, which names the file and its fault, or OSError if the file cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -21,7 +21,7 @@ Pair = tuple[bytes, bytes]
 
 _BYTES = tuple(bytes([value]) for value in range(256))
 
-# tokenizers writes a printable byte of Latin-1 as itself, and the others as characters from U+0100.
+# tokenizers writes printable bytes of Latin-1 as themselves, and others as characters from U+0100 on.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _UNPRINTABLE = [value for value in range(256) if value not in _PRINTABLE]
 _CHARS = {value: chr(value) for value in _PRINTABLE}
