@@ -5,13 +5,13 @@ tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``
 
 The result is a rule made of the operands' rules, so no edges are enumerated, except in ``closure``.
 If all operands store edge lists, so does the result, in the order that each docstring states.
-Every function takes graphs that differ by head or by sample. The results of ``products`` and of
-``restrict`` begin at position 0.
+Graphs may differ by head and by sample, except along the axis that ``stacks`` adds.
+The results of ``products`` and of ``restrict`` begin at position 0.
 
 All functions raise TypeError for an argument that is not a graph (or not an integer, or not a
-sequence of them), IndexError for a token that does not exist, and ValueError for graphs that do not
-fit: no graph at all, different nodes, heads or batch, or a graph that is not square or does not
-begin at position 0 where the function needs it. Docstrings name further errors.
+sequence of them), IndexError for a token that does not exist, and ValueError for no graph at
+all, for graphs with different nodes, heads or batch, and for a graph that is not square or does
+not begin at position 0 where the function requires it. Docstrings name further errors.
 """
 
 import inspect

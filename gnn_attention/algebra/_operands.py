@@ -8,7 +8,7 @@ from gnn_attention.graph import TokenGraph, text
 
 
 def check_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """Return the heads and the batch of a graph made of ``graphs``; raise an error if these do not fit."""
+    """Return the heads and the batch of a graph made of ``graphs``; raise an error if they do not fit."""
     for graph in graphs:
         if isinstance(graph, Sequence):
             raise TypeError(f"{function} takes graphs, got a list; unpack it: {function}(*graphs)")
@@ -62,13 +62,13 @@ def check_positions(
 
 
 def collect_edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
-    """Return the edge lists of all graphs, or None unless every graph stores its list."""
+    """Return the edge lists of all graphs, or None if any graph stores no list."""
     lists = [edges for graph in graphs if (edges := graph.edges.unique_edges.listed()) is not None]
     return lists if len(lists) == len(graphs) else None
 
 
 def format_call(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
-    """Return a call as Python text; empty ``arguments`` are left out, and more than 6 graphs are counted."""
+    """Return a call as Python text, without empty ``arguments``; over 6 graphs become their number."""
     names = [graph.name for graph in graphs]
     names = names if len(names) <= 6 else [text.format_list(names, "graphs")]
     return f"{function}({', '.join([*names, *filter(None, arguments)])})"

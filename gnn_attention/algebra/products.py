@@ -24,7 +24,7 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """Return the graphs side by side, without edges between them.
 
     The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as
-    in packing. Edge lists follow one another; otherwise the rules of all graphs are evaluated for
+    in packing. Edge lists are concatenated; otherwise the rules of all graphs are evaluated for
     every pair. This is networkx's ``disjoint_union`` and torch_geometric's batch.
 
     >>> from gnn_attention import patterns
@@ -51,7 +51,7 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     For receiver (i, j) and sender (k, l) the edges are
     ``i = k and l -> j in g2, or j = l and k -> i in g1``. Their number is ``n2 * E1 + n1 * E2``
     if at most one of the graphs has self loops. The product of two paths is the grid. This is
-    networkx's ``cartesian_product``. Edge lists hold the edges along g1, then along g2.
+    networkx's ``cartesian_product``. An edge list holds the edges along g1, then those along g2.
 
     >>> from gnn_attention import patterns
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
@@ -83,7 +83,7 @@ Block = tuple[TokenGraph, int, int]
 
 
 def block_rule(blocks: Sequence[Block]) -> Rule:
-    """Return the rule of a mask made of blocks, empty elsewhere."""
+    """Return the rule of a mask that consists of blocks and is empty elsewhere."""
     rules = [
         partial(embed_rule, graph.edges.contains, (row, column, graph.num_dst, graph.num_src))
         for graph, row, column in blocks

@@ -54,13 +54,13 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
 def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "causal") -> TokenGraph:
     """Return the graph with ``count`` new tokens at its end.
 
-    ``link`` says how the new tokens are connected to the old ones: as "receivers" (they attend
-    to all old tokens), as "senders" (all old tokens attend to them), "both" or "none". ``among``
-    says how they are connected to each other: "causal" (``src <= dst``), "full", "self" (self
-    loops) or "none". The default continues a text: ``extend(causal(n), c) == causal(n + c)``;
-    ``extend(g, m, "both", "full")`` adds m virtual nodes. Other families have builders of longer
-    graphs, such as ``window(n + c, w)``. Old tokens keep their positions. Edge lists hold the edges
-    of g, then from new to old tokens, from old to new, and among the new.
+    ``link`` says how the new tokens are connected to the old ones: as "receivers" (they attend to
+    all old tokens), as "senders" (all old tokens attend to them), "both" or "none". ``among`` says
+    how they are connected to each other: "causal" (``src <= dst``), "full", "self" (self loops) or
+    "none". The default continues a text: ``extend(causal(n), c) == causal(n + c)``;
+    ``extend(g, m, "both", "full")`` adds m virtual nodes. For other families call the builder with
+    more tokens, as in ``window(n + c, w)``. Old tokens keep their positions. An edge list holds the
+    edges of g, then those from new to old tokens, from old to new ones, and among the new ones.
 
     >>> from gnn_attention import patterns
     >>> extend(patterns.window(3, 1), 2, "senders", "self").in_degree().tolist()

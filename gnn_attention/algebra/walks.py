@@ -17,9 +17,9 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
 
     The walk has 1 to ``hops`` hops, or any number if ``hops`` is None:
     ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` adds ``g ** 0``, a self loop for every
-    token, as for a state that each layer carries along: through that graph ``hops`` layers over g
-    pass messages. The closure takes about log2(hops) products; its edge list is sorted by receiver,
-    then sender. This is networkx's ``transitive_closure``.
+    token, as for a state that each layer keeps: then the edges are the pairs between which ``hops``
+    layers over g pass messages. The closure computes about log2(hops) products; its edge list
+    is sorted by receiver, then sender. This is networkx's ``transitive_closure``.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)

@@ -20,7 +20,7 @@ def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
 
     A parameter annotated ``int`` accepts integers of at least ``minimums[parameter]``, by default 0. The name
     is the call as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``. A
-    tensor is written as its shape, more than 8 values as their number: ``documents([50 lengths])``.
+    tensor is written as its shape, and over 8 values as their number: ``documents([50 lengths])``.
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:

@@ -6,12 +6,12 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 
-# A chunk takes 4 MiB in float32.
+# The scores of a chunk occupy 4 MiB in float32.
 SCORES_PER_CHUNK = 2**20
 
 
 def split_rows(num_dst: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of one or more chunks of receivers, each of which has ``width`` scores."""
+    """Yield ``(start, stop)`` of one or more chunks of receivers; each receiver needs ``width`` numbers."""
     step = max(1, SCORES_PER_CHUNK // max(1, width))
     for start in range(0, max(1, num_dst), step):
         yield start, min(start + step, num_dst)
@@ -24,7 +24,7 @@ def select_largest_by_rows(
     count: int,
     stable: bool = False,
 ) -> Int[Tensor, "batch heads dst k"]:
-    """Return :func:`select_largest` of all receivers; ``compute_scores(rows)`` scores a chunk of them."""
+    """Apply :func:`select_largest` to all receivers; ``compute_scores(rows)`` scores a chunk of them."""
     chunks = split_rows(num_dst, width)
     return torch.cat([select_largest(compute_scores(rows), count, stable) for rows in chunks], dim=2).int()
 

@@ -1,7 +1,7 @@
 """Data from which builders make graphs: their axes, and the tables in which rules look values up.
 
-Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (one head stands for all) become
-``[batch, heads, ...]``; ``sizes`` holds the leading axes that they had, for ``TokenGraph.from_rule``.
+Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (a single head counts for all) become
+``[batch, heads, ...]``; ``sizes`` holds the leading axes of the data, for ``TokenGraph.from_rule``.
 """
 
 from collections.abc import Mapping, Sequence

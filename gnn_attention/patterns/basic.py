@@ -22,7 +22,7 @@ def full(n: int) -> TokenGraph:
 
 @builder()
 def self_loops(n: int) -> TokenGraph:
-    """Each token attends only to itself: the n edges are the identity ``g ** 0`` of the product ``@``.
+    """Each token attends only to itself: the n edges are ``g ** 0``, the identity of the product ``@``.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -69,12 +69,12 @@ def anti_causal(n: int) -> TokenGraph:
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     """Each receiver attends to the senders up to its own time, in sequences of different lengths.
 
-    ``align`` says which ends coincide. With ``"upper_left"`` the first tokens do, and the edges are
+    ``align`` says which ends coincide. With ``"upper_left"`` the first tokens coincide, and the edges are
     ``src <= dst``, as in scaled_dot_product_attention's ``is_causal`` and torch's ``causal_upper_left``. With
-    ``"lower_right"`` the last tokens do, and the edges are ``src <= dst + num_src - num_dst``, as in
+    ``"lower_right"`` the last tokens coincide, and the edges are ``src <= dst + num_src - num_dst``, as in
     flash-attention's ``causal`` and torch's ``causal_lower_right``: the receivers are the last ``num_dst`` of
     ``num_src`` tokens. If there are more receivers than senders, the first ``num_dst - num_src`` are isolated
-    and receive 0. There is no default, because libraries disagree. Raises ValueError for another word.
+    and receive 0. There is no default, because libraries disagree. Raises ValueError for any other ``align``.
 
     >>> print(causal_aligned(2, 4, "lower_right"))
     causal_aligned(2, 4, 'lower_right'): mask[dst, src] and in-edges

@@ -1,7 +1,7 @@
 """Whole blocks of senders, which are selected by data, sorted, permuted, compressed or tiled.
 
 A block is ``block`` successive tokens, ``blk(i) = i // block``; the last block may be short. Data
-have the shapes that ``content`` states. Among equal numbers the first block wins.
+have the shapes that the docstring of ``content`` lists. Among equal numbers the first block wins.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ __all__ += ["tile_top_k"]
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
     """Each token attends to its past in ``k`` blocks.
 
-    The blocks are the first ``initial`` ones, the last ``local`` ones up to the token's own, and
-    those with the largest logits. The edges are ``src <= dst`` with ``blk(src)`` among the blocks
-    of ``dst``. ``logits`` are ``[..., n, blocks]``. Only blocks up to the token's own compete; a
-    token with fewer than k attends to its whole past. The token's own block is the last of the
-    ``local`` ones; with ``local=0`` it competes. Source: native sparse attention (Yuan et al. 2025,
-    arXiv 2502.11089, section 4.1: 16 blocks of 64 tokens, 1 initial and 2 local). Its gates combine
-    this graph with ``compressed_blocks`` and ``window``, as in ``selectors.NativeSparseAttention``. Raises
-    ValueError unless ``logits`` has ``ceil(n / block)`` columns and ``initial + local <= k``.
+    The blocks are the first ``initial`` ones, the last ``local`` ones up to the token's own, and those
+    with the largest logits. The edges are ``src <= dst`` with ``blk(src)`` among the blocks of ``dst``.
+    ``logits`` are ``[..., n, blocks]``. Only blocks up to the token's own compete; a token with fewer
+    than k such blocks attends to its whole past. The token's own block is the last of the ``local``
+    ones; with ``local=0`` it competes. Source: native sparse attention (Yuan et al. 2025, arXiv
+    2502.11089, section 4.1: 16 blocks of 64 tokens, 1 initial and 2 local). The paper's gates combine
+    this graph with ``compressed_blocks`` and ``window``, as in ``selectors.NativeSparseAttention``.
+    Raises ValueError unless ``logits`` has ``ceil(n / block)`` columns and ``initial + local <= k``.
 
     >>> block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0).edge_index.tolist()
     [[0, 0, 1, 2, 0, 1], [0, 1, 1, 2, 3, 3]]
@@ -57,9 +57,9 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
 def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """Each token attends to its own block and the ``top - 1`` earlier ones with the largest ``q . mean(k)``.
 
-    ``q`` and ``k`` are ``[..., n, dim]``. The graph is :func:`block_top_k` of the products of
-    queries with the mean key of each block. Source: mixture of block attention, MoBA (Lu et al.
-    2025, arXiv 2502.13189), which counts the token's own block among the top ones.
+    ``q`` and ``k`` are ``[..., n, dim]``. The graph is :func:`block_top_k`, whose logits are the
+    products of the queries with the mean key of each block. Source: mixture of block attention,
+    MoBA (Lu et al. 2025, arXiv 2502.13189), which counts the token's own block among the top ones.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> moba(x, x, 2, 2).in_degree().tolist()
@@ -73,10 +73,10 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     """Each token attends to its past in the ``top`` pages that could hold its largest logits.
 
-    ``q`` and ``k`` are ``[..., n, dim]``. A page competes by ``sum_d max(q_d min_d, q_d max_d)``, a
-    bound of its logits, with extremes over those of its keys that the token may attend to. So each row is a
+    ``q`` and ``k`` are ``[..., n, dim]``. A page competes by ``sum_d max(q_d min_d, q_d max_d)``, an upper
+    bound of its logits; minimum and maximum are over its keys that the token may attend to. So each row is a
     decoding step: the token's own page competes by its keys so far. Source: Quest (Tang et al. 2024, arXiv
-    2406.10774), which does so for the last token only; prompt and first two layers stay dense.
+    2406.10774), which does so for the last token only and keeps the prompt and the first two layers dense.
 
     >>> x = torch.tensor([[1.0], [3.0], [2.0], [-9.0], [1.0]])
     >>> quest(x, x, 2, 1).in_degree().tolist()
@@ -113,12 +113,12 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
 
 @builder(tile=1)
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
-    """The tokens of a tile attend to all of the ``top`` tiles with the largest product of means.
+    """The tokens of a tile attend to all tokens of the ``top`` tiles with the largest product of means.
 
     ``q`` is ``[..., dst, dim]`` and ``k`` is ``[..., src, dim]``. Tiles are compared by
     ``mean(q over tile(dst)) . mean(k over tile(src))``; the graph is not causal. The in-degree is
-    ``top * tile`` if no tile is short. Source: the fine stage of video sparse attention ("Trainable
-    Sparse Attention", 2025, arXiv 2505.13389) and attention-gym's ``vsa``, whose tokens stand tile by tile.
+    ``top * tile`` if no tile is short. Source: the fine stage of video sparse attention ("Trainable Sparse
+    Attention", 2025, arXiv 2505.13389) and attention-gym's ``vsa``, whose tokens are in order of tiles.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> tile_top_k(x, x, 2, 1).edge_index.tolist()
@@ -133,13 +133,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
 
 @builder(block=1)
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to its own block and to the block that ``order`` gives to it.
+    """Each token attends to its own block and to the block that ``order`` assigns to that block.
 
     The edges are ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``, and ``src <= dst`` unless
     ``causal=False``. ``order [..., blocks]`` holds a block for each of the ``ceil(n / block)``
     blocks. Source: sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296), whose sorting
     network computes ``order``. Raises IndexError for a block outside ``0 .. blocks - 1``,
-    ValueError for another number of blocks.
+    and ValueError if ``order`` has another number of blocks.
 
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]

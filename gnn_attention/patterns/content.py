@@ -1,9 +1,9 @@
 """Graphs that depend on the data: largest logits, nearest points, hashes, clusters, chosen lines.
 
 Data are tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``, and the graph
-varies by head and sample as they do. Nothing is learned here: a graph holds no gradient, and the
-results of training (logits of an indexer, centroids) are passed as numbers. Among equal numbers the
-earlier position wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
+varies by head and sample as the data do. Nothing is learned here: a graph holds no gradient, and
+the results of training (logits of an indexer, centroids) are passed as numbers. Among equal numbers
+the earlier position wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
 
     ``points [..., n, dim]`` are compared by Euclidean distance in float64. The edges satisfy
     ``src <= dst`` unless ``causal=False``, which gives the usual graph of nearest neighbours; the
-    in-degree is ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` takes k other tokens, as
+    in-degree is ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` selects k other tokens, as
     torch_geometric's ``knn_graph(loop=False)`` does. Distances are computed for some receivers at a
     time, so memory does not grow with ``n^2``. Raises TypeError or ValueError for other data.
 
@@ -96,11 +96,11 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
     """Tokens whose vectors point in similar directions attend to each other.
 
-    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The
-    bucket of a vector x is the index of the largest entry of ``[x R, -x R]``, where
-    ``R [heads, dim, rounds, num_buckets / 2]`` is normal, drawn by ``seed``. Source: the angular
-    hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2). Hugging Face's Reformer
-    draws the same numbers for ``hash_seed``. ``num_buckets`` must be even.
+    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The bucket of a
+    vector x is the index of the largest entry of ``[x R, -x R]``, where
+    ``R [heads, dim, rounds, num_buckets / 2]`` has normal entries, drawn with ``seed``. Source:
+    the angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2). Hugging
+    Face's Reformer draws the same numbers for ``hash_seed``. ``num_buckets`` must be even.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
@@ -143,12 +143,12 @@ def clusters(
 
 @builder()
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
-    """The ``w`` queries closest to a centroid attend to the ``w`` keys closest to it.
+    """The ``w`` queries closest to a centroid attend to the ``w`` keys closest to that centroid.
 
     ``q, k`` are ``[..., n, dim]``, ``centroids`` are ``[clusters, dim]`` or ``[heads, clusters, dim]``.
-    Closeness is the dot product. A token may be in several clusters, or in none: then it is isolated. The
-    edges satisfy ``src <= dst`` unless ``causal=False``. Source: Routing Transformer (Roy et al. 2020, arXiv
-    2003.05997), with ``w`` about ``n / clusters``, layer-normalised vectors, and ``q = k`` if causal.
+    Closeness is the dot product. A token may be in several clusters, or in none and thus isolated. The
+    edges satisfy ``src <= dst`` unless ``causal=False``. Source: Routing Transformer (Roy et al. 2020,
+    arXiv 2003.05997), with ``w`` about ``n / clusters``, layer-normalised vectors, and ``q = k`` if causal.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
@@ -173,10 +173,10 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
     """Every token attends to chosen columns and to tokens at chosen distances.
 
-    The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
-    self loop. Each argument is a list of positions ``0 .. n - 1`` for all heads, or a list of such
-    lists, one for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which finds
-    them for each head from the attention of the last 64 queries. Raises IndexError for other positions.
+    The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the self
+    loop. Each argument is a list of positions ``0 .. n - 1`` for all heads, or a list of such lists,
+    one for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which finds both for
+    each head from the attention of the last 64 queries. Raises IndexError for other positions.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
@@ -202,7 +202,7 @@ def _is_first_occurrence(labels: Tensor) -> Tensor:
 
 
 def _mark_positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
-    """Return bool ``[n]``, or ``[heads, n]`` for a list of lists, True at ``positions``."""
+    """Return a mask ``[n]``, or ``[heads, n]`` for a list of lists, which is True at ``positions``."""
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):

@@ -82,13 +82,13 @@ def hypercube(dimension: int) -> TokenGraph:
 
 @builder(k=1, length=1)
 def de_bruijn(k: int, length: int) -> TokenGraph:
-    """A word attends to the words that become it by dropping their first letter and adding one.
+    """A word attends to the words that become it when they drop their first letter and append one.
 
-    The words of ``length`` letters out of k are the numbers below ``n = k^length`` in base k, and the edges
-    are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words of one repeated letter
-    attend to themselves. Between any two words there is exactly one walk of ``length`` edges, so every token
-    has received from every token after ``length = log_k n`` layers. No graph of in-degree ``k > 1``
-    needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
+    The words of ``length`` letters out of k are the numbers below ``n = k^length`` in base k, and the
+    edges are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words that repeat
+    one letter attend to themselves. Between any two words there is exactly one walk of ``length`` edges,
+    so every token has received from every token after ``length = log_k n`` layers. No graph of in-degree
+    ``k > 1`` needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
 
     >>> de_bruijn(2, 2).edge_index.tolist()
     [[0, 2, 0, 2, 1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -109,7 +109,7 @@ def torus(*sizes: int) -> TokenGraph:
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
     steps = []
     for stride, length in zip(row_major_strides(lengths), lengths, strict=True):
-        # A step changes the number by one stride, or by the whole line less one stride round the end.
+        # A step changes the number by one stride; a step round the end, by the whole line less one stride.
         distance, line = abs(dst - src), stride * length
         step = (distance == stride) | (distance == line - stride)
         if length > 1:
@@ -120,7 +120,7 @@ def torus(*sizes: int) -> TokenGraph:
 
 @builder()
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
-    """A small world: tokens attend to ``k // 2`` neighbours a side on a ring, some of them exchanged.
+    """A small world: tokens attend to ``k // 2`` neighbours on each side of a ring, some of them replaced.
 
     With probability p a link keeps one end and gets a random other end, so there are always
     ``2 n (k // 2)`` edges (for ``k = n`` all pairs but self loops). The graph is symmetric without
@@ -140,7 +140,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
 
 @builder()
 def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
-    """Every two tokens attend to each other with probability p, independently of other pairs.
+    """Any two tokens attend to each other with probability p, independently of other pairs.
 
     The graph is symmetric without self loops and has ``p n (n - 1)`` edges on average. It is almost
     surely connected if p is well above ``log(n) / n``, and almost surely not if p is well below. It

@@ -1,9 +1,9 @@
 """Tokens on a grid: neighbourhoods, shifted windows, haloed blocks, axes, tiles of a video.
 
-A grid has any number of axes, and its tokens stand in row-major order: the last axis runs fastest,
+A grid has any number of axes, and its tokens are in row-major order: the last axis runs fastest,
 as in ``tensor.flatten()``. In most of these graphs a receiver attends to a box, the product of an
 interval of coordinates along each axis, and a small table holds the intervals of an axis. Only
-``natten`` has an option ``causal``; in all other graphs a sender may stand after its receiver.
+``natten`` has an option ``causal``; in all other graphs a sender may come after its receiver.
 """
 
 import math
@@ -36,8 +36,8 @@ def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal:
     x) and moved until it lies inside the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``. So every
     token attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
 
-    - ``dilation`` d takes the same window among the coordinates with x's remainder modulo d, which
-      count as ``x // d``;
+    - ``dilation`` d places the same window on the coordinates with x's remainder modulo d, which
+      are numbered ``x // d``;
     - ``causal`` ends the window at x and begins it ``kernel - 1`` before x, or at the border.
 
     Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated (2209.15001),
@@ -123,13 +123,13 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
 def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
     """Each pixel attends to its own block so far and to the memory above and beside that block.
 
-    The picture is generated block by block; the blocks, and the tokens within a block, follow in raster
+    The picture is generated block by block; the blocks, and the tokens within a block, are in raster
     order. Around its block a token attends to tokens that were generated before: to ``memory[0]``
     rows above, wider by ``memory[1]`` columns on both sides, and to ``memory[1]`` columns on the
-    left. The tokens stand in row-major order of the picture, not in the order of generation: an
-    edge may come from a later position (in the block to the left), but apart from self loops the
-    graph is acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et al. 2018,
-    Image Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
+    left. The tokens are in row-major order of the picture, not in the order of generation: an edge
+    may come from a later position (in the block to the left), but apart from self loops the graph is
+    acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et al. 2018, Image
+    Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
 
     >>> image_local_2d((2, 4), (2, 2), (1, 1)).in_degree().tolist()
     [1, 2, 3, 4, 3, 4, 5, 6]
@@ -154,11 +154,11 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
     """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
     This is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
-    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens stand
-    tile by tile, as kernels need them, so that every block of the mask is empty or full. ``window``
-    counts tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens. Source: Zhang
-    et al. 2025, Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507). Raises
-    ValueError if a tile does not divide the grid or a window has more tiles than an axis.
+    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens are in
+    order of tiles, as kernels need them, so that every block of the mask is empty or full.
+    ``window`` counts tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens.
+    Source: Zhang et al. 2025, Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507).
+    Raises ValueError if a tile does not divide the grid or a window has more tiles than an axis.
 
     >>> sliding_tile((6,), 2, 2).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -195,7 +195,7 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
 
 @builder(frame_size=1)
 def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
-    """Each token of a video attends, in every frame, to the tokens less than ``w`` from its own place.
+    """Each token of a video attends, in every frame, to the places less than ``w`` away from its own.
 
     The edges are ``|p(dst) - p(src)| < w``, where ``p(i) = i % frame_size`` is the place in the frame. The
     in-degree is ``frames`` times that of ``window(frame_size, w, causal=False)``. A prompt is added
@@ -239,7 +239,7 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
 
 
 def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
-    """Return the rule that along every axis the sender is in the receiver's interval, in whole steps."""
+    """Return the rule that along every axis the sender is in the receiver's interval, whole steps away."""
     rule = (dst >= 0) & (src >= 0)
     strides, steps = row_major_strides(sizes), steps or (1,) * len(sizes)
     for stride, size, (first, last), step in zip(strides, sizes, intervals, steps, strict=True):

@@ -21,8 +21,8 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     """Each token attends to itself and the tokens at distances 1, 2, 4, 8, ....
 
     The edges are those where ``dst - src`` is 0 or a power of two, and the in-degree is
-    ``1 + ceil(log2(dst + 1))``; ``causal=False`` takes these distances on both sides. A message
-    takes as many layers as its distance has binary ones, so ``floor(log2 n)`` layers reach all.
+    ``1 + ceil(log2(dst + 1))``; ``causal=False`` allows these distances on both sides. A message needs
+    as many layers as its distance has binary ones, so ``floor(log2 n)`` layers reach every token.
     Source: LogSparse attention (Li et al. 2019, arXiv 1907.00235), whose positions l in ``l - 2^k``
     count from 1. The two extensions of the paper, a dense window and restarts, are not included.
 
@@ -36,9 +36,9 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
     """Each token attends to near blocks, to the first blocks, and to blocks at power-of-two distances.
 
-    The edges are ``src <= dst``, and with ``gap = dst // block - src // block``: ``gap < window``, or ``gap``
-    is a power of two, or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, the token's own
-    block included: ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all
+    With ``gap = dst // block - src // block`` the edges satisfy ``src <= dst``, and ``gap < window`` or
+    ``gap`` is a power of two or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, with the
+    token's own: ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all
     blocks at a gap below ``2^d``. Source: PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
@@ -57,7 +57,7 @@ def butterfly(n: int, block: int = 1) -> TokenGraph:
     The edges are ``blk(src) = blk(dst)`` or ``blk(src) = blk(dst) xor 2^k``. The in-degree is
     ``block * (1 + log2(n / block))`` if n is ``block`` times a power of two; for any other n the graph is
     cut from that of the next power. It is symmetric and not causal (in ``butterfly(n) & causal(n)``
-    messages only reach blocks whose binary ones include the sender's). Every token is reached in
+    messages only reach blocks whose number has all binary ones of the sender's). Every token is reached in
     ``log2(n / block)`` layers. Source: the *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022,
     arXiv 2112.00029), which adds the factors that a butterfly multiplies (:func:`butterfly_factor`).
 
@@ -126,10 +126,10 @@ def longnet(
     ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The offset ``h % r``
     differs by head as in the paper; without ``heads`` it is 0. The first pair should have ``r = 1``, or some
     tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and 13 to 15).
-    The paper merges the pairs by their softmax denominators, so that an edge of m pairs counts m times. To do
+    The paper merges the pairs by their softmax denominators, so that an edge in m pairs counts m times. To do
     the same, add up the masks of the single pairs and pass the sum to ``score_mods.log_multiplicity``. The
-    paper's code (torchscale) gives neighbouring heads the same offset, ``h // ceil(heads / r)``.
-    Raises ValueError unless there is a dilation for each segment, and at least one segment.
+    paper's code (torchscale) gives neighbouring heads the same offset, ``h // ceil(heads / r)``. Raises
+    ValueError unless there is at least one segment, and a dilation for each.
 
     >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
     [1, 2, 1, 2, 2, 2, 1, 2]
@@ -151,11 +151,11 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     """Each token attends to the tokens that belong to one level of a hierarchical matrix.
 
     With ``near(size) = |dst // size - src // size| <= 1``, level 0 is ``near(block)``, the diagonal
-    blocks and their neighbours; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``; and
-    ``src <= dst`` unless ``causal=False``. Every pair belongs to exactly one level, so the union
+    blocks and their neighbours; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``;
+    and ``src <= dst`` unless ``causal=False``. Every pair belongs to exactly one level, so the union
     of all levels is ``causal(n)``, or ``full(n)``. Source: H-Transformer-1D (Zhu and Soricut 2021,
-    arXiv 2107.11906). Its cost is linear because level l works on averages of ``2^l`` senders and
-    receivers; this graph has the pairs of tokens, not of averages.
+    arXiv 2107.11906). The paper's cost is linear because level l works on averages of ``2^l`` senders
+    and receivers; this graph has the pairs of tokens, not of averages.
 
     >>> h_matrix_level(8, 1, 1).in_degree().tolist()
     [0, 0, 1, 2, 1, 2, 1, 2]
@@ -171,13 +171,13 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
 def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None) -> TokenGraph:
     """Every head attends to the tokens at its own distances, on both sides.
 
-    The distances are a row of the Wythoff array, which grows like the Fibonacci
-    numbers. Head i (from 1) takes ``|dst - src|`` from ``a, b, a + b, ...`` with
-    ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)`` and phi the golden ratio, up to
-    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; it always takes the first. No distance
-    belongs to two heads, and no token attends to itself. ``w_max`` is ``n // 3`` by default, and
-    at least ``w_min``. Source: Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the
-    authors' code; ``graph | global_tokens(n, 1, causal=False)`` adds their class token.
+    The distances are a row of the Wythoff array, which grows like the Fibonacci numbers. In head i
+    (from 1) ``|dst - src|`` is one of ``a, b, a + b, ...`` with ``a = floor(m phi)``,
+    ``b = a + m``, ``m = floor(i phi)`` and phi the golden ratio, up to
+    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; the first is always included. No
+    distance belongs to two heads, and no token attends to itself. ``w_max`` is ``n // 3`` by
+    default, and at least ``w_min``. Source: Fibottention (Rahimian et al. 2024, arXiv 2406.19391),
+    as in the authors' code; ``graph | global_tokens(n, 1, causal=False)`` adds their class token.
 
     >>> fibottention(6, 2).select(head=0).in_degree().tolist()
     [4, 4, 5, 5, 4, 4]

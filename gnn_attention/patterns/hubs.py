@@ -26,7 +26,7 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     """Every token attends to the first ``s`` tokens: ``src < s and src <= dst``.
 
     ``causal=False`` drops the second condition. ``window(n, w) | sinks(n, 4)`` is StreamingLLM
-    (Xiao et al. 2023, arXiv 2309.17453), for which ``sink_window`` is one builder.
+    (Xiao et al. 2023, arXiv 2309.17453), which ``sink_window`` builds in one call.
 
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
@@ -57,8 +57,8 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
 
     The edges also satisfy ``src <= dst`` unless ``causal=False``, which is the paper's encoder. The graph is
-    ``window(n, w) | global_tokens(n, tokens)``. Others count w differently: with the ``attention_window``
-    W of the paper and of Hugging Face each token attends to W / 2 tokens on each side, which is
+    ``window(n, w) | global_tokens(n, tokens)``. Others count w differently: the paper and Hugging Face have
+    an ``attention_window`` W, with which each token attends to W / 2 tokens on each side, so
     ``w = W // 2 + 1``; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Source: Beltagy et al.
     2020, Longformer (arXiv 2004.05150, section 3.1). Raises IndexError for a position outside ``0 .. n - 1``.
 
@@ -87,11 +87,11 @@ def etc(n: int, w: int, num_global: int) -> TokenGraph:
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
     """Blocks attend to themselves, their neighbours, the first and last block, and random blocks.
 
-    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L the
-    last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
-    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if there
-    are fewer). With ``heads`` every head has its own R, head 0 that of ``heads=None``, and a larger
-    ``num_random`` only adds edges. The last block may be short. The graph is not causal.
+    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L
+    the last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
+    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if
+    there are fewer). With ``heads`` every head has its own R (head 0 has that of ``heads=None``), and a
+    larger ``num_random`` only adds edges. The last block may be short. The graph is not causal.
 
     In evaluation Hugging Face replaces R(i) by copies of block 0, which is ``num_random=0`` with
     ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Source: Zaheer et
@@ -169,7 +169,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
     """Side node k attends to the tokens of block k.
 
     The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
-    the last whole block belong to the last side node, and fewer than ``block`` tokens have none.
+    the last whole block belong to the last side node, and with n < block there are no side nodes.
     Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums a node's tokens anew.
 
     >>> print(side_nodes(5, 2))
@@ -241,7 +241,7 @@ def _is_random_block(
     generator = torch.Generator().manual_seed(seed)
     block = torch.arange(blocks, device="cpu")
     is_middle = torch.tensor([i not in hubs for i in range(blocks)], dtype=torch.bool, device="cpu")
-    # If there are fewer candidates, the remaining entries of R(i) are i itself, a block that i attends to.
+    # If there are fewer candidates, the remaining entries of R(i) are i itself, to which i attends anyway.
     table = block[None, :, None].repeat(heads or 1, 1, num_random)
     for head in range(heads or 1):
         for i in block[is_middle].tolist():

@@ -17,8 +17,8 @@ __all__ += ["sparse_fixed", "sparse_strided", "strides", "summary_tokens", "wind
 def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the last ``w`` tokens, itself included.
 
-    The edges are ``dst - w < src <= dst`` and the in-degree is ``min(dst + 1, w)``; ``causal=False`` gives
-    ``|dst - src| < w`` with up to ``2 w - 1`` senders. Hugging Face's ``sliding_window=w`` is this graph,
+    The edges are ``dst - w < src <= dst`` and the in-degree is ``min(dst + 1, w)``; ``causal=False`` means
+    ``|dst - src| < w`` and up to ``2 w - 1`` senders. Hugging Face's ``sliding_window=w`` is this graph,
     but attention-gym's ``sliding_window(w)`` and flash-attention's ``(w, 0)`` attend to ``w + 1`` tokens.
     Sources: Child et al. 2019 (arXiv 1904.10509); Beltagy et al. 2020 (arXiv 2004.05150, section 3.1).
 
@@ -37,7 +37,7 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     """Each token attends to ``w`` tokens at steps of ``dilation``, itself first.
 
     The edges are ``src = dst - dilation * k`` for ``0 <= k < w``, and the in-degree is
-    ``min(dst // dilation + 1, w)``; ``causal=False`` takes both signs of k. Source: Beltagy et al.
+    ``min(dst // dilation + 1, w)``; ``causal=False`` allows both signs of k. Source: Beltagy et al.
     2020, Longformer (arXiv 2004.05150), section 3.1, "Dilated Sliding Window".
 
     >>> dilated(5, 2, 2).in_degree().tolist()
@@ -95,7 +95,7 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens begins at
     ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source: Transformer-XL (Dai et
     al. 2019, arXiv 1901.02860). The one-dimensional local attention of Image Transformer (Parmar et al. 2018,
-    arXiv 1802.05751) is the same; its query blocks have ``segment`` tokens and ``memory`` more positions.
+    arXiv 1802.05751) is the same; its query block has ``segment`` tokens, with ``memory`` more before it.
 
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
     [1, 2, 2, 3, 2, 3]

@@ -30,7 +30,7 @@ def prefix(n: int, p: int) -> TokenGraph:
 
 @builder()
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
-    """Each token attends to its past in its own document, of several that are packed in one sequence.
+    """Each token attends to its past in its own document; several documents are packed in one sequence.
 
     The edges are ``doc(src) = doc(dst)`` and ``src <= dst``; ``causal=False`` drops the second
     condition. ``lengths`` are the sizes of the documents in order (0 is allowed). The graph is the
@@ -48,12 +48,12 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """Several answers to one prompt attend to the prompt and to their own past, not to each other.
 
-    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is computed as
-    if it alone followed the prompt, and the prompt is computed once. The t-th token of an answer,
-    counted from 0, has in-degree ``prompt + t + 1``. Rotary and other positions must restart after
-    the prompt in every answer. ``answers`` holds the sizes of the answers; :func:`prefix_tree` has
-    several prompts, and prompts that continue prompts. Sources: Prefix Grouper (Liu et al. 2025,
-    arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
+    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is
+    computed as if it alone followed the prompt, and the prompt is computed once. The t-th token of an
+    answer, counted from 0, has in-degree ``prompt + t + 1``. Rotary and other positions must restart
+    after the prompt in every answer. ``answers`` holds the sizes of the answers; :func:`prefix_tree`
+    allows several prompts, and prompts that continue other prompts. Sources: Prefix Grouper (Liu et
+    al. 2025, arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
 
     >>> shared_prefix(2, [2, 1]).in_degree().tolist()
     [1, 2, 3, 4, 3]
@@ -107,10 +107,10 @@ def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
     inverse of ``order`` the edges are ``rank(src) < context or rank(src) <= rank(dst)``: all tokens attend to
     the first ``context`` tokens of the order. A token of rank r beyond them has in-degree r + 1.
 
-    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context is the
-    tokens that need not be predicted. Its query stream, in which a token must not attend to itself,
-    is this graph ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv 2103.10360),
-    has the corrupted text as context. Raises ValueError unless ``order`` is a permutation.
+    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context holds the
+    tokens that need not be predicted. Its query stream, in which a token must not attend to itself, is
+    this graph ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv
+    2103.10360), has the corrupted text as context. Raises ValueError unless ``order`` is a permutation.
 
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
@@ -185,10 +185,10 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
 @builder(tokens=1)
 def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
-    """Each text token attends to the last image that stands before it or at its position.
+    """Each text token attends to the last image that comes before it or at its position.
 
     The graph is bipartite: ``n`` text tokens receive from ``len(media) * tokens`` visual tokens.
-    ``media`` lists in increasing order the text positions at which images (or videos) stand. Image
+    ``media`` lists in increasing order the text positions at which images (or videos) appear. Image
     k has the senders ``k * tokens .. (k + 1) * tokens - 1``, and text token dst attends to it if
     ``media[k] <= dst < media[k + 1]``. Tokens before the first image are isolated. Source: Flamingo
     (Alayrac et al. 2022, arXiv 2204.14198). Raises IndexError for a position outside ``0 .. n - 1``.

@@ -45,7 +45,7 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
 
 @builder(k=1)
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """Each token attends to all tokens from which a walk of at most ``k`` hops leads to it.
+    """Each token attends to all tokens from which a walk of at most ``k`` hops leads to that token.
 
     The mask is ``A^1 or A^2 or ... or A^k``; the graph is ``algebra.closure(graph, k)``, with its
     errors. ``with_self_loops(g) ** k`` adds self loops; it is GenCast's mask over its mesh (Price
@@ -129,12 +129,12 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
-    """Return the distance between the two tokens of each edge in another graph, as int64 ``[E]``.
+    """Return, for each edge, the distance between its two tokens in another graph, as int64 ``[E]``.
 
     The distance is the number of hops from src to dst in ``structure``: 0 for a self loop, -1 without a path.
     The edges are in the order of ``graph.edge_index``. ``table[:, shortest_paths(full(n), g).clamp(max=d)]``
     with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias on the full graph whose
-    last column stands for -1 (Ying et al. 2021, arXiv 2106.05234, section 3.1.2). Raises ValueError
+    last column is for -1 (Ying et al. 2021, arXiv 2106.05234, section 3.1.2). Raises ValueError
     unless ``structure`` is square and has the tokens of ``graph``.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
@@ -151,7 +151,7 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     step = max(1, NUMBERS_PER_CHUNK // max(1, n, edges.shape[1]))
     for start in range(0, n, step):
         roots = torch.arange(start, min(start + step, n), device="cpu")
-        # A breadth-first search from all roots of the chunk at once.
+        # The loop searches breadth-first from all roots of the chunk at once.
         distances = torch.full((len(roots), n), -1, device="cpu")
         frontier, depth = torch.arange(n, device="cpu") == roots[:, None], 0
         while frontier.any():

@@ -68,7 +68,7 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     segment k continues, -1 for none. So every path from a root down is one causal sequence,
     and parts that paths share are stored once, as for several answers to several prompts,
     few-shot prompts and tree search. The graph is causal if parents come before their children.
-    ``shared_prefix`` is its simplest case, ``documents`` has roots only, and ``tree`` has segments
+    ``shared_prefix`` is its simplest case, ``documents`` has only roots, and ``tree`` has segments
     of one token. Source: DeFT (Yao et al. 2025, arXiv 2404.00242), for decoding. Raises the errors
     of ``tree``, and ValueError unless there is a parent for each segment.
 
@@ -91,7 +91,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
     the roots of a forest are siblings. The graph is symmetric, and the in-degree is the number of children
     and of siblings (itself included), plus 1 for a parent. Messages cross a tree of depth D >= 1 in
     at most 2 D - 1 layers: up to the children of the common ancestor, across, and down; from tree to tree
-    they take 2 D + 1. ``hierarchical_document`` is such a graph. Raises the errors of ``tree``.
+    they need 2 D + 1. ``hierarchical_document`` is such a graph. Raises the errors of ``tree``.
 
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]

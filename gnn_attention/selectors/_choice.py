@@ -60,8 +60,8 @@ def choose(
 ) -> TokenGraph:
     """Return the graph of the ``count`` largest scores of each receiver among ``candidates``.
 
-    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders. Scores of fewer than
-    ``num_heads`` heads are those of groups. ``width`` is how many numbers the scores of one receiver take.
+    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders. If there are scores for fewer
+    than ``num_heads`` heads, groups of heads share them. Scoring one receiver needs ``width`` numbers.
     """
     num_src = candidates.num_src
     index = select_largest_by_rows(compute_scores, candidates.num_dst, width, count)
@@ -83,13 +83,13 @@ def choose(
 def tokens_of_blocks(
     blocks: Int[Tensor, "batch heads dst k"], size: int, candidates: TokenGraph
 ) -> Int[Tensor, "batch heads dst tokens"]:
-    """Return the senders in the chosen blocks, with -1 for those to which ``candidates`` has no edge."""
+    """Return the senders in the chosen blocks, with -1 where ``candidates`` has no edge."""
     offsets = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
     return keep_edges(candidates, (blocks.unsqueeze(-1) * size + offsets).flatten(-2))
 
 
 def keep_edges(candidates: TokenGraph, index: Int[Tensor, "batch heads dst k"]) -> Int[Tensor, "..."]:
-    """Return ``index`` with -1 in place of senders to which ``candidates`` has no edge."""
+    """Return ``index`` with -1 where ``candidates`` has no edge."""
     dst = torch.arange(candidates.num_dst, device=index.device).unsqueeze(-1)
     src = index.clamp(0, candidates.num_src - 1).long()
     return index.masked_fill(~(are_edges(candidates, dst, src) & (index == src)), -1)

@@ -30,12 +30,12 @@ Keys = Float[Tensor, "batch src dim"]
 
 
 class Indexer(nn.Module):
-    """Choose the ``k`` senders of largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
+    """Choose the ``k`` senders with the largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
 
     The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a layer. Its
     heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and keys. The
-    learned weights ``w`` are divided by ``sqrt(heads head_dim)``. ``dtype`` is that of the products
-    in :meth:`select`. The indexer learns by :meth:`loss`, or by :meth:`edge_scores` as a bias.
+    learned weights ``w`` are divided by ``sqrt(heads head_dim)``. :meth:`select` computes its
+    products in ``dtype``. The indexer learns by :meth:`loss`, or by :meth:`edge_scores` as a bias.
 
     Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
@@ -111,10 +111,10 @@ class Indexer(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the mean over receivers of ``KL(p || softmax of I)`` over their in-edges.
 
-        Isolated receivers do not count. ``p`` is the normalised sum of the weights of all heads.
-        ``info`` comes from ``attend(..., return_info=True)``: over a causal graph in the dense
-        warm-up, over the chosen graph in the sparse stage. States and attention count as constants,
-        so only the indexer gets a gradient. Weights are computed from lse in chunks, those of rows
+        Isolated receivers do not count. ``p`` is the normalised sum of the weights of all heads. ``info``
+        comes from ``attend(..., return_info=True)``: over a causal graph in the dense warm-up, over the
+        chosen graph in the sparse stage. States and attention are treated as constants, so only the
+        indexer gets a gradient. Weights are computed from lse in chunks, and chunks of rows are computed
         again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
         Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph differs by head.
         """
@@ -128,7 +128,7 @@ class Indexer(nn.Module):
         total = keys.new_zeros(())
         if rows is None and graph.num_edges <= SPARSE_DENSITY * num_pairs:
             for i, (call,) in enumerate(info.call.slices()):
-                # A graph that is the same for all samples has a single part, with all of them.
+                # A graph that all samples share has a single part, which holds all samples.
                 sample = slice(None) if graph.batch is None else slice(i, i + 1)
                 part = AttentionInfo(call, info.lse[sample])
                 total = total + _divergence_of_edges(part, queries[sample], weights[sample], keys[sample])

@@ -20,14 +20,14 @@ from gnn_attention.selectors import _choice
 class NativeSparseAttention(nn.Module):
     """Compute ``collect(sum over c of g_c(x) attend(q, k_c, v_c, graph_c))`` with three causal graphs.
 
-    In the branch *compressed* a token attends to pooled blocks of ``block`` tokens, at a
-    ``stride``, that lie wholly in its past; MLPs compute their keys and values from those of the
-    tokens, with learned positions. In *selected* it attends to ``top`` blocks of ``selected``
-    tokens: the first ``initial``, the last ``local``, and those with the largest weights of the
-    compressed branch, summed over a group of heads. In *window* it attends to the last ``window``
-    tokens. The gates are ``sigmoid(x W)``, one for each head and branch. Each branch has its own
-    keys and values; ``rotary`` rotates queries and keys of the last two. Selection has no gradient:
-    its scores learn as weights of the compressed branch.
+    In the *compressed* branch a token attends to pooled blocks that lie wholly in its past. A
+    block of ``block`` tokens begins every ``stride`` tokens; MLPs compute its key and value from
+    those of its tokens, with learned positions. In *selected* a token attends to ``top`` blocks
+    of ``selected`` tokens: the first ``initial``, the last ``local``, and those with the largest
+    weights of the compressed branch, summed over a group of heads. In *window* a token attends
+    to the last ``window`` tokens. The gates are ``sigmoid(x W)``, one for each head and branch.
+    Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last two.
+    Selection has no gradient: its scores are trained as weights of the compressed branch.
 
     Source: Yuan et al. 2025 (arXiv 2502.11089), sections 3.2 and 3.3.
 
@@ -62,7 +62,7 @@ class NativeSparseAttention(nn.Module):
             raise ValueError(f"top must hold the {initial} initial and {local} local blocks, got {top}")
         self.heads = StandardHeads(width, num_heads, head_dim, num_kv_heads=num_kv_heads)
         dim, groups = self.heads.head_dim, self.heads.num_kv_heads
-        # The projections to keys and values of the compressed, then of the selected branch.
+        # The first axis is the branch, compressed or selected; the second is the key or the value.
         self.senders = nn.Parameter(torch.randn(2, 2, groups, width, dim) * width**-0.5)
         self.places = nn.Parameter(torch.zeros(2, block, dim))
         # The first MLP pools keys, the second values.
@@ -89,7 +89,7 @@ class NativeSparseAttention(nn.Module):
 
     @torch.no_grad()
     def select(self, info: AttentionInfo) -> TokenGraph:
-        """Return the graph of the selected branch, by the weights of the compressed branch."""
+        """Return the graph of the selected branch, chosen by the weights of the compressed one."""
         q, k, n = info.call.q, info.call.k, info.call.graph.num_dst
         blocks, groups = torch.arange(-(-n // self.selected), device=q.device), k.shape[1]
         # Equation 9 of the paper counts the strides that a pooled block shares with a block to select.

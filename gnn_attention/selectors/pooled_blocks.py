@@ -44,7 +44,7 @@ class PooledBlocks(nn.Module):
         """
         graph = _choice.check_candidates(graph, q, k)
         AttentionCall.from_arguments(q, k, k, graph)
-        # Both scores are products of a function of the query with pooled keys.
+        # Both scores are products of queries, which Quest splits by sign, with pooled keys.
         if self.pool == "mean":
             queries, pooled = q, blocks.block_means(k, self.block)
         else:

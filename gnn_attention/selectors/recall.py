@@ -22,10 +22,10 @@ def recall(
 ) -> Float[Tensor, "batch heads dst"]:
     """Return the share of each receiver's weights that lies on the edges of ``chosen``.
 
-    The share is ``exp(lse over chosen - lse)``, on any backend and without stored weights; it
-    is NaN for an isolated receiver. ``info`` comes from ``attend(..., return_info=True)``, and
-    ``chosen`` is a subgraph of its graph. Raises ValueError if ``chosen`` has other tokens, or
-    edges beyond that graph that lift a share above 1; NotImplementedError for a bias or sinks.
+    The share is ``exp(lse over chosen - lse)``, on any backend and without stored weights; it is
+    NaN for an isolated receiver. ``info`` comes from ``attend(..., return_info=True)``, and
+    ``chosen`` is a subgraph of its graph. Raises ValueError if ``chosen`` has other tokens, or if
+    its edges outside that graph lift a share above 1, and NotImplementedError for a bias or sinks.
 
     >>> import gnn_attention as ga
     >>> x = torch.zeros(1, 1, 4, 2)

@@ -17,7 +17,7 @@ SHARING = ("head", "group", "all")
 
 
 class TopK(nn.Module):
-    """Choose the ``k`` senders of largest exact logits ``score_mod(scale * q . k)``.
+    """Choose the ``k`` senders with the largest exact logits ``score_mod(scale * q . k)``.
 
     ``per="head"`` chooses for each head. ``"group"`` chooses once for the heads that share a key
     head, and ``"all"`` once for all heads, both by the sum of the heads' weights: no other shared
