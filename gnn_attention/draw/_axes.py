@@ -24,7 +24,7 @@ BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
 Labels = Sequence[str] | None
-# The largest aspect ratio of a mask that is drawn with square cells.
+# A mask up to this aspect ratio is drawn with square cells.
 MAX_ASPECT = 4
 # Up to this many tokens, each token gets a label, and cells are separated by gaps.
 DETAIL_LIMIT = 32
@@ -96,7 +96,7 @@ def create_tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) 
     """Return axes for ``count`` tables, with labels at the outer ones and room for names."""
     pad = max(dst.label_length, src.label_length)
     if count == 1:
-        # A table with few rows is a flat picture.
+        # A table with few rows is drawn as a flat picture.
         flatness = max(1 / MAX_ASPECT, min(1.0, dst.count / max(src.count, 1)))
         figure, axes = get_axes(ax, 6.0, 1.2 + 5.2 * flatness, pad)
         grid = [axes]
@@ -142,7 +142,7 @@ def explain_colours(ax: Axes, meanings: Mapping[str, str]) -> None:
 
 
 def finish(figure: Figure, ax: Axes | None) -> Figure:
-    """Add a legend below the figure, unless it belongs to the caller, who passed ``ax``."""
+    """Add a legend below the figure, unless the caller passed ``ax`` and so owns the figure."""
     if ax is None:
         handles = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
         if handles:
@@ -162,7 +162,7 @@ def set_ticks(ax: Axes, direction: str, side: Side) -> None:
 
 
 def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high: float) -> Any:
-    """Draw a table, with gaps between few cells, and return its image, or None if it has no cells.
+    """Draw a table, with gaps if it is small, and return its image, or None for an empty table.
 
     The colours stand for numbers at equal distances from ``low`` to ``high``; NaN is grey.
     """

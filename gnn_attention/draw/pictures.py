@@ -36,7 +36,7 @@ Text = str | None
 CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
 EDGE = "src → dst: dst attends to src"
 CHANGES = {BLUE: "kept edge", ORANGE: "new edge", GREY: "dropped edge"}
-# The most tokens a side in a picture that is drawn cell by cell, and in one drawn edge by edge.
+# A picture drawn cell by cell has at most 4096 tokens a side; one drawn edge by edge has at most 1024.
 LARGEST_MASK = 4096
 LARGEST_LINES = 1024
 MOST_TABLES = 64
@@ -70,7 +70,7 @@ def mask(
 def graph(
     graph: TokenGraph, ax: Canvas = None, labels: Labels = None, src_labels: Labels = None, title: Text = None
 ) -> Figure:
-    """Draw nodes and links: tokens on a circle, clockwise from the top.
+    """Draw the nodes and links of a graph, with the tokens on a circle, clockwise from the top.
 
     If the senders are not the receivers, there are two columns. An edge is an arrow from src
     to dst. Raises ValueError above 1024 tokens a side or 10,000 edges: draw the mask instead.
@@ -113,7 +113,7 @@ def arcs(
     """Draw tokens on a line: edges to the right (``src < dst``) are arcs above it, others below it.
 
     ``weights`` holds a number for each edge in ``graph.edge_index`` order: a weight of 1 adds
-    4 points to the width. Edges ``(src, dst)`` in ``lit`` are red, and then others are grey.
+    4 points to the width. Edges ``(src, dst)`` in ``lit`` are red; all others are then grey.
     Raises ValueError above 1024 tokens or 10,000 edges, and if senders and receivers differ.
     """
     _check_graph("arcs", graph, LARGEST_LINES)
@@ -156,13 +156,13 @@ def layers(
 
     Tokens and edges that reach ``token`` (default: the last) at the top are lit; numbers on the
     right count lit tokens. ``graphs`` is one graph for all layers, or one for each from layer 1 on,
-    which repeat for more layers. With ``residual`` tokens keep their state. Raises ValueError
+    repeated if there are more layers. With ``residual``, tokens keep their state. Raises ValueError
     above 1024 tokens, 64 layers or 10,000 edges, and IndexError for a token that does not exist.
     """
     stack = _stack_layers("layers", graphs, layers)
     tokens, _ = _axes.read_sides(stack[0], labels, None)
     last = walks.check_token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
-    # The tokens of each row, from the input up, from which the token at the top has received.
+    # Each row, from the input up, marks the tokens from which the lit token at the top has received.
     lit_rows = [torch.arange(tokens.count) == last]
     for layer_graph in reversed(stack):
         lit_rows.insert(0, layer_graph.mask()[lit_rows[0]].any(0) | (lit_rows[0] & residual))
@@ -283,7 +283,7 @@ def hops(
     """Draw from how many tokens a token has received after each layer.
 
     The curves show ``token`` (default: the last), and the mean and range of all. ``layers=None``
-    stops when nothing changes, or after 64. ``graphs`` and ``residual`` are as in :func:`layers`.
+    stops when nothing changes, or after 64 layers. ``graphs`` and ``residual`` are as in :func:`layers`.
     Raises ValueError above 1024 tokens, and IndexError for a token that does not exist.
     """
     stack = _stack_layers("hops", graphs, MOST_LAYERS if layers is None else layers)

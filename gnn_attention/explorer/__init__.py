@@ -2,10 +2,10 @@
 
 ``page("Llamas do not output words")`` embeds the model that ships with the package: whatever the
 reader changes is recomputed on the page, up to the next token. For a Hugging Face model, the page
-embeds one recorded run. It opens from a file in a browser, without a network, or in a notebook.
+embeds one recorded run. The page opens from a file in a browser, without a network, or in a notebook.
 
 The sources are in ``web/``. ``npm ci && npm run build`` there makes the template ``page.html``,
-which is committed, so that Python needs no other tool. ``python docs/make.py`` then writes the page
+which is committed, so that users need no npm. ``python docs/make.py`` then writes the page
 of ``FIRST`` to ``docs/explore.html``.
 """
 
@@ -52,15 +52,15 @@ def page(
             model ``(model, tokenizer)`` (ids alone need no tokenizer), or the name or folder of
             one. Default: the model that ships with the package.
         graph: the graph that is shown first, or several to choose from: a :class:`TokenGraph`, or
-            an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n counts the tokens and
+            an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the number of tokens plus
             the room. Default: the model's own graph.
-        masks: the other graphs to choose from. Default: a selection of the zoo.
+        masks: the other graphs to choose from. Default: a selection of the library's patterns.
         room: how many more tokens can be written on the page; 0 for a Hugging Face model.
         title: title of the page. Default: the text.
         layers: the layers of a Hugging Face model to show. Default: all.
 
     Raises TypeError, ValueError or IndexError for invalid arguments, an empty text, or more than a
-    page can show; FileNotFoundError for a missing file of weights; NotImplementedError for a
+    page can show; FileNotFoundError for a missing model file; NotImplementedError for a
     Hugging Face model of a family that :func:`gnn_attention.heads_of` does not support.
 
     >>> page("Llamas do not output words", graph="window(n, 4)")

@@ -1,4 +1,4 @@
-"""Assemble a page from the built template, a title and data, which the browser cannot execute."""
+"""Assemble a page from the built template, a title, and data that no browser executes."""
 
 import html
 import json
@@ -50,7 +50,7 @@ def assemble_page(title: str, data: Mapping[str, Any]) -> str:
 
 
 def is_ours(path: Path) -> bool:
-    """True for a file that is a page of the explorer; a pipe is never opened, as it may block."""
+    """Return whether a file is a page of the explorer; a pipe, which may block, is never opened."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The graphs that a page offers: the model's own, a selection of the zoo, and the user's."""
+"""The graphs that a page offers: the model's own, some of the library's patterns, and the user's."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from gnn_attention.convert import expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, encode_mask
 from gnn_attention.graph import TokenGraph
 
-# Graphs for typed texts have this many tokens, and leave this much room after the shortest text.
+# Graphs for a text typed on the page have 96 tokens; the shortest text leaves room for 72 more.
 TYPED_SIZE, TYPED_ROOM = 96, 72
 
 
@@ -85,7 +85,7 @@ def add_distinct(choices: list[Choice], others: Iterable[Choice]) -> list[Choice
 
 
 def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
-    """Return the graphs for a text typed on the page: the expressions that fit any length."""
+    """Return the graphs for a text typed on the page: those expressions that fit any length."""
     tokens, user_choices = TYPED_SIZE - TYPED_ROOM, list[Choice]()
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):

@@ -17,7 +17,7 @@ from gnn_attention.model import Block, LanguageModel, load_trained
 from gnn_attention.model.tokenizer import BytePair
 
 Text = str | Sequence[int]
-# The name of the union of the graphs of all layers, if they differ.
+# If layers have different graphs, the page shows their union under this name.
 EACH_ITS_OWN = "each layer's own"
 # The page draws and computes every pair of tokens.
 MAX_TOKENS = 512
@@ -38,7 +38,7 @@ class Source:
 def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     """Encode a tensor as its shape, dtype and bytes in base64.
 
-    Half types and float32 are exact. The dtype is float16 if that holds every number; float64 is
+    Half types and float32 are exact. The dtype is float16 if it holds every number exactly; float64 is
     rounded to float32.
 
     >>> encode_tensor(torch.tensor([[1.0, -2.0]]))
@@ -89,7 +89,7 @@ def pack_model(text: Text, model: LanguageModel, vocabulary: BytePair, name: str
     (11, 128, TokenGraph(causal(27): 27 src -> 27 dst))
     """
     if not isinstance(text, str):
-        # Decoding refuses ids that are no tokens.
+        # Decoding raises an error for ids that are no tokens.
         vocabulary.decode(text)
     ids = vocabulary.encode(text) if isinstance(text, str) else list(text)
     check_length(ids)

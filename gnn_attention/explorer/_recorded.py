@@ -26,7 +26,7 @@ Layers = int | Iterable[int] | None
 
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
-    """Load a model and its tokenizer by name or folder; OSError or ValueError if there is none."""
+    """Load a model and its tokenizer by name or folder. Raises OSError or ValueError without one."""
     model = AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval()
     return model, AutoTokenizer.from_pretrained(name)
 
@@ -47,7 +47,7 @@ def record_source(
 
 
 def _tokenize(text: Text, tokenizer: Any) -> list[tuple[int, str]]:
-    """Return ids and texts of tokens, cut from the text if the tokenizer knows where they are."""
+    """Return ids and texts of tokens, cut from the text if the tokenizer reports where they are."""
     if not isinstance(text, str):
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in text]
     if tokenizer is None:
@@ -81,7 +81,7 @@ def _record_layers(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[La
 
 @contextmanager
 def _route_attention(model: Any) -> Iterator[None]:
-    """Let the model attend through this library, in eval mode, and restore both on leaving."""
+    """Let the model attend through this library in eval mode; restore attention and mode on exit."""
     before = model.config._attn_implementation
     training = [(part, part.training) for part in model.modules()]
     model.eval()

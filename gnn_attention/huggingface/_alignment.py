@@ -2,7 +2,7 @@
 
 The graph describes whole sequences from their first token. The slots of a call may hold only the
 newest receivers, or the senders that a sliding cache still has, and padding on either side. Graphs with
-equal rules (:func:`structural_key`) share a cache entry, and so forward passes share a plan.
+equal rules (:func:`structural_key`) share a cache entry, so that forward passes share a plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallLayout:
     ``graph.dst_offset`` and ``graph.src_offset`` are the positions of the first slots.
     ``is_token`` is True for senders that are tokens, and ``left_padding`` counts the slots of
     padding before the first token of each sample; both are None without padding.
-    ``is_cached`` says that the next forward pass gets the same graph object.
+    ``is_cached`` is True if the next forward pass gets the same graph object.
     """
 
     graph: TokenGraph
@@ -49,9 +49,9 @@ class CallLayout:
         return self.graph.dst_offset + self.graph.num_dst - padding
 
     def restrict(self, graph: TokenGraph, is_replacement: bool, caller: str) -> CallLayout:
-        """Return the layout with its edges that are in ``graph``, or with those of ``graph`` alone.
+        """Return the layout with only its edges that ``graph`` has, or with all edges of ``graph``.
 
-        Positions count from the first token of a sample. ``is_replacement`` asks for ``graph`` alone.
+        Positions count from the first token of a sample. ``is_replacement`` selects the latter.
         Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too short,
         or is a replacement that needs senders which a cache has dropped.
         """
@@ -149,13 +149,13 @@ def _is_edge_at_slots(
 
 
 def structural_key(value: object) -> Hashable | None:
-    """Return a key that is equal for rules with equal code and constants, or None if unknown.
+    """Return a key that rules with equal code and constants share, or None for untrusted code.
 
     Only code of this library and of transformers is trusted to read nothing but its arguments.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
-    # The rules of builders consist of Python's own operators.
+    # Builders combine rules by Python's own operators.
     if getattr(operator, getattr(value, "__name__", ""), None) is value:
         return ("operator", value)
     kind: Any = type(value)

@@ -23,7 +23,7 @@ GraphFunction = Callable[[int, int, int], TokenGraph | None]
 
 
 class GraphContext:
-    """A context of ``use_graph``, which gives the self-attention of a model other edges."""
+    """A context of ``use_graph``, which changes the edges of a model's self-attention."""
 
     caller = "use_graph"
 
@@ -82,7 +82,7 @@ class GraphContext:
 class InterventionContext(GraphContext):
     """A context of ``trace.intervene`` with one intervention.
 
-    ``find_pairs(layout, num_heads)`` returns which of its listed pairs lie in a call, or refuses it.
+    ``find_pairs(layout, num_heads)`` returns which of its listed pairs lie in a call, or refuses the call.
     """
 
     caller = "trace.intervene"
@@ -120,8 +120,8 @@ class InterventionContext(GraphContext):
         return layout.restrict(graphs[0], False, caller), layout.restrict(graphs[1], False, caller)
 
 
-# One entry for each open context of any thread: compilers cannot read context variables, but
-# guard on the length of this list.
+# This list has one entry for each open context of any thread. Compilers cannot read context
+# variables, but guard on its length.
 OPEN_CONTEXTS: list[None] = []
 # (module, backend, edges whose messages are changed, layout) -> the backend that computes the call
 BACKEND_WRAPPER: ContextVar[Callable[..., Any] | None] = ContextVar("backend_wrapper", default=None)

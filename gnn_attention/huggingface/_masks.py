@@ -40,7 +40,7 @@ T = TypeVar("T")
 class LazyMask:
     """A mask ``[B, 1, dst, src]`` with a graph, which any operation of torch turns into a tensor.
 
-    ``contexts`` are those that were active when it was built, for a layer that is recomputed.
+    ``contexts`` were active when the mask was built; a layer that is recomputed needs them again.
     """
 
     layout: CallLayout
@@ -88,7 +88,7 @@ class DenseMask(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # This comes first, because `x.dtype` in the next line calls this method, too.
+        # The name is tested first, because `x.dtype` in the next line calls this method again.
         is_arithmetic = func.__name__.strip("_") in ARITHMETIC
         if is_arithmetic and any(isinstance(x, cls) and x.dtype == torch.bool for x in args):
             # Python would replace a TypeError from an operator with one of its own.
@@ -105,9 +105,9 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 @not_compiled
 def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, device: Any) -> LazyMask:
-    """Build a mask; ``tokens`` is False at padding, an ``is_scalar`` predicate takes single numbers."""
+    """Build a mask; ``tokens`` is False at padding, and an ``is_scalar`` predicate takes single numbers."""
     batch, num_dst, num_src, dst_offset, src_offset = slots
-    # A static cache keeps counting in the tensors that it passes, so the numbers are copied.
+    # A static cache later changes the tensors that it passes, so their numbers are copied.
     offsets = (int(dst_offset), int(src_offset))
     left_padding, is_token = (None, None) if tokens is None else _read_padding(tokens, offsets[1], num_src)
     has_key = alignment.structural_key(predicate) is not None
@@ -145,7 +145,7 @@ def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, ds
 
 
 def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the padding before each sample and which senders are tokens, or None without padding."""
+    """Return each sample's padding on the left and which senders are tokens; None without padding."""
     num_slots = src_offset + num_src
     tokens = tokens.to(torch.bool)[:, :num_slots]
     # Slots beyond the end of the 2-D mask hold no tokens.
@@ -165,7 +165,7 @@ _results: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, result)
 
 def compute_once(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
     """Return ``compute()``, cached for a key and for the version of a tensor."""
-    # Inference tensors have no version; writes through NumPy or `.data` do not change it.
+    # Inference tensors have no version, and writes through NumPy or `.data` change no version.
     if tensor.is_inference():
         return compute()
     key = (tensor._version, key)
@@ -202,8 +202,8 @@ def _read_table(table: Tensor) -> tuple[TokenGraph, bool]:
 def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
     """Return the layout with only the senders that the model selected itself, if it selected any.
 
-    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]``, and MiniMax M3
-    passes ``block_indices [batch, key/value heads, dst, K]``; -1 is no sender. Raises
+    DeepSeek's sparse attention and others like it pass ``indices [batch, dst, K]``, and MiniMax M3
+    passes ``block_indices [batch, key/value heads, dst, K]``; -1 means no sender. Raises
     NotImplementedError for other selections.
     """
     names = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]

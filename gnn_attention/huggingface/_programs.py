@@ -1,7 +1,7 @@
 """Compute attention of Hugging Face models under ``fullgraph=True`` and ``torch.export``.
 
-Such a program has no graph breaks in which to plan a graph, and edges are unknown during tracing. So
-the mask is a table of all pairs, as in torch's own attention, and SDPA or a formula computes them.
+Such a program has no graph break at which a graph could be planned, and edges are unknown during tracing. So
+the mask is a table of all pairs, as in torch's own attention, and SDPA or a formula computes all of them.
 """
 
 from typing import Any, NamedTuple
@@ -69,7 +69,7 @@ def attend_all_pairs(
     if needs_weights or biases or call.cap is not None or call.sinks is not None:
         out, weights = _attend_by_formula(call, is_edge, biases)
         return out, weights if needs_weights else None
-    # SDPA may return NaN for an isolated receiver, which therefore gets all edges and then 0.
+    # SDPA may return NaN for an isolated receiver, so it gets all edges, and its output is set to 0.
     has_edges = None if is_edge is None else is_edge.any(-1, keepdim=True)
     mask = None if is_edge is None or has_edges is None else is_edge | ~has_edges
     is_grouped = call.q.shape[1] != call.k.shape[1]
@@ -80,7 +80,7 @@ def attend_all_pairs(
 
 
 def _read_mask(call: Arguments) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
-    """Return where the mask has edges (None: everywhere), and the numbers that it adds."""
+    """Return where the mask has edges (None: everywhere), and the numbers that it adds to logits."""
     num_dst, num_src = call.q.shape[2], call.k.shape[2]
     if call.mask is None:
         is_full = num_dst == 1 or not call.is_causal

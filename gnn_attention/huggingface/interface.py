@@ -108,7 +108,7 @@ def attention(
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
     """Attend along the graph of the mask: the function that transformers calls.
 
-    Also returns the weights for ``output_attentions`` if the model passes it on. GPT-2 and OPT do not:
+    Also returns the weights if the model passes ``output_attentions`` on. GPT-2 and OPT do not:
     see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
     nothing here, such as ``sliding_window``, which is in the mask. Raises NotImplementedError for
     unsupported arguments, and ValueError without a mask if the module does not say whether it is causal.
@@ -292,11 +292,11 @@ def use_graph(
 
     Args:
         model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer).
-            All of its self-attention takes the graph; cross-attention is unchanged.
+            All of its self-attention follows the graph; cross-attention is unchanged.
         graph_or_function: a :class:`TokenGraph` of sequences, at least as long as the longest:
-            shorter sequences take its first tokens, a decoding step its later rows. Positions count
-            from the first token after padding, or from the start of a row of packed documents. Or a
-            function ``(layer, head, length)`` of the length so far that returns a graph, or None for
+            shorter sequences use its first tokens, and a decoding step its later rows. Positions count
+            from the first token after padding, or from the start of a row of packed documents. A
+            function ``(layer, head, length)`` returns a graph for the length so far, or None for
             the model's own. Modules without ``layer_idx`` are numbered in the order of their calls.
         replace: whether the graph replaces the mask of the model (windows, causality, packing)
             instead of restricting it. Padding and empty slots of a cache stay masked.
@@ -304,7 +304,7 @@ def use_graph(
     Contexts nest: an inner one is intersected with the outer one, or replaces it. A context holds in
     the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
 
-    Raises ValueError if a part uses another attention, NotImplementedError if that cannot be exchanged,
+    Raises ValueError if a part uses another attention, NotImplementedError if this cannot be exchanged,
     TypeError for anything but a graph or function. Inside, calls raise ValueError for a graph that is
     too short, or that replaces a mask and needs senders which a sliding cache has dropped.
 

@@ -5,12 +5,12 @@ detectors look for such flows:
 
 * **jacobian** differentiates in float64, with a random cotangent at each receiver. A gradient that is
   not exactly zero is a flow; two random inputs make it improbable that gradients cancel by chance.
-* **perturbation** replaces the input of one sender and compares all outputs: it finds flows without gradient.
+* **perturbation** changes one sender's input and compares all outputs. It finds flows without gradient.
 * **nan** sets one sender to NaN. Pairs that only a NaN crosses are listed separately, because dense
   attention multiplies NaN by a weight of zero.
 
-An audit can refute that a module keeps to its graph, but cannot prove it: it misses a flow behind a
-gate that none of its inputs opens. ``assert verdict.ok, verdict`` makes it a test of a model.
+An audit can prove that a module leaves its graph, but not that it never does: a flow stays hidden behind
+a gate that none of the audit's inputs opens. In a test of a model, write ``assert verdict.ok, verdict``.
 ``docs/guide/audit.md`` shows the calls for submodules, padding and decoding of Hugging Face models.
 """
 
@@ -64,15 +64,15 @@ def audit(
             parameter ``graph``, ``g`` or ``edge_index`` of its ``forward`` receives the graph.
         graph: the declared graph, or one graph for each layer, layer 1 first. An edge of any head counts.
         input_shape: shape of one sample: ``(T, width)`` for states, or ``(T,)`` for token ids,
-            which are audited from their embeddings on.
+            whose embeddings the audit then changes.
         layers: how many times information may move along the graph. Default: the number of calls of
             :class:`MessagePassingAttention`, or of graphs if there are no such calls.
-        call: ``call(module, x)`` for another calling convention. It receives the copy and must use it.
+        call: ``call(module, x)`` runs a module that takes other arguments. It must run the given copy.
         embedding: the submodule that embeds token ids, or its name, if the module has several embeddings.
-        samples: the largest batch of one pass; 1 for a module that takes one sample at a time.
-        tolerance: gradients up to this fraction of the largest one count as zero, as FFTs need.
-        dtype: dtype of the copy. Use float32 if the module has no float64 (``grouped_mm`` in
-            mixtures of experts); smaller flows then count as unused.
+        samples: the largest batch of one pass. Pass 1 if the module takes one sample at a time.
+        tolerance: gradients up to this fraction of the largest one count as zero. FFTs need this.
+        dtype: dtype of the copy. Use float32 if the module cannot run in float64 (``grouped_mm`` in
+            mixtures of experts); flows that are lost in its rounding are then missed.
         seed: seed of the random inputs and cotangents.
         inputs: further inputs to probe, such as real texts, or states that open a gate: states
             ``[B, T, width]``, or token ids ``[B, T]`` for ``(T,)``, or a list of such tensors.
@@ -105,7 +105,7 @@ def audit(
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
     devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
-    # The detectors need gradients whatever the caller's mode.
+    # The detectors need gradients even if the caller has disabled them.
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         call, num_dst = _keep_overrides(module, call), graphs[0].num_dst
         runner = Runner(

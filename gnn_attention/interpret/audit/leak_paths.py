@@ -1,9 +1,9 @@
 """Find the path of a leak: the tokens that carry the information, and the module where it enters.
 
-The Jacobian between the inputs of one layer and the next gives the flow of that layer, and the path
-is the cheapest one through these hops. When the sender's input is replaced, a leak enters at the
+The Jacobian from the input of one layer to that of the next shows the hops of that layer, and the path
+is the cheapest one along these hops. When the sender's input is replaced, a leak enters at the
 first module whose input changes only at tokens that the sender may have reached, but whose output
-changes at others. Layers are the calls of :class:`MessagePassingAttention` if there are any, else
+changes at other tokens. Layers are the calls of :class:`MessagePassingAttention` if there are any, else
 the members of the outermost ``ModuleList`` or ``Sequential`` whose members all receive the sequence.
 """
 
@@ -34,7 +34,7 @@ Pair = tuple[int, int]
 class Bounds:
     """The pairs of tokens ``[dst, src]`` that may influence each other.
 
-    ``after[k]`` has the pairs after k layers, ``hops[k]`` those of layer k + 1 alone. In a square
+    ``after[k]`` holds the pairs after k layers, and ``hops[k]`` the pairs of layer k + 1 alone. In a square
     graph each token may influence itself, because its state is carried along.
     """
 
@@ -63,7 +63,7 @@ class LeakPath(NamedTuple):
 
 
 def find_leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
-    """Find the path of each leak ``(src, dst)`` at an input that shows it, in square graphs."""
+    """Find the path of each leak ``(src, dst)``, at an input that shows the leak, in square graphs."""
     paths: dict[Pair, LeakPath] = {}
     for sample in runner.probes:
         unexplained = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
@@ -102,7 +102,7 @@ def _find_hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[B
 
 
 def _find_entrance(src: int, events: "list[Event]", bounds: Bounds) -> str | None:
-    # The entry "" stands for the module itself, whose input may be ids and then is no event.
+    # The name "" is that of the module itself. If its input is ids, that input is no event.
     input_is_allowed = {"": True}
     num_layers = 0
     by_layer = sum(event.is_layer for event in events) == len(bounds.hops)
@@ -122,7 +122,7 @@ def _find_cheapest_paths(
 ) -> dict[int, tuple[int, ...]]:
     """Find the paths with the fewest undeclared hops, and among these the fewest hops."""
     identity, num_layers = bounds.after[0], len(hops) - 1
-    # No hop is declared before layer 1. If the number of layers differs, all allowed pairs are.
+    # No hop is declared before layer 1. If numbers of layers differ, all allowed pairs are declared.
     reach = [bounds.after[-1]]
     by_layer = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
     cost, origins = torch.where(identity[src], 0, UNREACHABLE), []
@@ -143,7 +143,7 @@ def _find_cheapest_paths(
 
 @dataclass(frozen=True)
 class Event:
-    """States that enter or leave a submodule, or in :func:`_iterate_changes` which tokens changed.
+    """States that enter or leave a submodule, or a mask of changes after :func:`_iterate_changes`.
 
     ``name`` is "" for the audited module itself. ``is_layer`` marks the input of a layer.
     """
@@ -157,7 +157,7 @@ class Event:
 def record_events(
     runner: Runner, sample: Sample, layers: frozenset[str], by_ids: bool = False
 ) -> tuple[list[Event], Float[Tensor, "batch dst channels"]]:
-    """Run the module; return its output, and in order all states that enter or leave submodules."""
+    """Run the module; return all states that enter or leave submodules, in order, and the output."""
     shape, events = sample.states.shape[:2], list[Event]()
 
     def append_event(name: str, is_input: bool, values: Iterable[Any]) -> None:
@@ -185,7 +185,7 @@ def record_events(
 def _iterate_changes(
     runner: Runner, sample: Sample, senders: Int[Tensor, " senders"], layers: frozenset[str]
 ) -> Iterator[tuple[int, list[Event]]]:
-    """Yield each sender with the tokens that change in each event, unless the calls change too."""
+    """Yield senders with the tokens that change in each event; skip those that change the calls."""
     for chunk in torch.split(senders, runner.hooked_batch_size):
         before, _ = record_events(runner, sample.repeat(len(chunk)), layers, by_ids=True)
         after, _ = record_events(runner, runner.perturb_senders(sample, chunk, 1), layers, by_ids=True)

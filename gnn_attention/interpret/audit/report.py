@@ -41,9 +41,9 @@ class Verdict:
     """Where information flows in a module, compared with where it may flow.
 
     ``graphs`` are the declared graphs, one for each layer or one for all ``layers``. ``allowed`` has an edge
-    for every pair of tokens that is joined by a declared path, and for each token with itself; ``flow`` has
-    one for every pair along which a flow was found. ``unused`` lists the allowed pairs ``(src, dst)``, src
-    other than dst, without a flow (``analyse.witness`` gives a declared path). ``poisoned`` lists the pairs
+    for every pair of tokens that a declared path joins, and for each token with itself; ``flow`` has an edge
+    for every pair along which a flow was found. ``unused`` lists the allowed pairs ``(src, dst)`` with
+    src != dst that have no flow (``analyse.witness`` finds a declared path). ``poisoned`` lists the pairs
     that only a NaN crosses. ``crosses_samples`` is True if one sample of a batch influences another.
 
     >>> import torch

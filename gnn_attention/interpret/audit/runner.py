@@ -1,6 +1,6 @@
 """Run a copy of the audited module, and detect at which pairs of tokens information flows.
 
-It runs on random inputs and on the caller's. The detectors are gradients, replaced inputs and NaN.
+The copy runs on random inputs and on the caller's. The detectors use gradients, replaced inputs and NaN.
 """
 
 import copy
@@ -18,9 +18,9 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-# The most numbers in the outputs of a pass, and the most pairs of tokens: 64 MB in float64.
+# A pass has at most this many output numbers and at most this many pairs of tokens: 64 MB in float64.
 LARGEST_PASS = 2**23
-# A gradient that vanishes by chance at one random input almost surely does not at a second one.
+# A gradient that is zero by chance at one random input is almost surely not zero at a second one.
 NUM_RANDOM_PROBES = 2
 # A difference of up to this many units in the last place is rounding, not a change.
 ROUNDING_ULPS = 64
@@ -88,7 +88,7 @@ class Runner:
 
     @property
     def hooked_batch_size(self) -> int:
-        """A batch size below T, so that hooks do not take states ``[T, B, ...]`` for ``[B, T, ...]``."""
+        """A batch size below T, so that hooks can tell states ``[T, B, ...]`` from ``[B, T, ...]``."""
         return max(1, min(self.batch_size, self.shape[0] - 1))
 
     def draw(self, number: int) -> Sample:
@@ -115,7 +115,7 @@ class Runner:
             return Sample(self.embedding(ids), ids)
 
     def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
-        """Repeat the sample for each sender, with the sender's input replaced by that of a draw."""
+        """Repeat the sample for each sender, and replace the sender's input by one drawn at random."""
         other, copies = self.draw(number), sample.repeat(len(senders))
         rows = torch.arange(len(senders), device=self.device)
         senders = senders.to(self.device)
@@ -130,7 +130,7 @@ class Runner:
         return copies
 
     def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
-        """Return the output for the ids (``by_ids``), or for the states in place of embeddings."""
+        """Run on the ids (``by_ids``), or on the states in place of embeddings, and return the output."""
         self.num_passes += 1
         # The audit restores the caller's random state at its end.
         torch.manual_seed(self.seed)
@@ -150,7 +150,7 @@ class Runner:
         return torch.cat(rows)
 
     def cotangent_generator(self, probe: int) -> torch.Generator:
-        # A gradient may be orthogonal to the inputs, so cotangents must not repeat their numbers.
+        # A gradient may be orthogonal to the inputs, so cotangents must not reuse their numbers.
         return torch.Generator().manual_seed(self.seed + probe + 2**31)
 
     @staticmethod
@@ -173,7 +173,7 @@ class Runner:
         """Find the receivers whose output changes when the input of one sender is replaced."""
         sample = self.probes[probe]
         before = self.run(sample.repeat(len(senders)), by_ids=True)
-        # The replacements are drawn with seeds that no probe has.
+        # The replacements are drawn with seeds that no probe uses.
         after = self.run(self.perturb_senders(sample, senders, probe + len(self.probes)), by_ids=True)
         return differs(before, after).cpu()
 
@@ -213,7 +213,7 @@ class Runner:
                 )
 
     def _read_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
-        """Return the logits or last_hidden_state, found by name, else the first floating tensor."""
+        """Return the logits or last_hidden_state, found by name, or else the first tensor of floats."""
         by_name = output if isinstance(output, Mapping) else {}
         candidates = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
         y = next((states for states in candidates if states is not None), None)
@@ -300,7 +300,7 @@ def _find_embedding(module: nn.Module, clone: nn.Module, embedding: nn.Module | 
 
 
 def _list_usable_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
-    """List all ids but that of padding, which models treat differently."""
+    """List all ids except the padding id, which models treat differently."""
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
@@ -326,7 +326,7 @@ def detect_flows(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst s
 
 @torch.no_grad()
 def _detect_by_sender(runner: Runner, find: Callable[[Int[Tensor, " batch"], int], Tensor]) -> Pairs:
-    """Return where ``find(senders, probe) [senders, dst]`` is True at any probe."""
+    """Return the pairs for which ``find(senders, probe) [senders, dst]`` is True at any probe."""
     chunks = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.batch_size)
     probes = range(len(runner.probes))
     by_probe = [torch.cat([find(senders, probe) for senders in chunks]) for probe in probes]

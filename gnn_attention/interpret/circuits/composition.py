@@ -1,4 +1,4 @@
-"""Composition of heads: how much a later head reads of what an earlier one writes."""
+"""Measure how much of an earlier head's output a later head reads."""
 
 import torch
 
@@ -17,8 +17,8 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     The norms are Frobenius norms. ``A`` is ``W_M`` of the earlier head. ``B`` is the later head's
     ``W_P`` for ``kind="q"`` (read by its receiver), ``W_P^T`` for ``"k"`` (read by its sender, as
     an induction head reads a previous-token head), ``W_M`` for ``"v"`` (passed on). A rotary later
-    head needs a ``distance`` for q and k. Unrelated heads have about ``width ** -0.5``: a random
-    rotation between them gives exactly this root mean square.
+    head needs a ``distance`` for q and k. Unrelated heads score about ``width ** -0.5``, which is
+    exactly the root mean square over random rotations of one head against the other.
 
     Raises ValueError for an unknown kind or heads of different widths, TypeError unless both are circuits.
 
@@ -38,7 +38,7 @@ def compositions(
     """Return the :func:`composition` of each head with each head of an earlier layer.
 
     All other entries are 0. The gains of the ``gnn_attention.model.LanguageModel`` are folded in.
-    ``relative=True`` divides by ``width ** -0.5``, so that unrelated heads have 1.
+    ``relative=True`` divides by ``width ** -0.5``, so that unrelated heads score about 1.
     """
     kind = checks.choice("kind", kind, KINDS)
     rows = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
@@ -60,7 +60,7 @@ def _select_reader(later: Circuit, kind: str, distance: int | None = None) -> Fa
 
 
 def _compress(matrix: FactoredMatrix) -> Float[Tensor, "rank width"]:
-    # left = Q R, and Q changes no norm, so that the few rows of R right stand for the matrix.
+    # left = Q R, and Q changes no norm, so norms may be computed from the few rows of R right.
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
     return rows / rows.norm() if bool(rows.any()) else rows
 

@@ -77,7 +77,7 @@ class Circuit:
 
     @property
     def writes(self) -> Subspace:
-        """The span of all messages: the rows of ``W_O``. ValueError for heads without ``W_O``."""
+        """The span of all messages: the rows of ``W_O``. Raises ValueError for heads without ``W_O``."""
         if self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages: they write no states")
         return Subspace.spanned_by(self.heads.W_O[self.head])

@@ -37,9 +37,9 @@ class Subspace:
     def spanned_by(cls, directions: Float[Tensor, "*n width"]) -> "Subspace":
         """Return the span of one vector or of several rows, by singular value decomposition.
 
-        Singular values up to ``min(eps * max(shape), sqrt(eps))`` times the largest one count as 0;
-        below ``sqrt(eps)`` this is the rule of ``torch.linalg.matrix_rank``. Half inputs give a
-        float32 basis. Raises ValueError for directions that are not finite floats.
+        Singular values up to ``min(eps * max(shape), sqrt(eps))`` times the largest one count as 0.
+        Unless ``sqrt(eps)`` is smaller, this is the rule of ``torch.linalg.matrix_rank``. Half inputs have a
+        basis in float32. Raises ValueError for directions that are not finite floats.
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
             raise ValueError(f"directions must be floats [count, width] or [width], got {quote(directions)}")
@@ -72,11 +72,11 @@ class Subspace:
         return Subspace.spanned_by(torch.cat([self.basis.mT, other.basis.mT.to(self.basis)]))
 
     def projector(self) -> Float[Tensor, "width width"]:
-        """Return ``P = B B^T [width, width]``, with which ``project(x)`` is ``x @ P``."""
+        """Return ``P = B B^T [width, width]``, so that ``project(x)`` is ``x @ P``."""
         return self.basis @ self.basis.mT
 
     def coordinates(self, x: States) -> Float[Tensor, "*tokens dim"]:
-        """Return ``x B``, a number for each column of the basis. ValueError for another width."""
+        """Return ``x B``, a number for each column of the basis. Raises ValueError for another width."""
         self._check_states("x", x)
         return x @ self.basis.to(x)
 

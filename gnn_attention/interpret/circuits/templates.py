@@ -46,7 +46,7 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[1, 2], [3, 4]]
     """
     rows = _read_tokens(tokens)
-    # Nothing precedes the first token, so its place takes an id that no token has.
+    # Nothing precedes the first token, so an id that no token has is put before it.
     before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 

@@ -5,8 +5,8 @@ Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v
 * by a cut (softmax over the other edges) changes o by exactly ``w_j (o - v_j) / (1 - w_j)``;
 * by muting (the other weights stay) changes o by exactly ``-w_j v_j``;
 
-and to first order the metric changes by the dot product of g with this change. Both leave o = 0 if
-the edge is the only one of its receiver. The slope ``w_j g (o - v_j)`` is minus the derivative with
+and to first order the metric changes by the dot product of g with this change. If the receiver
+has no other edge, both leave o = 0. The slope ``w_j g (o - v_j)`` is minus the derivative with
 respect to the edge's logit; slopes of edges that are cut together may be added. Outputs, logits and
 lse come from :func:`record`; weights are computed again, one head at a time. Sources: Nanda 2023
 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
@@ -52,7 +52,7 @@ class Effect(NamedTuple):
 class PrunedGraphs:
     """The pruned graph of each layer, which differs by head, for ``use_graph(model, pruned)``.
 
-    ``count`` pairs of head and edge remain, which is a fraction ``share`` of all pairs.
+    ``count`` pairs of head and edge remain, and ``share`` is their fraction of all pairs.
     """
 
     graphs: Mapping[int, TokenGraph]
@@ -89,7 +89,7 @@ class Attribution:
         return self.graphs[self._check_layer(layer)].edge_index
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
-        """Return the effects "cut", "mute" or "slope" of a layer, as :meth:`edge_index` orders them."""
+        """Return the effects "cut", "mute" or "slope" of a layer, in the order of :meth:`edge_index`."""
         return self.effects[checks.choice("without", without, KINDS)][self._check_layer(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
@@ -108,7 +108,7 @@ class Attribution:
         """Prune all edges but those with the largest absolute slopes, for ``use_graph``.
 
         Args:
-            amount: a fraction of all pairs of head and edge (a float up to 1.0), or their number
+            amount: how many pairs of head and edge remain: a fraction (a float up to 1.0) or a number
                 (an int). If pairs with equal slopes do not all fit, all of them are removed.
             at_least: number of in-edges that each receiver keeps in each head, sinks included.
             sinks: number of first tokens whose edges are all kept. These edges and those of
@@ -191,7 +191,7 @@ def attribute(
             effect on a vector is the root of the sum of the squared effects on its entries, which
             is estimated from ``projections`` backward passes with random signs of the entries.
         edges: the edges whose effects are estimated. Default: every edge that the model's own graph
-            has in any head. For an edge that a head lacks, the effect is minus that of adding it.
+            has in any head. For an edge that a head lacks, the effect is minus the effect of adding it.
             Each edge takes 12 bytes for each layer and head in float32.
         projections: number of backward passes for a vector.
         seed: seed of the random signs.
@@ -244,10 +244,10 @@ def prune(
 ) -> PrunedGraphs:
     """Prune the model's graphs step by step to a ``share`` of the pairs of head and edge.
 
-    To reach a small share, the first step keeps 0.15 to 0.3 of the pairs, and each further step half
-    of them. Each step computes all effects again along the graphs of the previous step, so that an
-    edge that was cut may come back. ``first`` holds the effects along the model's own graph if they
-    are known already; ``watch`` is called with the share of each step after the first. The other
+    For a share up to 0.15, the first step keeps 0.15 to 0.3 of the pairs, and each further step half of
+    those that remain. Each step computes all effects again along the graphs of the previous step, so that an
+    edge that was cut may return. ``first`` holds the effects along the model's own graph if they
+    were computed before; ``watch`` is called with the share of each step after the first. The other
     arguments and errors are those of :func:`attribute`, ``Attribution.keep`` and ``use_graph``.
     """
     # This package needs transformers, which is optional.
@@ -328,7 +328,7 @@ class _LayerEffects:
             g_dot_v = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
             slope = g_dot_o[:, head, dst] - g_dot_v
             is_edge = self.is_edge[:, min(head, self.is_edge.shape[1] - 1), edges]
-            # Without an edge of weight w, the others sum to 1 - w. An added edge divides them by 1 + r.
+            # Without an edge of weight w, the others sum to 1 - w. Adding an edge divides them by 1 + r.
             remaining = torch.where(is_edge, 1 - ratio, 1 + ratio)
             # For a receiver's only edge, 1 - w is rounding error, and a cut has the effect of muting.
             is_only = remaining < 4 * torch.finfo(remaining.dtype).eps
@@ -345,7 +345,7 @@ class _LayerEffects:
         dst, src = torch.arange(call.q.shape[2])[rows].view(-1, 1), torch.arange(k.shape[1])
         head_call = replace(call, first_head=call.first_head + head)
         logits = head_call.apply_score_mod((q * call.scale @ k.mT).unsqueeze(1), dst, src).squeeze(1)
-        # The lse of an isolated receiver is -inf; the ratio is taken to 1 instead.
+        # The lse of an isolated receiver is -inf and is replaced by 0, so that ratios are finite.
         lse = self.trace.lse[:, head, rows]
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 

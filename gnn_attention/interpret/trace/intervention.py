@@ -2,8 +2,8 @@
 
 A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights. The others
 change the values along some edges and keep all weights: attention runs over these edges and the remaining
-ones separately, on any backend, and the results are added with their shares ``e^(lse_part - lse)`` of the
-softmax. All are exact, for gradients too: nothing is subtracted, and a muted message is never read.
+ones separately, on any backend, and the results are added, each weighted by ``e^(lse_part - lse)``, its share
+in the softmax. All are exact, for gradients too: nothing is subtracted, and a muted message is never read.
 """
 
 import warnings
@@ -32,7 +32,7 @@ from gnn_attention.layer._torch_geometric import convert_graph, read_states
 
 Numbers = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
-# Disjoint graphs (or Hugging Face layouts), each with the changes of the values of its edges.
+# Disjoint graphs (or Hugging Face layouts), each with the functions that change the values of its edges.
 Parts = list[tuple[Any, tuple[Callable[[Any, Tensor], Tensor], ...]]]
 # The parameters of a layer's forward.
 INPUTS = ("x", "g", "bias", "return_attention_weights")
@@ -43,7 +43,7 @@ class Intervention:
     """The result of :func:`cut`, :func:`mute` and :func:`patch`: selected edges and their change.
 
     ``change(layer, first, v)`` returns the values that the edges carry instead of ``v``; ``first`` is the
-    position of the first sender, of all samples or of each. Without ``change`` the edges are cut.
+    position of the first sender: one number, or one for each sample. Without ``change`` the edges are cut.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Intervention:
             pairs.check_edges(graph, columns, num_heads, self.heads, f"there is nothing to {self.kind}")
 
     def select_pairs(self, length: int, num_heads: int) -> TokenGraph:
-        """Return the selected pairs for a sequence, in a size that a growing sequence keeps."""
+        """Return the graph of the selected pairs; its size rarely changes while a sequence grows."""
         if isinstance(self.edges, TokenGraph):
             num_dst, num_src = self.edges.num_dst, self.edges.num_src
         else:
@@ -110,8 +110,8 @@ def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Int
 
     ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a
     :class:`TokenGraph` (those of its edges that the layer's graph has), or None for all edges.
-    ``layers`` are numbers of attention layers in the order of ``model.modules()``, ``heads`` are
-    numbers of heads, None for all. Raises TypeError, ValueError or IndexError for other arguments.
+    ``layers`` are numbers of attention layers in the order of ``model.modules()``, and ``heads`` are
+    numbers of heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -130,7 +130,7 @@ def mute(
 ) -> Intervention:
     """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
 
-    All weights stay. With the default factor, the update lacks what the edges carried:
+    All weights stay. With the default factor 0, the update lacks what the edges carried:
     ``mute(heads=3)`` removes head 3 from the model. Edges, layers, heads and errors are those of
     :func:`cut`; a factor that is not a finite number raises TypeError or ValueError.
 
@@ -189,12 +189,12 @@ def _read_numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
 
 
 def _scale_values(factor: float, layer: int, first: int | Tensor, v: Values) -> Values:
-    # A product with 0 would keep NaN, and a muted message must never be read.
+    # Multiplying by 0 would keep NaN, and a muted message must never be read.
     return factor * v if factor else torch.zeros_like(v)
 
 
 def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
-    """Replace ``v`` by a recorded call's values of the same positions, where it has them."""
+    """Replace ``v`` by the values that a recorded call has at the same positions."""
     source = sources[layer]
     source_v = source.v.to(v)
     if source_v.shape[1::2] != v.shape[1::2] or len(source_v) not in (1, len(v)):
@@ -224,11 +224,11 @@ def find_attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Apply interventions to the layers of ``module`` inside the context; leaving it restores them.
 
-    Interventions combine, and changes of the same message apply in order. They hold in all threads:
-    while one thread is inside, entering from another raises NotImplementedError.
+    Interventions combine, and changes of the same message apply in order. They apply in all threads:
+    while one thread is inside the context, entering it from another raises NotImplementedError.
 
-    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions hold in the thread or task
-    that entered, in ``generate()`` too. Positions count a sample's own tokens, not padding on its left.
+    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply in the thread or task
+    that entered, also in ``generate()``. Positions count a sample's own tokens, not padding on its left.
     Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A listed pair is checked in the
     call that has both its ends; a :class:`TokenGraph` must be as long as the sequences (ValueError).
 
@@ -303,7 +303,7 @@ def _check_and_cut(intervention: Intervention, layer: Any, args: Any, kwargs: An
     if inputs.get("g") is None and inputs.get("edge_index") is not None:
         inputs["g"] = inputs.pop("edge_index")
     if inputs.get("g") is None or "x" not in inputs:
-        # The layer itself will raise.
+        # The layer itself raises the error.
         return None
     x_src, x_dst = read_states(inputs["x"], inputs["g"], inputs.get("size"), layer.heads.width)
     graph = convert_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
@@ -325,7 +325,7 @@ def check_no_hooks(layer: MessagePassingAttention, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class ChangedMessages(Backend):
-    """Runs calls with changed messages on ``inner``; each intervention comes with its layer number."""
+    """Runs calls with changed messages on ``inner``; each intervention has its layer's number."""
 
     interventions: tuple[tuple[Intervention, int], ...] = ()
     inner: str | Backend = "auto"
@@ -340,7 +340,7 @@ class ChangedMessages(Backend):
 
 
 def split_call(interventions: Any, call: AttentionCall) -> list[tuple[TokenGraph, Tensor]]:
-    """Split a call's graph by the values that its edges carry, the unchanged values first."""
+    """Split a call's graph by the values that its edges carry; unchanged values come first."""
     parts: Parts = [(call.graph, ())]
     for intervention, layer in interventions:
         split = partial(intervention.split, num_heads=call.q.shape[1])

@@ -29,15 +29,15 @@ TERMS: dict[str, Term] = {name: term for term in GLOSSARY for name in astuple(te
 class LayerTrace:
     """One call of one attention layer: its tensors, and what they say about any edge and head.
 
-    ``graph`` lacks the edges that were cut. ``z`` holds the weighted sum of values of each head,
+    ``graph`` lacks the edges that were cut. ``z`` holds each head's weighted sum of values, and
     ``update`` the result of the layer. In all methods, ``edges`` are pairs (``[2, K]``, a list of
     ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is a number, several, or None
     for all. Values of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
     Pairs count each sample's own tokens, as in :func:`cut`: in every tensor here, padding on the left
-    is moved behind the tokens. A graph that differs by head or sample lists the union of its edges, and
-    a pair has weight 0 where it is no edge, such as in a shorter sample; a pair that is nowhere an edge
-    is an error. Receivers of a decoding step with a cache are numbered from the call's first.
+    is moved behind the tokens. If the graph differs by head or sample, the union of its edges is listed, and
+    a pair has weight 0 where it is no edge, such as in a shorter sample; a pair that is no edge at all
+    raises an error. In a decoding step with a cache, the first receiver of the call has number 0.
 
     Weights are those before dropout. An edge whose message was changed keeps its weight, and
     carried the changed message: 0 if it was muted.
@@ -78,7 +78,7 @@ class LayerTrace:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log sum e^logit`` by receiver. NotImplementedError if flex ran on a CPU, which lacks it."""
+        """``log sum e^logit`` of each receiver. Raises NotImplementedError if flex ran on a CPU."""
         return AttentionInfo(self.call, self._lse).lse
 
     @property
@@ -89,7 +89,7 @@ class LayerTrace:
     def only(self, edges: Any = None) -> "LayerTrace":
         """Return the same call restricted to some edges, which then count as all edges.
 
-        ``edges`` are pairs, or a :class:`TokenGraph` over the same tokens, of which the edges of
+        ``edges`` are pairs, or a :class:`TokenGraph` over the same tokens; of its edges, those of
         this call are used. Raises ValueError for a pair that is no edge.
         """
         if edges is None:
@@ -144,12 +144,12 @@ class LayerTrace:
 
     @cached_property
     def W_A(self) -> FactoredMatrix:
-        """``W_Q W_K^T`` of each head (seed S4.13). TypeError unless heads are StandardHeads."""
+        """``W_Q W_K^T`` of each head (seed S4.13). Raises TypeError unless heads are StandardHeads."""
         return checks.instance("heads", self.heads, StandardHeads).pattern_matrix()
 
     @cached_property
     def W_I(self) -> FactoredMatrix:
-        """``W_V W_O`` of each head (seed S4.14). TypeError unless heads are StandardHeads."""
+        """``W_V W_O`` of each head (seed S4.14). Raises TypeError unless heads are StandardHeads."""
         return checks.instance("heads", self.heads, StandardHeads).message_matrix()
 
     @cached_property
@@ -189,7 +189,7 @@ class LayerTrace:
         return self._scores(replace(self.call, scale=1.0, score_mod=None), pairs)
 
     def pair_logits(self, pairs: Any = None) -> Float[Tensor, "..."]:
-        """Return ``score_mod(scale q . k)`` of pairs, edges or not, shaped as :meth:`overlap`."""
+        """Return ``score_mod(scale q . k)`` of pairs, edges or not, in the shape of :meth:`overlap`."""
         return self._scores(self.call, pairs)
 
     def _scores(self, call: AttentionCall, pairs: Any) -> Tensor:
@@ -215,7 +215,7 @@ class LayerTrace:
         return matrices.view(*matrices.shape[:2], num_dst, num_src)
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
-        """Return the message ``v W_O`` of each edge (seed S0.5). ValueError without ``W_O``."""
+        """Return the message ``v W_O`` of each edge (seed S0.5). Raises ValueError without ``W_O``."""
         src, numbers = self._read_edges(edges)[0], self._head_numbers(heads)
         return self._messages(self._expand_values(self.v), src, numbers).transpose(1, 2)
 
@@ -251,7 +251,7 @@ class LayerTrace:
         return edge_softmax.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
     def _weigh(self, function: Callable[[Tensor], Tensor], pairs: Tensor, heads: list[int]) -> Tensor:
-        """Return ``weight * function(values)`` of the values that edges carried."""
+        """Return ``weight * function(values)`` for the values that edges carried."""
         result = function(self._expand_values(self.v))
         # This index appends the axes that the function adds.
         new_axes = (...,) + (None,) * (result.dim() - 3)

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def states(self) -> tuple[Float[Tensor, "batch tokens width"], ...]:
-        """The states before the first and after each phase (seed S4.11); empty without blocks."""
+        """The states before the first and after each phase (seed S4.11); none without blocks."""
         return (*(phase.before for phase in self.phases[:1]), *(phase.after for phase in self.phases))
 
     def __repr__(self) -> str:
@@ -62,9 +62,9 @@ def record(
     """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
 
     ``module`` contains a ``MessagePassingAttention``, or is a Hugging Face model whose attention is
-    ``"gnn_attention"``, whose cache adds senders. It is unchanged afterwards. ``interventions`` are one or
-    several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose calls
-    are stored, as in :func:`cut`, and ``edges`` the edges that are stored, as pairs of tokens of the call or
+    ``"gnn_attention"``; tokens in its cache are senders. ``module`` is left unchanged. ``interventions`` are
+    one or several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose
+    calls are stored, as in :func:`cut`, and ``edges`` selects the edges, as pairs of tokens of the call or
     as a graph. Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
     ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; a second thread
     that records the same module waits. The run is differentiable; ``torch.no_grad()`` saves memory.

@@ -102,7 +102,7 @@ def is_transformer(module: Any) -> bool:
 def record_calls(
     model: nn.Module, layers: Sequence[int] | None, select: Callable[[LayerTrace], LayerTrace]
 ) -> Iterator[list[LayerTrace]]:
-    """Yield a list of ``select(trace)`` for each attention call of the layers, complete on leaving.
+    """Yield a list of ``select(trace)`` for each attention call of the layers; it is complete on exit.
 
     Raises ValueError unless ``model.set_attn_implementation("gnn_attention")`` was called.
     """
