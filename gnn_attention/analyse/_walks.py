@@ -58,7 +58,7 @@ def list_edges(graph: TokenGraph) -> Tensor:
 
 
 def sender_lookup(graph: TokenGraph, steps: int | None = None) -> SenderLookup:
-    """Return a function that finds senders, fast for this many ``steps`` (None if not known)."""
+    """Return a function that finds senders, fast for this many ``steps`` (None if unknown)."""
 
     def evaluate_rule(tokens: Tensor) -> Tensor:
         rule = partial(rules.map_tokens, graph.edges.contains, tokens.sort().values, 0)
@@ -89,7 +89,7 @@ def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
 def spread(layers: Sequence[SenderLookup], start: int, tokens: int) -> Iterator[Tensor]:
     """Yield the tokens that are reached for the first time in layer 1, 2, ...; layers are cycled.
 
-    The residual stream keeps a token reached, so each layer follows its in-edges only once.
+    The residual stream keeps what a token received, so each layer follows each edge only once.
     """
     is_reached = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     is_reached[start] = True

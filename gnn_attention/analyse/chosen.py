@@ -21,8 +21,8 @@ MAX_EXAMPLES = 5
 class Choice:
     """A selection in numbers, summed over all heads and samples; ``str()`` describes it in words.
 
-    ``chosen[src]`` counts the receivers that chose a sender, ``possible[src]`` those that could
-    have chosen it, and ``distance[d]`` the edges with ``|dst - src| = d``.
+    ``chosen[src]`` counts the receivers that chose ``src``, ``possible[src]`` the receivers that
+    could have chosen ``src``, and ``distance[d]`` the edges with ``|dst - src| = d``.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Choice:
     distance: Int[Tensor, " distances"]
 
     def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
-        """Return all but rare senders that at least this share of their possible receivers chose."""
+        """Return the senders, except rare ones, that this share or more of their possible receivers chose."""
         # A sender is rare if it has fewer than half as many possible receivers as the sender with the most.
         is_common = self.possible >= int(self.possible.max()) / 2
         return ((self.chosen >= share * self.possible) & is_common).nonzero().flatten()
@@ -68,18 +68,18 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
     lists = _list_slices(graph)
     src, dst = torch.cat(lists, 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
-    # Each slice of among allows the choices of as many slices of the graph.
+    # Each slice of among applies to the same number of slices of the graph.
     out_degree = among.T.in_degree().view(-1, among.num_src)
     possible = out_degree.sum(0) * max(1, len(lists) // len(out_degree))
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
 
 
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
-    """Compute the Jaccard index ``len(A & B) / len(A | B)`` of each pair of graphs; 1 if both are empty.
+    """Compute the Jaccard index ``len(A & B) / len(A | B)`` of each pair of graphs, or 1 if both are empty.
 
     Several ``graphs``, such as those of layers or steps, are compared with each other; if they differ
-    by head or sample, the index is the mean over heads and samples. A single graph has its heads
-    compared. :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
+    by head or sample, the index is the mean over heads and samples. For a single graph, its heads
+    are compared. :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
 
     >>> from gnn_attention import patterns
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7

@@ -64,7 +64,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """Compare two graphs: count the edges that only one of them has, and describe the difference in words.
 
     TypeError unless both are graphs; ValueError if they have different tokens, or differ by head or
-    sample: compare the same rows of both, or one ``select(batch, head)`` of each.
+    sample: then compare the same rows of both, or one ``select(batch, head)`` of each.
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
@@ -136,7 +136,7 @@ def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor
 def _describe_edges(
     first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
 ) -> Iterator[str]:
-    """Say which graph is causal, how many more senders a receiver has, and how far away these are."""
+    """Say which graph is causal, how many more senders a receiver has, and how far away they are."""
     past = replace_rule(first, rules.causal)
     first_is_causal, second_is_causal = (not (graph - past).num_edges for graph in (first, second))
     if first_is_causal != second_is_causal and is_square(first):

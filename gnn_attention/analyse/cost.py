@@ -37,7 +37,7 @@ class Macs:
     """Multiply-accumulates by purpose; each is two floating point operations.
 
     ``receive`` computes queries or patterns, ``send`` keys and values or messages, ``logits`` and
-    ``weighting`` happen on the edges, and ``collect`` is the output matrix of the standard form.
+    ``weighting`` happen on the edges, and ``collect`` applies the output matrix of the standard form.
     """
 
     receive: int = 0
@@ -64,10 +64,10 @@ class Macs:
 class FormCost:
     """The cost of a layer whose parameters have one form, over one graph.
 
-    ``macs`` counts one pass over all receivers, ``step`` the last receiver alone, with the others in the
-    cache. ``parameters`` is a number; the rest is in bytes: ``activations`` (queries or patterns, keys and
-    values or messages, and weighted sums), ``weights`` (of all edges, if a backend writes them out), and
-    for each way to cache a sender ``cache_per_token`` and ``cache``, the size of the largest cache.
+    ``macs`` counts one pass over all receivers, and ``step`` the last receiver alone, if the others are in
+    the cache. ``parameters`` counts numbers; the other sizes are in bytes: ``activations`` (queries or
+    patterns, keys and values or messages, weighted sums), ``weights`` (of all edges, if a backend writes
+    them out), and for each way to cache a sender ``cache_per_token`` and the largest ``cache``.
     """
 
     form: str
@@ -122,8 +122,8 @@ def of_form(
     """Compute the cost of a layer of "standard", "factored" or "merged" heads.
 
     The layer runs over ``graph`` or ``causal(tokens)``, by default one token with a self loop. Sizes are
-    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for tokens
-    with a graph, and for a graph of other heads. An example with a head of Llama 3 8B (seed S1.12):
+    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for both tokens
+    and a graph, and for another number of heads in the graph. For a head of Llama 3 8B (seed S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -167,10 +167,10 @@ def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The numbers of edges of a graph and of the causal and full graph, over samples and heads.
+    """The numbers of edges that a graph, the causal and the full graph have, over samples and heads.
 
-    ``cached`` is the largest number of senders in the cache while decoding, where a sender leaves
-    after its last receiver; for a graph between two sequences it counts the senders with an edge.
+    ``cached`` is the largest number of senders in the cache while decoding, if each sender leaves after
+    its last receiver. For a graph between two sequences, it is the number of senders with an edge.
     :func:`gnn_attention.graph.tiling.tiles` counts what a block-sparse kernel visits.
     """
 
@@ -182,7 +182,7 @@ class GraphCost:
 
     @property
     def of_causal(self) -> float:
-        """Number of edges divided by that of the causal graph."""
+        """The number of edges, divided by the number of edges of the causal graph."""
         return self.edges / self.causal if self.causal else 1.0
 
 
@@ -209,7 +209,7 @@ def of_graph(graph: TokenGraph) -> GraphCost:
 
 
 def most_cached(graph: TokenGraph) -> int:
-    """Return the largest number of cached senders; a token enters once all its senders have."""
+    """Return the largest number of cached senders, if each token enters once all its senders have entered."""
     last = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())

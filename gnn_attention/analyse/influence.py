@@ -1,6 +1,6 @@
 """Measure how much one token influences another: by shares along walks, and by Jacobians of a function.
 
-A window of 32 reaches 512 tokens back in 17 layers, but with perhaps 10^-12 of a near token's influence.
+In 17 layers, a window of 32 reaches 512 tokens back, but with 10^-12 of a near token's influence or so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gnn_attention.analyse._walks import Layers, check_token, list_edges, sender
 from gnn_attention.analyse.reach import check_all_pairs
 from gnn_attention.graph import TokenGraph
 
-# Number of tokens whose influence is computed by one matrix product.
+# One matrix product computes the influence of at most this many tokens.
 CHUNK = 256
 
 
@@ -34,15 +34,15 @@ def influence(
 
     The result is ``A_L ... A_2 A_1`` with ``A = residual * I + (1 - residual) * W``: in each layer
     a token keeps the share ``residual`` (its residual stream) and takes the remainder from its
-    senders by their weights; an isolated receiver keeps only its share. Rows sum to 1 where those
-    of W do. These are the derivatives of a linear model of the layers.
+    senders by their weights; an isolated receiver keeps only its share. Rows sum to 1 where the
+    rows of W do. The result is the derivative of a linear model of the layers.
 
     Args:
-        graphs: one graph, or a list of one for each layer; a shorter list is cycled.
+        graphs: one graph, or a list with a graph for each layer; a shorter list is cycled.
         layers: number of layers.
-        residual: a share in 0 .. 1, or a list of one for each layer; a shorter list is cycled.
+        residual: a share in 0 .. 1, or a list with a share for each layer; a shorter list is cycled.
         weights: ``[E]`` in the order of ``edge_index``, or a list of such tensors, also cycled;
-            None is ``1 / in-degree``, a uniform softmax.
+            None means ``1 / in-degree``, a uniform softmax.
         receivers: the tokens of the rows, in this order; None for all.
         senders: the tokens of the columns; None for all.
 
@@ -125,8 +125,8 @@ def jacobian_norms(
 ) -> Float[Tensor, "dst src"]:
     """Measure the influence in any model: the norm of ``d function(x)[dst] / d x[src]``, ``[dst, src]``.
 
-    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``, by a backward
-    pass for each receiver and output channel. With ``projections`` it is the Frobenius norm, estimated
+    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``. It takes a
+    backward pass for each receiver and channel. With ``projections`` it is the Frobenius norm, estimated
     from that many backward passes for each receiver (the mean square of ``u @ J`` for standard normal u).
 
     ValueError unless ``function`` maps ``[tokens, width]`` to ``[tokens, channels]``.
@@ -167,7 +167,7 @@ def _layer_matrices(
     residual: float | Sequence[float],
     weights: Tensor | Sequence[Tensor] | None,
 ) -> list[Tensor]:
-    """Return the sparse matrix A of each layer, computed once where lists are cycled."""
+    """Return the sparse matrix A of each layer; layers with the same arguments share one matrix."""
     checks.check_order("residual", residual)
     checks.check_order("weights", weights)
     shares = [float(share) for share in ([residual] if isinstance(residual, (int, float)) else residual)]

@@ -1,7 +1,7 @@
 """Compute how far information travels: receptive fields, depths, shortest paths and walks.
 
-Every function takes one graph, used in every layer, or a list of one graph for each layer, layer 1 first;
-beyond its end the list is cycled. The residual stream always keeps a token's own state, with or without a
+Every function takes one graph, used in every layer, or a list with a graph for each layer, layer 1 first;
+a list with fewer graphs is cycled. The residual stream always keeps a token's own state, with or without a
 self loop. All functions raise TypeError, ValueError or IndexError for wrong layers or positions.
 """
 
@@ -30,8 +30,8 @@ def receptive_field(
 ) -> Int[Tensor, " tokens"]:
     """Return the tokens whose input can influence ``receiver`` after this many layers, in increasing order.
 
-    These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or, with
-    ``residual=False`` (no residual stream), of exactly ``layers`` hops.
+    A walk of at most ``layers`` hops leads from each of these tokens to ``receiver``, or, with
+    ``residual=False`` (no residual stream), a walk of exactly ``layers`` hops does.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -72,8 +72,8 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
     """Return a shortest path of information from ``src`` to ``dst``, or None if there is none.
 
-    The list has ``src`` and the token that holds the information after each layer; where layers differ, a
-    token may be repeated (the residual stream). The path takes at most ``layers`` layers.
+    The list has ``src``, then the token that holds the information after each layer. If layers differ, a
+    token may repeat, since the residual stream keeps its state. The path has at most ``layers`` layers.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -83,7 +83,7 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     count = stacked[0].num_dst
     src, dst = check_token("src", src, count), check_token("dst", dst, count)
     limit = None if layers is None else checks.size("layers", layers)
-    # first_layer[t] is the layer after which token t first receives from src, -1 for never.
+    # first_layer[t] is the layer after which token t first receives from src, or -1 if it never does.
     first_layer = torch.full((count,), -1, device="cpu")
     first_layer[src] = 0
     steps = islice(spread([sender_lookup(graph.T) for graph in stacked], src, count), limit)
@@ -121,9 +121,9 @@ def diameter(graphs: Layers) -> int | None:
 def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> int | None:
     """Return the fewest layers after which every receiver has received from its senders in ``target``.
 
-    None if that never happens. ``target`` is a graph, by default the causal one if all layers are
-    causal, else the full one. ``layers_to_full_reach(g, ~never_hears(g, full))``, with the full
-    graph, is the depth beyond which no receptive field grows. ValueError for more than 8192 tokens.
+    Return None if that never happens. ``target`` is a graph, by default the causal one if all layers
+    are causal, else the full one. If ``full`` is the full graph, no receptive field grows beyond
+    ``layers_to_full_reach(g, ~never_hears(g, full))`` layers. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> layers_to_full_reach(patterns.window(100, 4)), layers_to_full_reach(patterns.documents([4, 4]))
@@ -134,9 +134,9 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
 
 
 def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
-    """Return the edges of ``target`` whose dst never receives from src, with any number of layers.
+    """Return the edges of ``target`` whose dst never receives from src, however many layers there are.
 
-    ``target`` is that of :func:`layers_to_full_reach`. ValueError for more than 8192 tokens.
+    ``target`` is as in :func:`layers_to_full_reach`. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> never_hears(patterns.documents([2, 2])).edge_index.t().tolist()
@@ -154,7 +154,7 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
 
 
 def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
-    """Count the walks of exactly ``layers`` hops from src to dst, the product of the layers' masks.
+    """Count the walks of exactly ``layers`` hops from src to dst, by multiplying the masks of the layers.
 
     ValueError for more than 8192 tokens, and for 2^53 walks or more, which float64 cannot count.
 
@@ -193,10 +193,10 @@ def check_all_pairs(function: str, graph: TokenGraph, advice: str) -> None:
 
 
 def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]) -> int | None:
-    """Return the fewest layers whose reach contains ``target``, by about ``2 log2(cycles)`` products."""
+    """Return the fewest layers whose reach contains ``target``, with about ``2 log2(cycles)`` products."""
     layers = [_layer_bits(graph) for graph in graphs]
-    # cycles[p] is the reach of 2^p cycles. Their number is doubled until it suffices, then bisected;
-    # single layers follow.
+    # cycles[p] is the reach of 2^p cycles. The number of cycles is doubled until their reach contains
+    # the target, and is then bisected. Single layers are added last.
     cycles = [reduce(_compose, layers)]
     while bool((target & ~cycles[-1]).any()):
         double_reach = _compose(cycles[-1], cycles[-1])
@@ -216,10 +216,10 @@ def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]
 
 
 def _compose(earlier: Int[Tensor, "mid bytes"], later: Int[Tensor, "dst bytes"]) -> Int[Tensor, "dst bytes"]:
-    """Compute the reach of both: the boolean product ``later @ earlier`` of packed matrices.
+    """Compute the reach of ``earlier`` and then ``later``: the boolean product ``later @ earlier``.
 
-    A table holds all unions of eight rows (the method of four Russians), which is ten times as fast
-    at 4096 tokens as a product of float32 matrices.
+    A table holds all unions of eight rows (the method of four Russians). At 4096 tokens this is ten
+    times as fast as a product of float32 matrices.
     """
     product = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
     for index, bits in enumerate(later.T.int()):

@@ -38,8 +38,8 @@ class Summary:
 
     ``isolated_dst`` lists receivers without in-edges (their output is exactly 0) and ``isolated_src``
     senders without out-edges, at most five of each. ``causal`` says that no edge has ``src > dst``, and
-    ``acyclic`` that all directed cycles are self loops; it is None if the search would need a list of more
-    than 2^20 edges. The last four are None if receivers and senders are not the same tokens.
+    ``acyclic`` that all directed cycles are self loops (None if finding out needs a list of more
+    than 2^20 edges). The last four fields are None if receivers and senders are different tokens.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Summary:
 def summary(graph: TokenGraph) -> Summary:
     """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
-    ValueError for a graph that differs by head or sample: use ``select(batch, head)``.
+    ValueError for a graph that differs by head or sample: pass a ``select(batch, head)`` of it.
 
     >>> from gnn_attention import patterns
     >>> print(summary(patterns.window(100, 4)))
@@ -116,7 +116,7 @@ def summary(graph: TokenGraph) -> Summary:
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
-    """Return the number of each token's component; components are numbered 0, 1, ... by their first token.
+    """Return each token's component: 0, 1, ... in the order of the first tokens of the components.
 
     Two tokens are in one component if a path of edges in either direction joins them, or, with
     ``strong=True``, if directed paths lead both there and back. ValueError unless the graph is

@@ -18,10 +18,10 @@ from gnn_attention.interpret.trace import Effect, attribute, prune
 def find_edges(
     model: nn.Module, ids: Tensor, share: float, count: int, metric: str, progress: Progress
 ) -> tuple[list[Effect], dict[str, Any]]:
-    """Return the ``count`` strongest edges, and the losses along all and a ``share`` of the pairs.
+    """Return the ``count`` strongest edges, and numbers such as the loss along a ``share`` of the pairs.
 
-    Effects are those on the losses of all tokens, squared and summed, or, for the metric "last", on
-    the loss of the last token, with signs. ValueError for fewer than two tokens.
+    Effects are measured on the losses of all tokens, then squared and summed. For the metric "last",
+    they are signed effects on the loss of the last token. ValueError for fewer than two tokens.
     """
     # Imported here because it needs transformers, an optional package.
     from gnn_attention.huggingface import use_graph

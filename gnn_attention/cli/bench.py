@@ -115,7 +115,7 @@ def _prepare_conv(problem: Problem) -> Function | str:
     return function
 
 
-# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or why to skip it.
+# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or the reason to skip it.
 PEERS: dict[str, Callable[[Problem], Function | str]]
 PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv": _prepare_conv}
 
@@ -148,9 +148,9 @@ def measure(
 ) -> dict[str, Any]:
     """Time every method on every graph, with and without backward; return the record of ``--json``.
 
-    ``cases`` has a row for each graph, pass and method, with its ``seconds``, their ``ratio`` to
-    those of attend, and ``system``, the share of processor time that the operating system takes; or
-    with the reason why it was ``skipped``. Rows of attend also have the ``backend``.
+    ``cases`` has a row for each graph, pass and method, with its ``seconds``, their ``ratio`` to those
+    of attend, and ``system``, the share of processor time that the operating system used. If a method
+    was skipped, its row has the reason as ``skipped`` instead. Rows of attend also have the ``backend``.
     """
     cases = list[dict[str, Any]]()
     rng = torch.Generator(device).manual_seed(0)
@@ -204,7 +204,7 @@ class Samples:
 
 
 def _prepare_samples(name: str, problem: Problem) -> Samples | str:
-    """Prepare a peer and call it once, which compiles its kernels; or say why it is skipped."""
+    """Prepare a peer and call it once, which compiles its kernels; or return the reason to skip it."""
     try:
         if isinstance(function := PEERS[name](problem), str):
             return function

@@ -41,7 +41,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[str] | None]:
-    """Return the graph of an expression, or the graph and labels of a file, described on stderr."""
+    """Return the graph of an expression, or the graph and labels of a file; describe a file on stderr."""
     # Path.exists would raise for a long expression. For a file, load says which endings it reads.
     if Path(text).suffix.lower() not in files.READERS and not os.path.exists(text):  # noqa: PTH110
         if undirected:

@@ -19,7 +19,7 @@ from gnn_attention.interpret.trace import Attribution, attribute
 # The model of gnn_attention.lm that can read a text, and the text that it reads by default.
 LANGUAGE_MODEL = "smollm2"
 SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
-# Its page shows this many layers and edges, and graphs with these shares of the strongest edges.
+# The page of this model shows 4 layers and 10 edges by default, and graphs with these shares of edges.
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
 

@@ -75,7 +75,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def _count_processes(device: str | None) -> int:
-    """Return one process for each processor, or a single one for a GPU, which they would share."""
+    """Return the number of processors, or 1 for a GPU, which several processes would share."""
     if (device is None and torch.cuda.is_available()) or str(device).startswith("cuda"):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,16 +2,16 @@
 
 **Tokens on ranks.** A :class:`Partition` gives each rank some receivers and senders, whose rows it stores.
 ``attend`` fetches the senders of other ranks to which the receivers of this rank attend (their :func:`halo`),
-and otherwise is ``gnn_attention.attend``. Two lines run a model on the ranks that ``torchrun`` starts:
+and then does what ``gnn_attention.attend`` does. Two lines run a model on the ranks that ``torchrun`` starts:
 
     mine = distributed.local(graph)  # the part of this rank
     logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its tokens
 
 :func:`attend`, :func:`gather` and every layer on a :func:`local` graph are collectives: every rank
 of the group must call them in the same order. The loss is the sum of the ranks' losses. All ranks
-have all parameters, whose gradients the caller must sum (or DDP averages).
+have all parameters, and the caller must sum their gradients over the ranks (or DDP averages them).
 
-**Heads as shards.** :func:`shard_heads` gives each rank some heads of each layer, whose outputs are added.
+**Heads as shards.** :func:`shard_heads` splits the heads of each layer over ranks and adds their outputs.
 
 **Cost.** :func:`plan` counts edges and bytes before anything runs.
 """

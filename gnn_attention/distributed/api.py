@@ -23,13 +23,13 @@ from gnn_attention.score_mods import ScoreMod
 
 
 def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None) -> RankGraph:
-    """Return the part of ``graph`` on this rank, which layers take with the states of its tokens.
+    """Return the part of ``graph`` on this rank, to be passed to layers with the states of its tokens.
 
     ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`; ``group`` is a ProcessGroup or a
     DeviceMesh of one axis, by default all ranks. The result is cached with the graph. Not a collective.
 
     Rotations, score_mods and dropout act as in one process. Layers need a backend other than
-    "message_passing"; ``torch.compile`` breaks its graph at their attention. If a single rank gives
+    "message_passing"; ``torch.compile`` breaks its graph at their attention. If a single rank passes
     a layer states of a wrong length, the other ranks wait until the group's timeout, whereas
     :func:`attend` raises on all ranks.
 
@@ -72,7 +72,7 @@ def attend(
 
     Raises:
         ValueError: on every rank, if the arguments of any rank do not fit, or if ranks have different
-            graphs, partitions, sizes or options. Nothing was sent then, so the next call works.
+            graphs, partitions, sizes or options. No tokens have been sent then, so the next call works.
     """
     process_group = _resolve_group(group)
     with collectives.raise_on_all_ranks(process_group, q):
@@ -86,10 +86,10 @@ def attend(
 def scatter(
     x: Float[Tensor, "..."], partition: Partition, axis: int = -2, side: str = "dst", group: Any = None
 ) -> Float[Tensor, "..."]:
-    """Select the tokens of this rank from ``x``, which every rank has whole. Not a collective.
+    """Select the tokens of this rank from ``x``, the tokens of all ranks. Not a collective.
 
-    ``axis`` is that of the tokens, ``side`` says whether they are receivers ("dst") or senders ("src").
-    ValueError if the axis has another length than the partition, IndexError if there is no such axis.
+    ``axis`` is the axis of tokens, and ``side`` says whether they are receivers ("dst") or senders ("src").
+    ValueError if the axis does not have the partition's length, IndexError if ``x`` has no such axis.
     """
     group = _resolve_group(group)
     shares = _resolve_shares(partition, side, group)
@@ -102,7 +102,7 @@ def gather(
 ) -> Float[Tensor, "..."]:
     """Return the tokens of all ranks on every rank: the inverse of :func:`scatter`. A collective.
 
-    The gradient of each rank's rows is the sum over all ranks. ValueError on every rank if any rank
+    The gradient of each rank's rows is summed over all ranks. ValueError on every rank if any rank
     has a wrong number of tokens, or rows of another shape or dtype.
     """
     group = _resolve_group(group)

@@ -38,9 +38,9 @@ Result = tuple[Tensor, Tensor | None]
 class Neighbourhood:
     """The graph of a rank's receivers over its senders and its halo, and how to fetch the halo.
 
-    ``send[r]`` lists the rank's senders that rank r needs, and ``receive[r]`` counts those that
-    come from it. ``order`` sorts the rank's senders and the received ones by position. ``dst_at``
-    and ``src_at`` are absolute positions, None if the offsets of the graph give them.
+    ``send[r]`` lists the rank's senders that rank r needs, and ``receive[r]`` counts the senders that
+    rank r sends. ``order`` sorts the rank's senders and the received ones by position. ``dst_at`` and
+    ``src_at`` are absolute positions, or None if they follow from the offsets of the graph.
     """
 
     graph: TokenGraph
@@ -52,7 +52,7 @@ class Neighbourhood:
 
     @property
     def has_gaps(self) -> bool:
-        """True if the positions of its rows must be looked up."""
+        """True if positions must be looked up in ``dst_at`` or ``src_at``."""
         return self.dst_at is not None or self.src_at is not None
 
 
@@ -141,7 +141,7 @@ def _use_positions(call: AttentionCall, hood: Neighbourhood) -> AttentionCall:
 def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike) -> None:
     """Raise ValueError on every rank if calls differ, or the backend does not support one of them.
 
-    With gloo every call is checked, otherwise the first of each kind, to avoid synchronising the device.
+    With gloo every call is checked. Otherwise only the first of each kind is, to avoid synchronising.
     """
     sizes = [*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]
     requires_grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
@@ -171,7 +171,7 @@ def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backe
     if call.dropout and hood.has_gaps and backend.name not in DROPOUT_BACKENDS:
         reason: str | None = "its dropout needs a contiguous partition: use one, or backend='dense'"
     else:
-        # Tensors without memory stand for keys and values, which have not been fetched yet.
+        # Keys and values have not been fetched yet, so tensors without memory take their place.
         kv_shape = (*call.k.shape[:2], hood.graph.num_src)
         k, v = (x.new_zeros(()).expand(*kv_shape, x.shape[3]) for x in (call.k, call.v))
         reason = backend.unsupported_reason(_use_positions(replace(call, graph=hood.graph, k=k, v=v), hood))

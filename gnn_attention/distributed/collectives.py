@@ -1,7 +1,7 @@
 """Exchange rows of tokens with their gradients, and check that all ranks agree.
 
 All ranks call every collective, even without rows and in the backward pass; :func:`keep_in_graph`
-makes autograd reach each of them on every rank.
+makes autograd reach every collective on every rank.
 """
 
 import hashlib
@@ -58,10 +58,10 @@ def keep_in_graph(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 def check_agreement(values: Mapping[str, object], failure: str, group: Any, device: torch.device) -> None:
-    """Raise the same ValueError on every rank if any has a ``failure`` or different ``values``.
+    """Raise the same ValueError on every rank if one has a ``failure`` or other ``values``.
 
-    A rank with a failure needs no values. The check is a small all-gather of a hash; texts are only
-    sent for an error.
+    A rank with a failure needs no values. The check is a small all-gather of a hash; texts are sent
+    only if there is an error.
     """
     texts = {name: str(value) for name, value in values.items()}
     number = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")
@@ -83,7 +83,7 @@ def check_agreement(values: Mapping[str, object], failure: str, group: Any, devi
 
 @contextmanager
 def raise_on_all_ranks(group: Any, x: object) -> Iterator[None]:
-    """Raise an error of this rank on all ranks, which call :func:`check_agreement` on the device of x."""
+    """Raise an error on all ranks; the others must then call :func:`check_agreement` on x's device."""
     failure = ""
     try:
         yield

@@ -12,7 +12,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.liveness import last_edges
 from gnn_attention.graph.regions.quadtree import Boxes, split_evenly
 
-# A rule is first evaluated on boxes of this many receivers and senders.
+# A rule is first evaluated on boxes of at most this many receivers and senders.
 SIDE = 2**13
 
 
@@ -48,7 +48,7 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         src, dst = graph.edge_index
         is_sender[src[partition.dst.owner[dst] == rank]] = True
     else:
-        # For every sample and head, there is a box of each range of receivers and all senders.
+        # Every sample and head has a box for each range of receivers, over all senders.
         ranges = torch.tensor(partition.dst.ranges(rank), dtype=torch.int64, device="cpu").view(-1, 2)
         sizes = (graph.batch or 1, graph.heads or 1, len(ranges))
         b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)

@@ -1,8 +1,8 @@
 """Shard heads: each rank sums the messages of some heads, and an all-reduce adds up the sums.
 
 The parameters become DTensors under their old names, so that checkpoints, optimizers and FSDP2 see
-whole tensors. Each call runs the usual code on a copy of the heads that has the shard of this rank.
-The gradients of what all heads share (states, norms, a learned score_mod) are summed over ranks.
+whole tensors. Each call runs the usual code on a copy of the heads with the shard of this rank.
+All heads share states, norms and a learned score_mod, so their gradients are summed over ranks.
 The layer, its heads and its score_mod become instances of the mixins below.
 """
 
@@ -30,7 +30,7 @@ from gnn_attention.score_mods import chain
 
 Heads = StandardHeads | FactoredHeads | MergedHeads | LatentHeads
 
-# The first axis of these parameters is that of heads; the last four belong to latent heads.
+# The first axis of these parameters is the axis of heads; the last four belong to latent heads.
 HEAD_PARAMETERS = {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "pattern", "message"}
 HEAD_PARAMETERS |= {"W_UQ", "W_QR", "W_UK", "W_UV"}
 # The output bias is added once, after the all-reduce.
@@ -45,8 +45,8 @@ class HeadwiseParallel(ParallelStyle):
     or for all), graphs that differ by head, and dropout give the results of one process; attention
     weights are gathered. Key/value heads are on the ranks of the query heads that they serve.
 
-    ValueError if the number of ranks does not divide those of heads and of key/value heads;
-    TypeError for a module that is no attention layer.
+    ValueError if the number of ranks does not divide the numbers of heads and of key/value heads;
+    TypeError for a module that is not an attention layer.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around the heads.
     """
@@ -68,13 +68,13 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard the attention of ``model`` by heads over the ranks of a mesh in place; return ``model``.
 
     The parameters of the first rank are used. ``state_dict`` then has DTensors under the same names, which
-    ``torch.distributed.checkpoint`` saves and loads with any number of ranks. Dropout is that of one process
+    ``torch.distributed.checkpoint`` saves and loads with any number of ranks. Dropout is as in one process
     if all ranks use the same seed. Example: ``shard_heads(model, init_device_mesh("cpu", (2,)))``. All other
     modules stay whole on every rank; torch shards the MLPs of a ``LanguageModel`` by ``parallelize_module(
     model, mesh, {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()})``.
 
-    ValueError, before any change, if the number of ranks does not divide that of heads, for a mesh
-    of several axes, and for a model without attention.
+    ValueError, before any change, if the number of ranks does not divide the numbers of heads, for a
+    mesh of several axes, and for a model without attention.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
@@ -90,7 +90,7 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 @dataclass(frozen=True)
 class HeadShard:
-    """``count`` query heads of ``total`` from ``first`` on, with their key/value heads."""
+    """The heads of one rank: ``count`` query heads of ``total``, from head ``first`` on."""
 
     mesh: DeviceMesh
     first: int
@@ -109,7 +109,7 @@ class HeadShard:
         return replica.to_local(grad_placements=[Partial()])
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of ``x`` over the ranks; its gradient is that of every ``x``."""
+        """Return the sum of ``x`` over the ranks; every ``x`` gets the gradient of the sum."""
         summand = DTensor.from_local(x, self.mesh, [Partial()], run_check=False)
         return summand.redistribute(placements=[Replicate()]).to_local()
 
@@ -150,7 +150,7 @@ def _shift_heads(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, src: 
 
 
 class _ShardedLayer:
-    # A mixin for layers, which compute some heads from the graph, bias and options of all heads.
+    # A mixin for layers, which computes the heads of this rank from the graph and bias of all heads.
     shard: HeadShard
 
     def make_call(
@@ -182,7 +182,7 @@ class _ShardedLayer:
 
 
 class _ShardedHeads:
-    # A mixin for heads, which compute a part of them: states and update are those of all heads.
+    # A mixin for heads, which computes only the heads of this rank and returns the update of all heads.
     shard: HeadShard
 
     @property

@@ -29,7 +29,7 @@ class Shares:
     """The owners of tokens among ``world_size`` ranks: rank ``owner[t]`` owns token t.
 
     Hashable and compared by value. TypeError unless ``owner`` is a one-dimensional tensor of
-    integers, ValueError if one of them is no rank.
+    integers, ValueError if one of them is not a rank.
 
     >>> shares = Shares(torch.tensor([0, 0, 1, 0]), 2)
     >>> shares.ranges(0), shares.tokens(0).tolist(), shares.sizes
@@ -90,7 +90,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Partition:
-    """The owners of receivers (``dst``) and of senders (``src``), the same in a square graph.
+    """The owners of receivers (``dst``) and of senders (``src``), which are the same in a square graph.
 
     ``name`` says how it was computed. Hashable, so that results for it are cached with a graph.
 
@@ -129,8 +129,8 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
     """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``, to balance causal edges.
 
-    In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, equally many on all ranks
-    if ``2 world_size`` divides T, else at most ``T + 1`` apart. The last rank owns the middle of an odd T.
+    In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges. Ranks differ by at most
+    ``T + 1`` edges, by none if ``2 world_size`` divides T. The last rank owns the middle token of an odd T.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)
@@ -143,8 +143,8 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
 def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     """Split receivers into ranges with nearly equal numbers of edges.
 
-    No rank has more edges than its share ``E / world_size`` plus those of one receiver. Senders
-    have the owners of the receivers in a square graph, otherwise those of :func:`contiguous`.
+    No rank has more edges than its share ``E / world_size`` plus the edges of one receiver. In a
+    square graph senders have the owners of the receivers, otherwise those of :func:`contiguous`.
 
     >>> from gnn_attention import patterns
     >>> by_edges(patterns.causal(10), 2).dst

@@ -17,7 +17,7 @@ from gnn_attention.graph.rules import map_tokens
 class RankGraph(TokenGraph):
     """The edges between tokens of ``rank``, with the ``whole`` graph and its ``partition``.
 
-    :func:`gnn_attention.distributed.local` returns it. Layers and models take it in place of the
+    :func:`gnn_attention.distributed.local` returns it. Pass it to layers and models instead of the
     whole graph, with the states of the rank's tokens, whose absolute positions are ``dst_at`` and
     ``src_at``. Attention fetches the senders of other ranks.
     """
@@ -65,7 +65,7 @@ def subgraph(
 ) -> tuple[TokenGraph, tuple[Tensor | None, Tensor | None]]:
     """Return the edges between receivers ``dst`` and senders ``src`` as a graph over their rows.
 
-    Also return the absolute positions of both, None where offsets give them. A rule keeps its structure
+    Also return the absolute positions of each, or None if its offset suffices. A rule keeps its structure
     on a range of tokens, and looks other tokens up in a table. A list of edges stays a list.
     """
     dst_tokens, src_tokens = _start_or_tokens(dst), _start_or_tokens(src)

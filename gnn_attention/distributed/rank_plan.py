@@ -1,6 +1,6 @@
 """Count exactly what a graph costs on several ranks: edges, halo, bytes and balance.
 
-Bytes are those of keys and values that are sent in the forward pass: a sender is sent with all its
+Bytes count the keys and values that the forward pass sends: each sender is sent with all its
 key/value heads and samples. The backward pass sends as many bytes of gradients back.
 """
 
@@ -14,7 +14,7 @@ from gnn_attention.distributed.halo_sets import halo_sizes
 from gnn_attention.distributed.partition import Partition, receiver_edges, resolve_partition
 from gnn_attention.graph import TokenGraph, memoized
 
-# The table of all pairs of ranks takes 128 MiB.
+# With this many ranks, the table of all pairs of ranks takes 128 MiB.
 MAX_RANKS = 4096
 
 
@@ -38,7 +38,7 @@ class RankLoad:
 class Plan:
     """A partition and its cost for each rank; ``str()`` is a table.
 
-    ``row_bytes`` is the size of a sender's keys and values, of all key/value heads and samples.
+    ``row_bytes`` is the size of a sender's keys and values in all key/value heads and samples.
     """
 
     graph: str
@@ -48,17 +48,17 @@ class Plan:
 
     @property
     def balance(self) -> float:
-        """The largest number of edges of a rank, as a multiple of the mean."""
+        """How many edges the rank with the most has, as a multiple of the mean."""
         return _balance([load.edges for load in self.ranks])
 
     @property
     def token_balance(self) -> float:
-        """The largest number of receivers of a rank, as a multiple of the mean."""
+        """How many receivers the rank with the most has, as a multiple of the mean."""
         return _balance([load.receivers for load in self.ranks])
 
     @property
     def halo_bytes(self) -> int:
-        """Bytes that all ranks receive in the forward pass, as many as in the backward pass."""
+        """The bytes that all ranks receive in the forward pass; the backward pass sends as many back."""
         return sum(load.received for load in self.ranks)
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def plan(
     """Compute the cost of a graph on ``world_size`` ranks with ``heads`` heads of ``dim`` channels.
 
     ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. ValueError or TypeError
-    for sizes, names and partitions that do not fit.
+    for sizes, names and partitions that do not fit the graph.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(1_000_000, 4096)

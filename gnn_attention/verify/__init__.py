@@ -38,14 +38,14 @@ def run(
 ) -> Report:
     """Run checks of :func:`checks` and return their :class:`Report`.
 
-    The ``selection`` "pairs" takes a few checks that cover every pair of values, "all" takes every
+    The ``selection`` "pairs" runs a few checks that cover every pair of values, and "all" runs every
     check; ``only`` instead selects all checks whose label, ``group: name [backend, dtype]``, contains it.
     ``progress(report)`` is called before the first check and after each check with all
-    results so far. ``jobs`` processes run checks in parallel (of backends given by name), each with
+    results so far. ``jobs`` processes run checks in parallel (only of backends given by name), each with
     one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run: its
     results are kept, failures too, and their checks are not run again.
 
-    ValueError for an unknown name, device or label, and for a report of another machine or version.
+    ValueError for an unknown name, device or label, and if ``resumed`` comes from another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}: use 1, or name the backends")
@@ -79,7 +79,7 @@ def run(
 def checks(device: str | None = None, backends: Sequence[str | Backend] | None = None) -> Iterator[Check]:
     """Yield all checks of some backends on a device, by default a GPU if there is one.
 
-    The default backends are all on a GPU; on a CPU those that support it and need no compilation.
+    By default these are all backends on a GPU, and on a CPU those that support it without compilation.
 
     >>> next(checks("cpu")).name
     'full, plain, inputs x1'

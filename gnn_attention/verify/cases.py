@@ -18,7 +18,7 @@ from gnn_attention.heads import StandardHeads
 HEADS, KV_HEADS, BATCH = 4, 2, 8
 # Channels of keys, of values, and of the tokens of a layer.
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
-# The relative bias has one number for each distance up to this one.
+# The relative bias has a number for each distance from -3 to 3, and others are clamped to these.
 MAX_DISTANCE = 3
 DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -125,7 +125,7 @@ def graph_cases() -> Iterator[GraphCase]:
 
 
 def store_tokens_first(x: Tensor) -> Tensor:
-    """Store ``[B, H, T, D]`` as ``[B, T, H, D]``, as a layer does that splits its channels."""
+    """Store ``[B, H, T, D]`` as ``[B, T, H, D]``, as a layer that splits its channels does."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -147,7 +147,7 @@ GRAPHS = {case.name: case for case in graph_cases()}
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """An option of ``attend``: its arguments, and the same change of dense float64 logits.
+    """An option of ``attend``: its arguments, and what it does to dense float64 logits.
 
     ``extras`` names the inputs besides q, k and v that are drawn and get gradients: the "table" of a relative
     bias, "bias" and "sink_logits". ``score_mod(inputs)`` returns the score_mod, and ``modify(inputs, logits,

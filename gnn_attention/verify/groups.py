@@ -36,7 +36,7 @@ LAYER_GRAPHS: tuple[str, ...] = ("causal", "window", "strict_causal", "cross", "
 LAYER_GRAPHS += ("by sample", "decode rows", "no edges", "causal, 97 tokens")
 # Layers have no sinks.
 LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
-# The dtype and the other factors of a check.
+# A row has the dtype and the other factors of a check.
 Row = Mapping[str, str]
 
 
@@ -45,7 +45,7 @@ def build_checks(
 ) -> Iterator[Check]:
     """Yield the checks of a group on some backends; ``values`` lists the values of each factor.
 
-    The checks cover every combination of three values, of any factors and dtypes. In groups with
+    The checks cover every combination of the values of any three factors, dtype included. In groups with
     sizes of inputs, every pair of values is also checked without gradients.
     """
     rows = grid(**{"dtype": DTYPES, **values}) if backends else []
@@ -85,7 +85,7 @@ def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
 @functools.lru_cache(maxsize=1024)
 @torch.no_grad()
 def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -> str | None:
-    """Return why a backend does not support calls with an option, without gradients, or None."""
+    """Return why a backend does not support the forward pass of calls with an option, or None."""
     problem = draw_problem(device, dtype, "causal", option)
     q, k, v = (problem.inputs[name] for name in "qkv")
     call = AttentionCall.from_arguments(q, k, v, problem.graph, **problem.options(problem.inputs))
@@ -99,9 +99,9 @@ def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
-    """Return the indices of rows that cover all combinations of ``strength`` values of any row.
+    """Return the indices of rows that cover every combination of ``strength`` values in any row.
 
-    The selection is greedy: the row that adds most combinations comes first, or the earlier of two.
+    The selection is greedy: each step selects the row that adds the most new combinations.
 
     >>> cover_values([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
@@ -128,10 +128,10 @@ def draw_problem(
     kind: str = "plain heads",
     rows: tuple[int, ...] | None = None,
 ) -> Problem:
-    """Draw a call on a graph with an option; its inputs are multiplied by a size such as "inputs x5".
+    """Draw a call on a graph with an option; the size "inputs x5" multiplies its inputs by 5.
 
-    With a form and a kind of heads it is a layer. Gradients are those of the outputs of the
-    receivers ``rows``, None for all.
+    With a form and a kind of heads, the problem is a layer. Gradients are computed for the outputs
+    of the receivers in ``rows``, or of all receivers if it is None.
     """
     case, feature = GRAPHS[graph] if isinstance(graph, str) else graph, OPTIONS[option]
     heads = None
@@ -165,7 +165,7 @@ def draw_problem(
 
 
 # The rules below check what no error bound expresses: exact zeros, the reach of NaN and inf, and lse.
-# A function (graph, option="plain", rows=None) -> Problem, whose problems all backends share.
+# Called as problems(graph, option="plain", rows=None) -> Problem. All backends share the problems.
 Problems = Callable[..., Problem]
 Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
 
@@ -185,9 +185,9 @@ def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple
 
 
 def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    """Check outputs without a path from a poisoned token, and the gradients of their senders.
+    """Check the outputs and the gradients that a poisoned token must not change.
 
-    The option "share" divides by 0 on pairs that are no edges of a causal graph.
+    The option "share" divides by 0 on pairs that are not edges of a causal graph.
     """
     calls = (
         ("causal", 9, "plain"),
@@ -226,10 +226,10 @@ def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
 
 
 def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    """Give one half of a sink to the call and add the other by lse, which must equal the whole sink.
+    """Pass half of a sink to the call and add the other half by lse, which must act as the whole sink.
 
     With ``exp(a) = exp(sink) / 2``, the second half multiplies the output by ``exp(lse) / (exp(lse) +
-    exp(a))``. This uses the stored lse, so the result is judged like one of recomputed weights.
+    exp(a))``. This uses the stored lse, so the result is judged as if weights were recomputed from it.
     """
     for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, MIX)):
         problem = problems(name, option)
@@ -243,7 +243,7 @@ def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
 
 
 NAN_RULE = "a NaN that is attended to is not cleaned"
-# Each rule, and the option that a backend must support to be checked by it.
+# A backend is checked by a rule only if it supports the option of that rule.
 RULES: dict[str, tuple[Rule, str]] = {
     "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated_rows, "edge bias"),
     "NaN, inf and 1e4 reach only rows that attend to them": (_check_poison, "softcap"),

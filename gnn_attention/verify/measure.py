@@ -2,9 +2,9 @@
 
 The rule is ``error <= 2 * max(yardstick, rounding)`` for outputs, and 3 instead of 2 for gradients.
 The error is the largest absolute difference between the code under test and the float64 truth, the
-yardstick is that of SDPA in the same dtype (over problems a few roundings apart), and the rounding
-is half an ulp of the largest true number. In float64 the unit is 1e-12 of the largest output, or of
-the largest gradient of all inputs, since the gradient of b_K alone is 0 in theory. The rule is
+yardstick is SDPA's error in the same dtype (over problems a few roundings apart), and the rounding
+is half an ulp of the largest true number. In float64 the limit is 1e-12 of the largest output, or
+of the largest gradient over all inputs, since the gradient of b_K alone is 0 in theory. The rule is
 FlashAttention's (twice the error of a low-precision computation), with SDPA as the yardstick.
 """
 
@@ -20,12 +20,12 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
-# The error that is allowed in float64, as a fraction of the largest number.
+# In float64, an error may be at most this fraction of the largest number.
 EXACT = 1e-12
 NUM_PERTURBATIONS = 4
 # Perturbing inputs by this many roundings changes the last bits of every product.
 MAX_ROUNDINGS = 8
-# An output and its gradients.
+# A solution is an output and its gradients.
 Solution = tuple[Tensor, Mapping[str, Tensor]]
 
 
@@ -34,8 +34,8 @@ class Truth:
     """The output and gradients in float64, and the errors of SDPA in the dtype under test.
 
     ``yardstick`` holds these errors for "out" and every gradient; it is empty for float64.
-    ``fused_yardstick`` holds the larger errors of SDPA's fused kernel, by which the gradients of
-    backends are judged that recompute their weights from lse.
+    ``fused_yardstick`` holds the larger errors of SDPA's fused kernel. They are the yardstick for
+    the gradients of backends that recompute their weights from lse.
     """
 
     out: Tensor
@@ -75,7 +75,7 @@ class Outcome:
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
     """Compare an output and its gradients with the truth by the rule of this module.
 
-    Without gradients, as under ``no_grad``, only the output is judged.
+    If ``gradients`` is empty, as under ``no_grad``, only the output is judged.
     """
     results, expected = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
     largest_gradient = max(map(max_abs, truth.gradients.values()), default=0.0)
@@ -138,7 +138,7 @@ def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) 
 
 
 def badness(ratio: float) -> float:
-    """Return a key for sorting by which a NaN is worse than any number."""
+    """Return ``ratio`` as a sort key, with infinity instead of NaN."""
     return math.inf if math.isnan(ratio) else ratio
 
 
@@ -175,11 +175,11 @@ def widen_by_roundings(
     * every input is perturbed by up to a rounding of float32, in which sums are computed;
     * ``delta = sum(grad_out * out)`` is rounded to float32: it is subtracted from ``grad_out . v``, which
       may be nearly the same number. A kernel that recomputes its weights computes delta from the stored
-      output, so there it is rounded to the dtype. A change of delta by e is a gradient of -e for lse;
+      output, so there delta is rounded to the dtype. A change of delta by e is a gradient of -e for lse;
     * in such a kernel, lse is rounded to float32, in which it is stored: a change of lse by e multiplies
       all weights of a row, and the gradients through them, by ``exp(-e)``;
     * in a layer, the gradients of queries, keys and values are rounded to the dtype, in which they are
-      stored: the gradient of b_K is their sum, 0 in theory.
+      stored: the gradient of b_K is the sum of the keys' gradients, 0 in theory.
 
     Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the stored lse.
     """

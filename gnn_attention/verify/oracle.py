@@ -12,12 +12,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from gnn_attention._support.shapes import Tensor
 
-# A function of logits [B, H, dst, src], of all heads and positions at once.
+# A function that changes the logits [B, H, dst, src] of all heads and positions at once.
 Modify = Callable[[Tensor], Tensor]
 
 
 def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
-    """Compute ``M exp(l) / (sum_j M exp(l) + exp(sink))`` ``[B, H, dst, src]``, 0 without edges."""
+    """Compute ``M exp(l) / (sum_j M exp(l) + exp(sink))`` ``[B, H, dst, src]``; rows without edges are 0."""
     if not logits.shape[-1]:
         return logits
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
@@ -85,7 +85,7 @@ def _append_one(x: Tensor, width: int) -> Tensor:
 
 
 def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
-    """Compute the log-sum-exp of the logits of edges and the sink, 0 for an isolated receiver."""
+    """Compute the log-sum-exp of each receiver's logits and sink, or 0 for an isolated receiver."""
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
     has_edges = mask.any(-1, keepdim=True)
@@ -93,7 +93,7 @@ def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tens
 
 
 def reorder_channels(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Permute the channels, which changes only roundings; ``number`` is the seed, 0 for none."""
+    """Permute the channels, which changes only roundings; ``number`` is the seed, and 0 changes nothing."""
     if not number:
         return q, k
     order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(number)).to(q.device)
@@ -113,10 +113,10 @@ def sdpa(
 ) -> Tensor:
     """Call torch's SDPA in the dtype of q with an additive mask; a sink is one more key with value 0.
 
-    Its error on one small input is partly luck, so a yardstick takes the largest over a few orders of the
-    channels, by ``number``. ``fused`` pads keys and values to equally many channels and detaches the mask,
-    because only then SDPA runs its fused kernel. That kernel recomputes weights from lse, so its
-    gradients have larger roundings: it is the yardstick of backends that do the same.
+    The error on one small input is partly luck, so a yardstick is the largest error over a few orders of
+    the channels, which ``number`` selects. ``fused`` pads keys and values to equally many channels and
+    detaches the mask, because only then does SDPA run its fused kernel. That kernel recomputes weights from
+    lse, so its gradients have larger roundings: it is the yardstick of backends that do the same.
     """
     q, k = reorder_channels(number, q, k)
     shape = *q.shape[:3], k.shape[2]
@@ -126,7 +126,7 @@ def sdpa(
         sink = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if fused:
-            # The fused kernel gives a mask no gradient, so the sink logit becomes a channel of q,
+            # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel of q,
             # which only the last key multiplies by 1.
             channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
             q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, channel], dim=-1)

@@ -52,7 +52,7 @@ def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
 
 
 def _submit(pool: ProcessPoolExecutor, batches: Sequence[list[Check]]) -> list[Future[list[Result]]]:
-    """Start processes that ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
+    """Start processes that ignore Ctrl-C, which a terminal sends to all; only the parent ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         return [pool.submit(_run_batch, batch) for batch in batches]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

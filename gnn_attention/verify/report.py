@@ -48,7 +48,7 @@ class _CheckName:
 class Result(_CheckName):
     """The result of a check: whether it passed, or why it was skipped (and so did not pass).
 
-    ``share`` is the largest error as a share of the allowed one, None if no finite error was measured.
+    ``share`` is the largest error as a share of the allowed one, or None if no finite error was measured.
     """
 
     passed: bool
@@ -61,7 +61,7 @@ class Result(_CheckName):
 class Check(_CheckName):
     """A named check; call it to run it. An exception is a failure with a message.
 
-    A call that the backend does not support is tried again without gradients, in case it has no backward
+    A call that the backend does not support is tried again without gradients, in case there is no backward
     pass, and the check is skipped if that fails, too. A selection covers the values of ``factors``,
     backend and dtype; ``skipped`` says why the check cannot run. ``run`` must be picklable.
     """
@@ -136,7 +136,7 @@ class Report:
         return "\n".join([*lines, f"{len(results)} checks, {verdict} ({machine})"])
 
     def to_json(self) -> str:
-        """Return the environment, and a line for each result without None and empty fields."""
+        """Return JSON: the environment, and a line for each result, which leaves out empty fields."""
         rows = [{name: x for name, x in asdict(r).items() if x not in (None, "")} for r in self.results]
         head = {"environment": self.environment, "ok": self.ok, "not_started": self.not_started}
         lines = ",\n".join(map(json.dumps, rows))

@@ -16,7 +16,7 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import measure, oracle
 from gnn_attention.verify.measure import Solution, Truth, differentiate, measure_errors, merge_errors
 
-# SDPA's fused kernel gives its mask, and so these inputs, no gradient.
+# SDPA's fused kernel computes no gradient for its mask, and so none for these inputs.
 MASK_INPUTS = ("table", "bias")
 
 
@@ -27,10 +27,10 @@ class Problem:
     Inputs have the dtype and device under test. ``dense(inputs, logits)`` returns the new logits
     ``[B, H, dst, src]``, ``factors`` multiply the weights, and gradients are those of
     ``(out * direction).sum()`` for all inputs. If ``dense`` only adds to the logits (``additive``) and there
-    are no factors, SDPA is the yardstick; otherwise it is the formula in the inputs' dtype.
+    are no factors, SDPA is the yardstick; otherwise the formula is, in the inputs' dtype.
 
     A backend is called with ``graph``, the arguments ``options(inputs)``, and q, k and v in the
-    memory layout of ``layout``. A problem without a graph has only a truth.
+    memory layout of ``layout``. Without a graph, a problem has a truth but cannot be solved.
     """
 
     inputs: Mapping[str, Tensor]
@@ -132,7 +132,7 @@ class Problem:
         return out, differentiate(out, self.direction, leaves)
 
     def call(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-        """Call ``attend`` with the options of the problem and further ones."""
+        """Call ``attend`` with the options of the problem and those passed here."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
         return attend(q, k, v, self.graph, backend=name_backend(backend), **options)
@@ -152,7 +152,7 @@ class _Layer(nn.Module):
 
 
 def name_backend(backend: Backend) -> str | Backend:
-    """Return the name of a built-in backend, which users pass to ``attend``, or another backend itself."""
+    """Return the name of a built-in backend, as users pass it to ``attend``, or any other backend itself."""
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
