@@ -86,7 +86,7 @@ class TestFrequencies:
                 expected = torch.view_as_complex(x[:, pair].contiguous()) * rotation
                 assert_exact(rotated[:, pair], torch.view_as_real(expected))
 
-    def test_other_sequences_become_tuples(self):
+    def test_something_else_than_a_tuple_becomes_one(self):
         rotary = Rotary(frequencies=[1, 0.5])
         assert rotary == pickle.loads(pickle.dumps(rotary)) == Rotary(frequencies=(1.0, 0.5))
         assert hash(rotary) == hash(Rotary(frequencies=(1.0, 0.5)))
