@@ -81,7 +81,7 @@ def _list_tiles(full: Tensor, partial: Tensor, on_cpu: bool) -> list[Tensor]:
         (num_partial, partial_columns), (num_full, full_columns) = map(tile_list, masks)
         width = partial_columns.shape[-1]
         if not on_cpu:
-            # Older kernels need lists of one width; a width of 1 would be compiled separately.
+            # Older kernels need lists of equal width; a width of 1 would be compiled separately.
             width = max(2, int(num_partial.max()), int(num_full.max()))
         lists += [num_partial, partial_columns[..., :width].contiguous()]
         lists += [num_full, full_columns[..., :width].contiguous()]

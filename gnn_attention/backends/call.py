@@ -165,7 +165,7 @@ class AttentionCall:
 
         def score_chunk(src: Tensor, dst: Tensor) -> Tensor:
             k = edge_softmax.per_query_head(self.k.to(dtype), self.q.shape[1])
-            # The gradients of index_select are summed in a fixed order.
+            # On a CPU, the gradients of index_select are summed in a fixed order.
             q = self.q.to(dtype).index_select(2, dst)
             return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
 

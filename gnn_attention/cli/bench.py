@@ -85,7 +85,7 @@ def _prepare_sdpa(problem: Problem) -> Function | str:
     if graph.is_causal():
         return partial(sdpa, is_causal=True)
     if problem.lacks_memory(8 * HEADS * graph.num_dst * graph.num_src):
-        return "SDPA with a mask needs more memory than is free"
+        return "SDPA with a mask needs more than half of the free memory"
     return partial(sdpa, attn_mask=graph.mask(problem.inputs.device))
 
 
@@ -102,7 +102,7 @@ def _prepare_flex(problem: Problem) -> Function | str:
 def _prepare_conv(problem: Problem) -> Function | str:
     """Prepare ``propagate`` of PyG's TransformerConv, without its projections."""
     if problem.lacks_memory(20 * HEADS * DIM * problem.graph.num_edges):
-        return "TransformerConv needs more memory than is free"
+        return "TransformerConv needs more than half of the free memory"
     edges = problem.graph.edges_on(problem.inputs.device)
     layer = importlib.import_module("torch_geometric.nn").TransformerConv
     conv = layer(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)

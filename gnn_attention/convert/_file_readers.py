@@ -1,4 +1,4 @@
-"""Read graph files: lists and tables are parsed here, other formats by networkx and scipy."""
+"""Read graph files: edge lists and tables are parsed here, other formats by networkx and scipy."""
 
 import ast
 import csv

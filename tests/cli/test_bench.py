@@ -68,8 +68,8 @@ def test_why_a_peer_is_skipped(monkeypatch):
     monkeypatch.setattr(bench.memory, "available", lambda: 2000)
     monkeypatch.setitem(PEERS, "broken", lambda problem: 1 / 0)
     skipped = [
-        ("SDPA", pose("random edges, 32 each"), "SDPA with a mask needs more memory than is free"),
-        ("TransformerConv", pose("causal"), "TransformerConv needs more memory than is free"),
+        ("SDPA", pose("random edges, 32 each"), "SDPA with a mask needs more than half of the free memory"),
+        ("TransformerConv", pose("causal"), "TransformerConv needs more than half of the free memory"),
         ("FlexAttention", pose("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
         ("FlexAttention", pose(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
         ("broken", pose("causal"), "broken failed: ZeroDivisionError: division by zero"),

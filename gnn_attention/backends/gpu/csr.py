@@ -29,7 +29,7 @@ class Side(NamedTuple):
 
     A row of more than ``limit`` entries, ``long_row[n]``, has the chunks ``first_chunk[n] ..
     first_chunk[n + 1] - 1``. Chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
-    ``chunk_start[c]`` on. In rows of senders, ``position`` is each entry's index by receiver.
+    ``chunk_start[c]`` on. In rows of senders, ``position`` is the index among those of receivers.
     """
 
     ptr: Int[Tensor, " rows_and_one"]

@@ -3,7 +3,7 @@
 This is the kernel behind ``torch.nn.attention.varlen``, where lse has no gradient. Here it is an
 operator with a derivative, for grouped heads, windows and heads of up to 256 channels, in float16
 and bfloat16. ``torch.nn.attention.activate_flash_attention_impl`` can activate FA3 or FA4 instead.
-Tests replace the two calls of the kernel by the formula.
+Tests replace the two kernel calls by the attention formula.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods
 
 
 def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
-    """Return the softcap (0.0 for none) and later terms; raise NotImplementedError for other kinds.
+    """Return the softcap (0.0 for none) and the score_mods after it; NotImplementedError for other kinds.
 
     >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])

@@ -1,4 +1,4 @@
-"""What the backends visit on a graph, from which ``backend="auto"`` chooses before anything is planned.
+"""The work of each backend on a graph, by which ``backend="auto"`` chooses before anything is planned.
 
 Lists of edges and graphs of up to 2^18 pairs are counted. Any other rule is estimated from a sample,
 the same in every process; only masks whose size is near ``MASK_LIMIT`` are counted.
@@ -107,7 +107,7 @@ def mask_bytes(graph: TokenGraph) -> int:
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """Return which share of the pairs in tiles with edges are edges; large graphs are sampled."""
+    """Return which share of the pairs in nonempty tiles are edges; large graphs are sampled."""
     edge_index = graph.edges.listed()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
