@@ -127,7 +127,7 @@ def jacobian_norms(
 
     The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``. It takes a
     backward pass for each receiver and channel. With ``projections`` it is the Frobenius norm, estimated
-    from that many backward passes for each receiver: the root of the mean of ``|u @ J|^2``, u standard normal.
+    from that many backward passes for each receiver: the root mean square of ``|u @ J|``, u standard normal.
 
     ValueError unless ``function`` maps ``[tokens, width]`` to ``[tokens, channels]``.
 
