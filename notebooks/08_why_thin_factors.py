@@ -249,7 +249,7 @@ def thinner(heads, rank):
     return ga.StandardHeads.from_arrays(W_Q, W_K, a[..., :rank] * size, (bh.mT[..., :rank] * size).mT)
 
 
-def group_heads(heads, groups):
+def grouped(heads, groups):
     """Neighbouring heads share the mean of their keys and of their values."""
     W_K, W_V = (W.unflatten(0, (groups, -1)).mean(1) for W in (heads.W_K, heads.W_V))
     return ga.StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O)
@@ -269,7 +269,7 @@ def parameters(design, size):
     each = width * head_dim
     if design is thinner:
         return 4 * num_heads * width * size
-    if design is group_heads:
+    if design is grouped:
         return 2 * num_heads * each + 2 * size * each
     return 2 * num_heads * each + size * (width + 2 * num_heads * head_dim)
 
@@ -285,8 +285,8 @@ assert math.isclose(surprise(cut_down(lambda heads: through_a_latent(heads, 128)
 
 # %% tags=["S1.26"]
 BUDGETS = {
-    "three quarters": {thinner: 24, group_heads: 2, through_a_latent: 42},
-    "five eighths": {thinner: 20, group_heads: 1, through_a_latent: 21},
+    "three quarters": {thinner: 24, grouped: 2, through_a_latent: 42},
+    "five eighths": {thinner: 20, grouped: 1, through_a_latent: 21},
 }
 results = {}
 print(f"all 65,536 parameters of a layer: surprise {full:.2f}; no attention at all: {unused:.2f}")
@@ -303,7 +303,7 @@ for budget, designs in BUDGETS.items():
     assert max(counts) < 1.01 * min(counts)
 
 assert all(
-    results[budget, thinner] < min(results[budget, group_heads], results[budget, through_a_latent])
+    results[budget, thinner] < min(results[budget, grouped], results[budget, through_a_latent])
     for budget in BUDGETS
 )
 assert results["five eighths", thinner] < full + 0.2

@@ -127,11 +127,14 @@ def views(rank, world):
     partition = mine.partition
     layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1), backend="message_passing")
     path_error, whole_error = "the message-passing path need", "graph must be the TokenGraph of all tokens"
-    bias_error, group_error = "a per-edge bias, .* need one process", "a DeviceMesh of one axis, got .to"
+    bias_error, group_error = (
+        "a per-edge bias, .* need one process",
+        "a ProcessGroup or a DeviceMesh, got .to",
+    )
     assert_refusals(
         [
             (lambda: layer(torch.zeros(1, 3, 4), mine), NotImplementedError, path_error),
-            (lambda: mine | mine, NotImplementedError, "whole graph, then take distributed.local"),
+            (lambda: mine | mine, NotImplementedError, "change the whole graph and call distributed.local"),
             (lambda: ga.attend(x, x, x, mine, bias=bias), NotImplementedError, bias_error),
             (lambda: distributed.local(mine), TypeError, whole_error),
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
