@@ -105,25 +105,24 @@ def test_available_memory_limits_calls_on_a_cpu(monkeypatch, name):
     assert "too little" in BACKENDS[name].unsupported_reason(CALL)
 
 
+VALUES, ENDS = torch.ones(2, 4, 9), torch.arange(9)
+# The name in 0.2.0, and the calls by that name and by the new one.
 OLD_NAMES = {
-    "modified": lambda call: call.modified(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
-    "dropped": lambda call: call.dropped(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
-    "parts": lambda call: call.parts()[0][0].q,
-    "part": lambda call: call.part(1, 2).k,
-    "checked": lambda call: call.checked(*QKV, patterns.causal(9)).v,
+    "modified": (lambda call: call.modified(VALUES, ENDS, ENDS), lambda call: VALUES),
+    "dropped": (
+        lambda call: call.dropped(VALUES, ENDS, ENDS),
+        lambda call: call.apply_dropout(VALUES, ENDS, ENDS),
+    ),
+    "parts": (lambda call: call.parts()[0][0].q, lambda call: call.slices()[0][0].q),
+    "part": (lambda call: call.part(1, 2).k, lambda call: call.select(1, 2).k),
+    "checked": (lambda call: call.checked(*QKV, patterns.causal(9)).v, lambda call: call.v),
 }
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
 def test_methods_of_a_call_keep_their_names_of_the_last_release(name):
     call = AttentionCall.from_arguments(*QKV, patterns.causal(9), dropout=0.5)
-    new = {
-        "modified": lambda: torch.ones(2, 4, 9),
-        "dropped": lambda: call.apply_dropout(torch.ones(2, 4, 9), torch.arange(9), torch.arange(9)),
-        "parts": lambda: call.slices()[0][0].q,
-        "part": lambda: call.select(1, 2).k,
-        "checked": lambda: call.v,
-    }
+    old, new = OLD_NAMES[name]
     with pytest.warns(DeprecationWarning, match=f"{name} is now called"):
-        old = OLD_NAMES[name](call)
-    assert torch.equal(old, new[name]())
+        result = old(call)
+    assert torch.equal(result, new(call))
