@@ -362,7 +362,7 @@ def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Ex
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     """Rank the backends by estimated time; if two are equal, the simpler comes first."""
     if not graph.edges.has_structure:
-        # If senders are chosen anew in every step, counting their tiles does not pay.
+        # If senders are chosen in every step, counting their tiles does not pay.
         costs = cost_model.costs()
         dense_seconds = costs.seconds(Work(masked_pairs=graph.num_dst * graph.num_src), heads, dim)
         is_dense = dense_seconds < costs.seconds(rows_work(graph), heads, dim)

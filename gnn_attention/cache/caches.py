@@ -237,7 +237,8 @@ class KeyValueCache(TokenCache):
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(f"x must be the states [B, T, width] of the new tokens, got {checks.quote(x)}")
         start = self._senders.start if layer in self._pending_layers else self.length
-        positions = self.graph.dst_offset + torch.arange(start, start + x.shape[1], device=x.device)
+        start += self.graph.dst_offset
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
@@ -249,8 +250,7 @@ class KeyValueCache(TokenCache):
 
     def senders(self, layer: int = 0) -> tuple[Rows, Rows]:
         """Return copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
-        k, v = self._gather_senders(checks.index("layer", layer, self.layers))
-        return k, v
+        return cast("tuple[Rows, Rows]", self._gather_senders(checks.index("layer", layer, self.layers)))
 
 
 class PatternMessageCache(TokenCache):

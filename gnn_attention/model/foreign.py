@@ -27,8 +27,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     """Copy the attention parameters of one layer into heads.
 
     The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
-    rotary positions, norms, biases and groups of the model. A scale other than ``1 / sqrt(head_dim)``
-    is multiplied into W_Q. If :func:`score_mod_of` returns a score_mod, the heads need it too.
+    rotary positions, norms, biases and groups of the model. A scale other than ``1 / sqrt(head_dim)`` goes
+    into W_Q and b_Q, or the norm of queries. If :func:`score_mod_of` returns a score_mod, the heads need it.
 
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.

@@ -89,7 +89,7 @@ class Rectangles:
         return self.dst.count * self.dst.size * self.src.size
 
     def split_receivers(self, size: int) -> Iterator[Rectangles]:
-        """Split into rectangles of at most ``size`` receivers, without senders that no row needs."""
+        """Split into rectangles of at most ``size`` receivers, without the senders after a causal band."""
         if self.dst.size <= size:
             yield self
             return

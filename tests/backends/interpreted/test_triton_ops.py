@@ -72,13 +72,13 @@ def test_a_planned_graph_can_be_captured(options, monkeypatch):
     launches = []
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launches.append(kernel))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: pytest.fail("waits for the device"))
-    monkeypatch.setattr(memo, "eagerly", contextlib.nullcontext)  # It would plan outside of modes.
+    monkeypatch.setattr(memo, "eager_mode", contextlib.nullcontext)  # It would plan outside of modes.
     graph = replace(GRAPH)
     with CaptureRules(), pytest.raises(CaptureError):
         run_training_step(graph, options)
     run_training_step(graph, options)
     launches.clear()
-    monkeypatch.setattr(ops, "are_plain", lambda tensors: True)  # Without the mode it is True.
+    monkeypatch.setattr(ops, "are_eager", lambda tensors: True)  # Without the mode it is True.
     with CaptureRules():
         run_training_step(graph, options)
     assert len(launches) >= 3

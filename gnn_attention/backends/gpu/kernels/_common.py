@@ -92,7 +92,7 @@ def _alignment(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 def padded_channels(width: int) -> int:
     """Return the power of two, at least 16, to which a kernel pads ``width`` channels."""
-    return max(16, int(triton.next_power_of_2(width)))
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import WORKSPACE, Side
@@ -57,7 +56,7 @@ def members_of_program(rows: int, kv_heads: int, group: int, channels: int) -> i
     (``MOST_CHANNELS``), unless programs become too few to keep the GPU busy (``FEWEST_PROGRAMS``).
     """
     divisors = [n for n in range(1, group + 1) if group % n == 0]
-    fitting_counts = [n for n in divisors if triton.next_power_of_2(n) * channels <= MOST_CHANNELS]
+    fitting_counts = [n for n in divisors if (1 << (n - 1).bit_length()) * channels <= MOST_CHANNELS]
     return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= FEWEST_PROGRAMS], default=1)
 
 
@@ -104,7 +103,7 @@ class _Pass:
         # All heads of a group add to the result of one sender, whose program has more sums.
         self.group = 1 if by_sender else group
         self.split = 1 if by_sender else group // members
-        padded_members = triton.next_power_of_2(members)
+        padded_members = 1 << (members - 1).bit_length()
         config = CONFIGS[q.dtype.itemsize, channels * padded_members]
         edges = max(2, config.edges // max(1, min(4, padded_members * (1 + by_sender) // 4)))
         self.config = config._replace(edges=edges)
