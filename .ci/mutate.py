@@ -70,23 +70,14 @@ EQUIVALENT = {
     "attend": ('device >= "meta" or',),
     # Graphs that differ by head are refused earlier.
     "backends/tiles": ("select_slice(call.graph, 0, -1)",),
-    # All tensors are on one device; some changes matter only on a GPU, or with an older torch.
+    # All tensors are on one device; some changes matter only on a GPU.
     "backends/flex": (
         "tokens[ 1].device",
         "tokens[ -1].device",
         'tokens[0].device.type >= "cpu"',
-        "except CosmicRayTestingException:  # older",
     ),
     # Only the shape and dtype of the column are used.
     "heads/model_space": ("zeros_like(matrix[:, -1])", "zeros_like(matrix[:, 1])"),
-    # These are widths and biases of meta tensors, which are replaced later.
-    "heads/standard": (
-        "sizes = q.shape[ 0]",
-        "sizes = q.shape[ 2]",
-        "cls(*sizes, True",
-        "False, k.shape[ 0]",
-        "False, k.shape[ 2]",
-    ),
 }
 DRAWS = "from tests.guarantees.registry import GUARANTEES; import sys; sys.exit(not GUARANTEES['F1'].measure(150, str).holds)"
 

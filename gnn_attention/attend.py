@@ -176,9 +176,7 @@ def _run_backend(backend: Backend, call: AttentionCall) -> Result:
     # A backend from outside the library may return anything, so its result is checked.
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        raise TypeError(
-            f"backend {backend.name!r} must return (out, lse or None), got {checks.quote(result)}"
-        )
+        raise TypeError(f"backend {backend.name!r} must return (out, lse | None), got {checks.quote(result)}")
     shape = [*call.q.shape[:3], call.v.shape[3]]
     if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         raise ValueError(
@@ -230,20 +228,20 @@ class AttentionInfo:
 
     def logit_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """Return the logits of all pairs, -inf at non-edges; see :meth:`weight_matrix` for ``rows``."""
-        call, device = self.call, self.call.q.device
+        call = self.call
         graph = call.graph if rows is None else call.graph.rows(*rows)
         start, stop = rows or (0, graph.num_dst)
         dtype = edge_softmax.accumulation_dtype(call.q.dtype)
         k = edge_softmax.per_query_head(call.k, call.q.shape[1]).to(dtype)
         score = call.q[:, :, start:stop].to(dtype) @ k.mT * call.scale
-        dst = torch.arange(start, stop, device=device).unsqueeze(-1)
-        score = call.apply_score_mod(score, dst, torch.arange(graph.num_src, device=device))
+        dst = torch.arange(start, stop, device=score.device).unsqueeze(-1)
+        score = call.apply_score_mod(score, dst, torch.arange(graph.num_src, device=score.device))
         if call.bias is not None or graph.has_parallel_edges:
-            receivers = call.graph.edges_on(device)[1]
+            receivers = call.graph.edges_on(score.device)[1]
             bias = score.new_zeros(1, 1, len(receivers)) if call.bias is None else call.bias.to(dtype)
             score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
         # Non-edges are masked before exp, which could be inf there and make the gradient NaN.
-        return score.masked_fill(~graph.mask(device), -torch.inf)
+        return score.masked_fill(~graph.mask(score.device), -torch.inf)
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:
         device = self.call.q.device

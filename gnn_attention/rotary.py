@@ -41,9 +41,7 @@ class Rotary:
             object.__setattr__(self, "frequencies", tuple(map(float, self.frequencies)))
         except (TypeError, ValueError):
             values = checks.quote(self.frequencies)
-            raise TypeError(
-                f"frequencies must be numbers, one for each pair of channels, got {values}"
-            ) from None
+            raise TypeError(f"frequencies must be numbers, one per pair of channels, got {values}") from None
         if not all(map(math.isfinite, self.frequencies)):
             raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 
@@ -78,6 +76,6 @@ class Rotary:
             frequencies = torch.tensor(self.frequencies, **options)
         count, pairs = len(frequencies), dim // 2
         if count != pairs:
-            raise ValueError(f"expected {pairs} frequencies, one for each pair of channels, got {count}")
+            raise ValueError(f"expected {pairs} frequencies, one per pair of channels, got {count}")
         angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
         return angle.cos(), angle.sin()

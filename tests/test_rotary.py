@@ -96,7 +96,7 @@ class TestFrequencies:
 WRONG = [
     (
         lambda: rotate_zeros(2, 6, frequencies=(1.0, 0.5)),
-        "expected 3 frequencies, one for each pair of channels",
+        "expected 3 frequencies, one per pair of channels",
     ),
     (lambda: Rotary(frequencies=(1.0, math.nan)), "frequencies must be finite, got"),
     (lambda: rotate_zeros(2, 3), "rotary rotates pairs of channels: head_dim must be even, got 3"),

@@ -33,11 +33,11 @@ class _LookUps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
-            table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
             entries = [i for i in index if not (isinstance(i, slice) and i == slice(None))]
             if all(isinstance(i, Tensor) or type(i) is int for i in entries):
                 indices = [None if isinstance(i, slice) else torch.as_tensor(i) for i in index]
-                return torch.ops.aten.index.Tensor(table, indices)
+                return torch.ops.aten.index.Tensor(args[0], indices)
         return func(*args, **(kwargs or {}))
 
 

@@ -4,7 +4,7 @@
 tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``walks`` computes closures.
 
 The result is a rule made of the operands' rules, so no edges are enumerated, except in ``closure``.
-If all operands store edge lists, so does the result, in the order that each docstring states.
+If all operands store edge lists, so does a result without ``stacks``, in the order of its docstring.
 Graphs may differ by head and by sample, except along the axis that ``stacks`` adds.
 The results of ``products`` and of ``restrict`` begin at position 0.
 

@@ -11,7 +11,7 @@ def check_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     """Return the heads and the batch of a graph made of ``graphs``; raise an error if they do not fit."""
     for graph in graphs:
         if isinstance(graph, Sequence):
-            raise TypeError(f"{function} takes graphs, got a list; unpack it: {function}(*graphs)")
+            raise TypeError(f"{function} takes graphs, got a {type(graph).__name__}; use {function}(*graphs)")
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"{function} takes graphs (TokenGraph), got {type(graph).__name__}")
     if not graphs:

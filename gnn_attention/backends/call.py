@@ -306,9 +306,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q and k must agree in B and D (k may have B = 1), got {list(q.shape)} and {list(k.shape)}"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
-        )
+        raise ValueError(f"q must have a multiple of k's heads, got {q.shape[1]} and {k.shape[1]}")
 
 
 def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
@@ -349,6 +347,4 @@ def _check_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
 def _check_floats(name: str, x: Tensor, axes: str, q: Tensor) -> None:
     edge_checks.floats(name, x, axes)
     if x.device != q.device:
-        raise ValueError(
-            f"{name} must be on the device of q, {q.device}, got {x.device}; use {name}.to(q.device)"
-        )
+        raise ValueError(f"{name} must be on q's device, {q.device}, got {x.device}; use {name}.to(q.device)")

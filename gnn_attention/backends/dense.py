@@ -42,7 +42,8 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return flash_varlen.attention(call, bounds, (graph.num_dst, graph.num_src), window)
     # A graph without edges has no pair to call a score_mod with.
     call = call if graph.num_edges else replace(call, score_mod=None)
-    mask, dtype = graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
+    mask = graph.mask(call.q.device)
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     bias = None if call.bias is None else scatter_bias(call.bias.to(dtype), graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     out, lse = masked_attention(call, (call.q, call.k, call.v), mask, dst, src, bias)

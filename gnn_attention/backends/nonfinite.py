@@ -46,7 +46,8 @@ def _are_finite(*tensors: Tensor) -> bool:
 
 def _run_along_edges(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Run the call edge by edge, in ranges of receivers whose lists of edges fit into memory."""
-    graph, bias, half = call.graph, call.bias, call.graph.num_dst // 2
+    graph, bias = call.graph, call.bias
+    half = graph.num_dst // 2
     if graph.num_edges <= MOST_EDGES or not half:
         return recompute(rows.run, replace(call, with_lse=True))  # type: ignore[no-any-return]
     results = []

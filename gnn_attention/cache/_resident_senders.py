@@ -1,8 +1,7 @@
 """Which senders a cache has in its buffers while tokens arrive in chunks; all layers have the same.
 
-The rows of a buffer are in the order of their positions; a chunk is appended. A sender without
-later receivers is removed when its room is needed: then the other rows are copied, once for many
-new rows. A buffer is larger than necessary by at most a constant factor.
+The rows of a buffer are in the order of their positions. When a chunk needs the room of senders
+without later receivers, the other rows are copied. A buffer is larger by a constant factor at most.
 """
 
 from __future__ import annotations
@@ -62,12 +61,13 @@ class ResidentSenders:
                 f"cache yet: the next chunk must have at least {src + 1 - start} tokens"
             )
         senders = replace(self, start=start, stop=stop, old_count=len(self.positions))
-        chunk, moved_rows = torch.arange(start, stop, device="cpu"), senders.indices_in_use
+        chunk = torch.arange(start, stop, device="cpu")
+        moved_rows = senders.indices_in_use
         rows = len(moved_rows) + count
         if len(self.positions) + count <= self.capacity <= 4 * (rows + SPARE):
             return replace(senders, positions=torch.cat([self.positions, chunk]), moved_rows=None)
-        positions, capacity = torch.cat([self.positions[moved_rows], chunk]), rows + rows // 4 + SPARE
-        return replace(senders, positions=positions, capacity=capacity, moved_rows=moved_rows)
+        positions = torch.cat([self.positions[moved_rows], chunk])
+        return replace(senders, positions=positions, capacity=rows + rows // 4 + SPARE, moved_rows=moved_rows)
 
     def rewind(self, length: int) -> ResidentSenders:
         if length > self.stop:
@@ -94,7 +94,7 @@ class ResidentSenders:
     @cached_property
     def chunk_graph(self) -> TokenGraph:
         """The graph from the rows to the last chunk: a rule, or a list whose senders are renumbered."""
-        graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
+        graph, count, rows = self.graph, self.count, len(self.positions)
         name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
         if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
             src, dst = graph.rows(self.start, self.stop).edge_index
@@ -102,11 +102,11 @@ class ResidentSenders:
             parallel: Parallel = "keep" if graph.has_parallel_edges else "error"
             chunk_graph = TokenGraph(ListedEdges(index, count, rows, parallel), count, rows, name=name)
         else:
-            senders = self.positions if self.has_gap else first
+            senders = self.positions if self.has_gap else int(self.positions[0])
             rule = partial(map_tokens, graph.edges.contains, self.start, senders)
             chunk_graph = replace(graph, edges=RuleEdges(rule), num_dst=count, num_src=rows, name=name)
         # If the positions have a gap, a score_mod looks them up.
-        src_offset = 0 if self.has_gap else graph.src_offset + first
+        src_offset = 0 if self.has_gap else graph.src_offset + int(self.positions[0])
         return replace(chunk_graph, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)
 
 

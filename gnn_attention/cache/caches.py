@@ -85,9 +85,7 @@ class TokenCache:
         for batch in {x.shape[0] for buffers in self._buffers for x in buffers}:
             if not all(0 <= sample < batch for sample in samples.tolist()):
                 raise IndexError(f"index must hold samples in 0 .. {batch - 1}, got {samples.tolist()}")
-        self._buffers = [
-            tuple(x.index_select(0, samples.to(x.device)) for x in rows) for rows in self._buffers
-        ]
+        self._buffers = [tuple(x[samples.to(x.device)] for x in rows) for rows in self._buffers]
 
     def rewind(self, length: int) -> None:
         """Drop all tokens after the first ``length``, such as a rejected draft.
@@ -129,7 +127,8 @@ class TokenCache:
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
         """Append the next chunk of a layer, ``rows`` of ``[B, H, chunk, D]``, after all checks."""
-        senders, count, old_buffers = self._senders, rows[0].shape[2], self._buffers[layer]
+        senders, old_buffers = self._senders, self._buffers[layer]
+        count = rows[0].shape[2]
         if not count:
             raise ValueError("a chunk must have at least one token, got none")
         if layer not in self._pending_layers:
@@ -279,7 +278,8 @@ class PatternMessageCache(TokenCache):
             raise TypeError(
                 f"heads must be FactoredHeads or MergedHeads, got {type(heads).__name__}; use KeyValueCache"
             )
-        self.heads, self.keep = heads, checks.choice("keep", keep, ("messages", "states"))
+        self.keep = checks.choice("keep", keep, ("messages", "states"))
+        self.heads = heads
         if keep == "states" and heads.side != "receiver":
             raise ValueError("keep='states' needs heads with side='receiver': others send patterns")
 

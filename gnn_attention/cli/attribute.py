@@ -93,9 +93,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run_attribute(args: argparse.Namespace) -> int:
     with Progress("attribute", unit="passes") as progress:
         model, _, ids, words = load(args.model, read_text(args.text), progress)
-        edges, numbers = find_edges(
-            model, ids[:, : args.tokens], args.keep, args.edges, args.metric, progress
-        )
+        ids = ids[:, : args.tokens]
+        edges, numbers = find_edges(model, ids, args.keep, args.edges, args.metric, progress)
     texts = [describe_effect(edge, words) for edge in edges]
     numbers["edges"] = [{**edge._asdict(), "text": text} for edge, text in zip(edges, texts, strict=True)]
     title = "layer.head: receiver <- sender, effect of the cut on the loss"

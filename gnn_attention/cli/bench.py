@@ -81,12 +81,12 @@ def _prepare_attend(problem: Problem) -> Function:
 
 
 def _prepare_sdpa(problem: Problem) -> Function | str:
-    graph, sdpa = problem.graph, functional.scaled_dot_product_attention
-    if graph.is_causal():
+    sdpa = functional.scaled_dot_product_attention
+    if problem.graph.is_causal():
         return partial(sdpa, is_causal=True)
-    if problem.lacks_memory(8 * HEADS * graph.num_dst * graph.num_src):
+    if problem.lacks_memory(8 * HEADS * problem.graph.num_dst * problem.graph.num_src):
         return "SDPA with a mask needs more than half of the free memory"
-    return partial(sdpa, attn_mask=graph.mask(problem.inputs.device))
+    return partial(sdpa, attn_mask=problem.graph.mask(problem.inputs.device))
 
 
 def _prepare_flex(problem: Problem) -> Function | str:
@@ -134,7 +134,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    tokens, device = checks.size("--tokens", args.tokens, 1), torch.device(args.device)
+    tokens = checks.size("--tokens", args.tokens, 1)
+    device = torch.device(args.device)
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     peers = [] if args.no_peers else list(PEERS)
     with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as progress:
@@ -191,7 +192,8 @@ class Samples:
 
     def measure_round(self) -> None:
         """Repeat the call for 10 ms, at least once, and append its mean time."""
-        before, start, calls = os.times(), time.perf_counter(), 0
+        calls = 0
+        before, start = os.times(), time.perf_counter()
         while not calls or time.perf_counter() - start < 0.01:
             self.call()
             calls += 1

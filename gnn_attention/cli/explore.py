@@ -54,7 +54,8 @@ def run_explore(args: argparse.Namespace) -> int:
             page, lines = _explore_language_model(text, args, progress)
         else:
             options = {"room": args.room, "title": args.title, "layers": args.layers}
-            page, lines = explorer.page(text, args.model, args.graph, **options), list[str]()
+            page = explorer.page(text, args.model, args.graph, **options)
+            lines = list[str]()
         page.save(out)
     size = f"{page.tokens} tokens, {len(page.html) / 1e6:.1f} MB"
     print("\n".join([f"{out}: {size}; open it in a browser, it needs no network", *lines]))
@@ -91,7 +92,8 @@ def _explore_language_model(
 
 
 def _strongest_edges(pairs: Tensor, weights: Tensor, share: float) -> Choice:
-    size, count = int(pairs.max()) + 1, max(1, round(share * len(weights)))
+    size = int(pairs.max()) + 1
+    count = max(1, round(share * len(weights)))
     src, dst = pairs[:, weights.topk(count).indices]
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[dst, src] = True

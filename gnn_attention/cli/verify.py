@@ -34,7 +34,8 @@ def run_verify(args: argparse.Namespace) -> int:
     file = None if destination == "-" else destination
     earlier_report = None if args.resume is None else Report.from_file(args.resume)
     num_earlier = 0 if earlier_report is None else len(earlier_report.results)
-    latest_report, last_save = earlier_report, time.monotonic()
+    latest_report = earlier_report
+    last_save = time.monotonic()
 
     def save() -> None:
         if file is not None and latest_report is not None:

@@ -76,9 +76,7 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
         row, column = A.nonzero()
         values = A.__array__()[row, column]
         if not (abs(values) < float("inf")).all():
-            raise ValueError(
-                "A holds NaN or inf, which may or may not be edges: pass np.isfinite(A) or A != 0"
-            )
+            raise ValueError("A has NaN or inf, which may or may not be edges: pass np.isfinite(A) or A != 0")
     # torch lacks longdouble, most unsigned integers and foreign byte orders.
     dtype = {"f": f"f{min(values.itemsize, 8)}", "u": "f8"}.get(values.dtype.kind, "i8")
     weights = torch.from_numpy(values.astype(dtype)) if weight else None
@@ -195,7 +193,9 @@ def from_pyg(
     >>> from_pyg(adj_t).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    edges, weights, sizes = data, None, [(num_dst, num_src)]
+    edges = data
+    weights = None
+    sizes = [(num_dst, num_src)]
     if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
         sizes.append(_look_up_sizes(data))
         edges = getattr(data, "edge_index", None)

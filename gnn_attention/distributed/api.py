@@ -106,7 +106,8 @@ def gather(
     has a wrong number of tokens, or rows of another shape or dtype.
     """
     group = _resolve_group(group)
-    shares, rank = _resolve_shares(partition, side, group), distributed.get_rank(group)
+    shares = _resolve_shares(partition, side, group)
+    rank = distributed.get_rank(group)
     with collectives.raise_on_all_ranks(group, x):
         _check_length(x, axis, shares.sizes[rank], f"the rank's {shares.sizes[rank]} tokens on axis {axis}")
     rows = x.movedim(axis, 0)

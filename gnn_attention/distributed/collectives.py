@@ -76,9 +76,7 @@ def check_agreement(values: Mapping[str, object], failure: str, group: Any, devi
     first = reports[0][1]
     name, rank = next((n, r) for n in first for r, (_, other) in enumerate(reports) if other[n] != first[n])
     text = reports[rank][1][name]
-    raise ValueError(
-        f"all ranks must give the same {name}: rank 0 has {first[name]}, but rank {rank} has {text}"
-    )
+    raise ValueError(f"all ranks must give the same {name}: rank 0 has {first[name]}, rank {rank} has {text}")
 
 
 @contextmanager

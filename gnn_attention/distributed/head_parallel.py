@@ -156,7 +156,7 @@ class _ShardedLayer:
     def make_call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
     ) -> AttentionCall:
-        shard, parent = self.shard, super()
+        shard = self.shard
         if graph.heads is not None:
             if graph.heads != shard.total:
                 raise ValueError(f"graph must have the layer's {shard.total} heads or none, got {graph!r}")
@@ -165,7 +165,7 @@ class _ShardedLayer:
             bias = shard.replicate(bias)
             has_heads = bias.dim() >= 2 and bias.shape[-2] == shard.total
             bias = bias.narrow(-2, shard.first, shard.count) if has_heads else bias
-        call: AttentionCall = parent.make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
+        call: AttentionCall = super().make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[misc]
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
@@ -192,9 +192,7 @@ class _ShardedHeads:
 
     def reset_parameters(self) -> None:
         # The numbers drawn would depend on the number of ranks.
-        raise NotImplementedError(
-            "sharded heads cannot draw parameters: draw them before sharding, or load them"
-        )
+        raise NotImplementedError("sharded heads cannot draw parameters: draw them before, or load them")
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         local_heads = self.shard.copy(self)

@@ -40,7 +40,8 @@ class Shares:
     world_size: int
 
     def __post_init__(self) -> None:
-        owner, world_size = self.owner, checks.size("world_size", self.world_size, 1)
+        owner = self.owner
+        world_size = checks.size("world_size", self.world_size, 1)
         checks.instance("owner", owner, Tensor)
         if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
             raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quote(owner)}")
@@ -150,7 +151,8 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     >>> by_edges(patterns.causal(10), 2).dst
     Shares(10 tokens on 2 ranks: 7, 3)
     """
-    world_size, edges = checks.size("world_size", world_size, 1), receiver_edges(graph)
+    world_size = checks.size("world_size", world_size, 1)
+    edges = receiver_edges(graph)
     # Without edges, each receiver counts as one.
     edges = edges if edges.any() else torch.ones_like(edges)
     # A receiver goes to the rank whose share of the edges contains the middle of its own edges.
@@ -171,9 +173,7 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
     try:
         pymetis = importlib.import_module("pymetis")
     except ImportError:
-        raise ImportError(
-            "metis needs pymetis: pip install 'gnn_attention[metis]', or take by_edges"
-        ) from None
+        raise ImportError("metis needs pymetis: pip install 'gnn_attention[metis]' or use by_edges") from None
     is_square = graph.num_dst == graph.num_src
     if graph.num_edges > MAX_EDGES:
         raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many for metis; take by_edges")
@@ -182,7 +182,8 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
     shift = 0 if is_square else graph.num_dst
     edge_index, _ = remove_self_loops(torch.stack([src + shift, dst]))
     node, neighbours = to_undirected(edge_index, num_nodes=shift + graph.num_src)
-    ptr, weight = index2ptr(node, shift + graph.num_src), receiver_edges(graph) + 1
+    ptr = index2ptr(node, shift + graph.num_src)
+    weight = receiver_edges(graph) + 1
     if not is_square:
         weight = torch.cat([weight, weight.new_ones(graph.num_src)])
     if world_size == 1 or len(weight) <= world_size or not len(neighbours):

@@ -48,9 +48,7 @@ class RankGraph(TokenGraph):
 
     def _refuse_change(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise NotImplementedError, because only the whole graph can be changed."""
-        raise NotImplementedError(
-            f"{self!r} cannot be changed: change the whole graph and call distributed.local"
-        )
+        raise NotImplementedError(f"{self!r} is fixed: change the whole graph and call distributed.local")
 
     __or__ = __and__ = __sub__ = __xor__ = __invert__ = __matmul__ = __pow__ = rows = select = _refuse_change
     T = property(_refuse_change)

@@ -154,7 +154,8 @@ def finish(figure: Figure, ax: Axes | None) -> Figure:
 
 def set_ticks(ax: Axes, direction: str, side: Side) -> None:
     """Label the tokens of a side, vertically where names would overlap."""
-    axis, labels = getattr(ax, f"{direction}axis"), side.labels()
+    axis = getattr(ax, f"{direction}axis")
+    labels = side.labels()
     axis.set_ticks(list(labels), list(labels.values()), fontsize=9 if len(labels) <= 24 else 7, **LITERAL)
     axis.set_tick_params(length=0 if side.count <= DETAIL_LIMIT else 3)
     if direction == "x" and len(labels) * (side.label_length + 0.1) * ax.figure.figure.dpi > ax.bbox.width:

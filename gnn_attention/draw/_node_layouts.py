@@ -123,7 +123,8 @@ def _straight_curves(start: Float[Tensor, " edges"], end: Float[Tensor, " edges"
 def draw_line(ax: Axes, graph: TokenGraph, tokens: Side, weights: Tensor | None, is_lit: Tensor) -> None:
     """Draw tokens on a line, with edges to the right above it and all other edges below it."""
     n, (src, dst) = graph.num_dst, graph.edge_index.double()
-    gap, direction = 0.07, (dst - src).sign()
+    gap = 0.07
+    direction = (dst - src).sign()
     length = (dst - src).abs() / max([4.0, *(dst - src).abs().tolist()])
     lean, low, high = 0.15 * (dst - src), torch.full_like(src, gap), gap + 1.3 * length**0.7
     x = torch.stack([src + 0.1 * direction, src + lean, dst - lean, dst - 0.1 * direction], 1)

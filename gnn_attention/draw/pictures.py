@@ -362,9 +362,7 @@ def _check_graph(name: str, graph: TokenGraph, largest: int) -> None:
     if graph.varying_axes:
         raise ValueError(f"{name}() draws one slice, got {graph!r}; use select(batch, head)")
     if max(graph.num_dst, graph.num_src) > largest:
-        raise ValueError(
-            f"{name}() draws at most {largest} tokens a side, got {graph!r}; use algebra.restrict"
-        )
+        raise ValueError(f"{name} draws at most {largest} tokens a side, got {graph!r}; use algebra.restrict")
 
 
 def _describe_edges(graph: TokenGraph) -> str:

@@ -89,7 +89,8 @@ def _read_source(text: Any, model: Any, room: int, layers: Any) -> Source:
     model_name = "LanguageModel"
     if model is None or (name is not None and Path(name).is_file()):
         path = language_model.TRAINED if name is None else Path(name)
-        model, model_name = language_model.load(path)[:2], path.stem
+        model = language_model.load(path)[:2]
+        model_name = path.stem
     elif name is not None and name.endswith(".safetensors"):
         raise FileNotFoundError(f"model {quote(name)} is no file: gnn_attention.model.save writes one")
     first, *rest = model if isinstance(model, (tuple, list)) else (model,)

@@ -51,7 +51,8 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
     """
-    n, half = tokens + room, -(-tokens // 2)
+    n = tokens + room
+    half = -(-tokens // 2)
     w = max(2, round(math.sqrt(n)))
     block = max(1, w // 2)
     binary_tree = patterns.tree([-1, *((token - 1) // 2 for token in range(1, n))])
@@ -86,7 +87,8 @@ def add_distinct(choices: list[Choice], others: Iterable[Choice]) -> list[Choice
 
 def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
     """Return the graphs for a text typed on the page: those expressions that fit any length."""
-    tokens, user_choices = TYPED_SIZE - TYPED_ROOM, list[Choice]()
+    tokens = TYPED_SIZE - TYPED_ROOM
+    user_choices: list[Choice] = []
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):
             user_choices += choices_of_user([expression], tokens, TYPED_ROOM)

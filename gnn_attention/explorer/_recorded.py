@@ -134,7 +134,8 @@ def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
 
 
 def _union_of_calls(calls: list[AttentionCall]) -> TokenGraph:
-    masks, graph = [_mask(call) for call in calls], calls[0].graph
+    graph = calls[0].graph
+    masks = [_mask(call) for call in calls]
     is_same = all(torch.equal(mask, masks[0]) for mask in masks)
     if is_same and graph.batch is None:
         return graph

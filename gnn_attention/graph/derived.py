@@ -31,9 +31,8 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
     keys = graph.edges.keys()
     if keys is not None:
         return _squeeze(graph, edge_list.mask_from_keys(keys.to(device), graph.shape4))
-    return _squeeze(
-        graph, enumerate_pairs.dense_mask(graph.edges.contains, repr(graph), graph.shape4, device)
-    )
+    mask = enumerate_pairs.dense_mask(graph.edges.contains, repr(graph), graph.shape4, device)
+    return _squeeze(graph, mask)
 
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:

@@ -100,18 +100,19 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
     """Return an ordinary tensor; ValueError if ``tensor`` has no values or another layout."""
     # torch_geometric's EdgeIndex and Index have as_tensor.
     values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
-    kind, inner, functorch = type(values), values, torch._C._functorch
-    while functorch.is_gradtrackingtensor(inner):
-        inner = functorch.get_unwrapped(inner)
+    kind = type(values)
+    inner = values
+    while torch._C._functorch.is_gradtrackingtensor(inner):
+        inner = torch._C._functorch.get_unwrapped(inner)
     is_wrapper = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
     obstacles = (
         (values.is_meta, "a tensor on the meta device has no values"),
-        (functorch.is_batchedtensor(inner), "make the graph outside of torch.vmap"),
+        (torch._C._functorch.is_batchedtensor(inner), "make the graph outside of torch.vmap"),
         (values.is_nested, "pad a nested tensor with torch.nested.to_padded_tensor"),
         (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
         (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
         (kind.__module__ == "torch.nn.attention.bias", "a copy of a CausalBias is empty: pass the original"),
-        (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
+        (is_wrapper, "use MaskedTensor.to_tensor(0) or DTensor.full_tensor(); a traced tensor has none"),
     )
     for applies, remedy in obstacles:
         if applies:

@@ -36,7 +36,7 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
 
 
 def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
-    """Yield ``(src, dst)`` of edges in some boxes, including the last edge of each sender in each box."""
+    """Yield ``(src, dst)`` of edges in some boxes, including the last edge of each sender."""
     for piece in quadtree.decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
             yield _last_edges_of_diagonals(edges, piece)
@@ -56,9 +56,9 @@ def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
 def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
     """Column c of a box crosses diagonal ``width - 1 - c + r`` in row r."""
     is_edge, _, _ = quadtree.profile(edges, piece)
-    boxes, index = piece.boxes, torch.arange(len(is_edge), device="cpu")
+    boxes = piece.boxes
     # The last diagonal with edges at or before each diagonal. It may belong to an earlier box.
-    last_filled = torch.where(is_edge, index, -1).cummax(0).values
+    last_filled = torch.where(is_edge, torch.arange(len(is_edge), device="cpu"), -1).cummax(0).values
     length = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)
     top = (length.cumsum(0) - length + boxes.width - 1)[box] - column

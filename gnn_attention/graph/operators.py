@@ -43,9 +43,9 @@ class GraphOperators(Frozen):
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
             raise IndexError(f"rows({start}, {stop}): expected start <= stop <= {self.num_dst} = num_dst")
-        edges, offset = self.edges.rows(start, stop), self.dst_offset + start
+        edges = self.edges.rows(start, stop)
         name = f"{text.parenthesize(self.name)}.rows({start}, {stop})"
-        return replace(self, edges=edges, num_dst=stop - start, name=name, dst_offset=offset)
+        return replace(self, edges=edges, num_dst=stop - start, name=name, dst_offset=self.dst_offset + start)
 
     @not_compiled
     def select(self: G, batch: int = 0, head: int = 0) -> G:

@@ -68,7 +68,7 @@ def fix_slice(inner: Rule, batch: int, head: int, b: Token, h: Token, dst: Token
     return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
 
 
-def embed_rule(inner: Rule, rectangle: Shape, b: Token, h: Token, dst: Token, src: Token) -> Any:
+def embed_rule(inner: Rule, rectangle: tuple[int, ...], b: Token, h: Token, dst: Token, src: Token) -> Any:
     """Apply ``inner`` inside ``rectangle = (top, left, height, width)``; no other pair is an edge."""
     top, left, height, width = rectangle
     i, j = dst - top, src - left

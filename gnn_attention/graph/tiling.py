@@ -103,7 +103,7 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
 
     Takes time proportional to the number of partial tiles for a structured graph, and O(E log E) for
     a list. A rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory.
-    The runs are cached for each ``block``. TypeError or ValueError if it is not positive.
+    The runs are cached for each ``block``. TypeError or ValueError unless it is a positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))

@@ -218,8 +218,8 @@ class TokenGraph(GraphOperators):
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
-        A list keeps its order; other edges are sorted by receiver, then sender. Cached: do not
-        write into it. Raises ValueError if it differs by head or sample, or if memory is short.
+        A list keeps its order, an index that of its rows; others are sorted by receiver, then sender. The
+        result is cached: do not write into it. ValueError if it differs by head or sample or is too large.
         """
         return self.edges_on(torch.device("cpu"))
 

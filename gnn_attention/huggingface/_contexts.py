@@ -195,10 +195,9 @@ def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:
 
 def check_implementation(model: nn.Module) -> None:
     """Raise ValueError or NotImplementedError unless all attention of the model is ``NAME``."""
+    attribute = "_attn_implementation"
     configs = [(name, x, getattr(x, "config", None)) for name, x in model.named_modules()]
-    implementations = [
-        (name, x, getattr(config, "_attn_implementation", None)) for name, x, config in configs
-    ]
+    implementations = [(name, x, getattr(config, attribute, None)) for name, x, config in configs]
     if all(kind is None for *_, kind in implementations):
         raise ValueError(f"model: {type(model).__name__} has no part with a Hugging Face config")
     for name, module, kind in implementations:
@@ -207,9 +206,7 @@ def check_implementation(model: nn.Module) -> None:
         label = f"{type(module).__name__}{f' ({name})' if name else ''}"
         if not getattr(type(module), "_can_set_attn_implementation", lambda: True)():
             raise NotImplementedError(f"model: {label} has attention of its own: pass a part without it")
-        raise ValueError(
-            f"the attention of {label} is {kind!r}: call model.set_attn_implementation({NAME!r})"
-        )
+        raise ValueError(f"attention of {label} is {kind!r}: call model.set_attn_implementation({NAME!r})")
 
 
 def module_name(module: nn.Module) -> str:

@@ -209,8 +209,10 @@ def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
     names = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
     if not names:
         return layout
-    selection, has_blocks = call.others[names[0]], names[0] == "block_indices"
-    graph, num_heads, label = layout.graph, call.q.shape[1], module_name(call.module)
+    selection = call.others[names[0]]
+    has_blocks = names[0] == "block_indices"
+    graph, num_heads = layout.graph, call.q.shape[1]
+    label = module_name(call.module)
     block_size = getattr(getattr(call.module, "indexer", None), "block_size", None) if has_blocks else None
     shape: list[Any] = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
     fits = len(names) == 1 and len(shape) == (4 if has_blocks else 3) and shape[-2] == graph.num_dst

@@ -67,7 +67,7 @@ def attend_all_pairs(
     biases = [bias for bias in (call.position_bias, mask_bias) if bias is not None]
     needs_weights = bool(call.others.get("output_attentions"))
     if needs_weights or biases or call.cap is not None or call.sinks is not None:
-        out, weights = _attend_by_formula(call, is_edge, biases)
+        out, weights = _attend_densely(call, is_edge, biases)
         return out, weights if needs_weights else None
     # SDPA may return NaN for an isolated receiver, so it gets all edges, and its output is set to 0.
     has_edges = None if is_edge is None else is_edge.any(-1, keepdim=True)
@@ -93,11 +93,9 @@ def _read_mask(call: Arguments) -> tuple[Bool[Tensor, "..."] | None, Tensor | No
     return is_edge, mask.masked_fill(~is_edge, 0.0)
 
 
-def _attend_by_formula(
-    call: Arguments, is_edge: Tensor | None, biases: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    dtype, num_heads = edge_softmax.accumulation_dtype(call.q.dtype), call.q.shape[1]
-    k, v = (edge_softmax.per_query_head(x.to(dtype), num_heads) for x in (call.k, call.v))
+def _attend_densely(call: Arguments, is_edge: Tensor | None, biases: list[Tensor]) -> tuple[Tensor, Tensor]:
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
+    k, v = (edge_softmax.per_query_head(x.to(dtype), call.q.shape[1]) for x in (call.k, call.v))
     logits = call.q.to(dtype) @ k.mT * call.scale
     logits = logits if call.cap is None else softcap(call.cap)(logits, *[torch.tensor(0)] * 4)
     for bias in biases:

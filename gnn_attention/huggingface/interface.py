@@ -128,14 +128,12 @@ def attention(
     options["is_causal"] = getattr(module, "is_causal", None) if is_causal is None else is_causal
     options |= {"cap": softcap, "position_bias": position_bias, "sinks": sinks}
     call = Arguments(module, query, key, value, attention_mask, others, **options)
-    out, weights = (
-        _programs.attend_all_pairs(call) if _programs.is_full_graph() else _attend_along_graph(call)
-    )
+    out, weights = _programs.attend_all_pairs(call) if _programs.is_full_graph() else _attend_on_graph(call)
     return out.transpose(1, 2).contiguous(), weights
 
 
 @not_compiled
-def _attend_along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
+def _attend_on_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
     if call.others.get("cache") is not None:
         raise NotImplementedError(f"{module_name(call.module)} passes cache, a paged cache: use 'eager'")
     layout, contexts, mask_bias = _align_call(call)
@@ -169,7 +167,8 @@ def _add_bias(
 
 def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor | None]:
     """Return the layout of a call, the contexts that apply to it, and the bias of its mask."""
-    module, mask, num_dst, num_src = call.module, call.mask, call.q.shape[2], call.k.shape[2]
+    module, mask = call.module, call.mask
+    num_dst, num_src = call.q.shape[2], call.k.shape[2]
     name = module_name(module)
     has_positions = isinstance(mask, LazyMask)
     if has_positions:
@@ -198,7 +197,8 @@ def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor
 
 def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphContext]) -> str | Backend:
     """Return the active backend, wrapped by interventions and by the recorder of a trace."""
-    module, choice = call.module, _backend.get()
+    module = call.module
+    choice = _backend.get()
     backend: str | Backend = choice if isinstance(choice, (str, Backend)) else choice(module)
     parts: list[Any] = [(layout, ())]
     interventions = [x for x in contexts if isinstance(x, InterventionContext) and x.intervention.change]
@@ -271,7 +271,8 @@ def _build_cached(build: Callable[..., TokenGraph], *sizes: Any, **options: Any)
 
 
 def _default_graph(call: Arguments) -> TokenGraph:
-    name, num_dst, num_src = module_name(call.module), call.q.shape[2], call.k.shape[2]
+    name = module_name(call.module)
+    num_dst, num_src = call.q.shape[2], call.k.shape[2]
     # A single receiver is the newest token, which attends to all of the cache.
     is_causal = False if num_dst == 1 else call.is_causal
     if is_causal is None:

@@ -105,7 +105,8 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
         raise ValueError(f"give layer: the model has {len(names)} layers with attention")
     name = names[checks.index("layer", layer or 0, len(names))]
     # The rotary embedding is that of the innermost enclosing module that has one.
-    embedding, outer = None, name
+    embedding = None
+    outer = name
     while outer and embedding is None:
         outer = outer.rpartition(".")[0]
         embedding = getattr(modules[outer], "rotary_emb", None)

@@ -230,9 +230,7 @@ def generate(
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")
     if checks.number("temperature", temperature) < 0 or not len(tokens):
-        raise ValueError(
-            f"generate needs tokens and temperature >= 0, got {len(tokens)} tokens and {temperature}"
-        )
+        raise ValueError(f"generate needs tokens and temperature >= 0, got {len(tokens)} and {temperature}")
     count = checks.size("count", count)
     length = len(tokens) + count
     if cache is not None:

@@ -167,11 +167,7 @@ class Feature:
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
-        return {
-            **self.arguments,
-            **mod,
-            **{name: inputs[name] for name in self.extras if name != "table"},
-        }
+        return {**self.arguments, **mod, **{name: inputs[name] for name in self.extras if name != "table"}}
 
     def factors(self, case: GraphCase, device: str) -> Tensor | None:
         """Draw the factors of dropout with seed 0: 0 for a dropped weight, else ``1 / (1 - p)``."""

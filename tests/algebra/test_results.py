@@ -122,7 +122,7 @@ OPERANDS = {
 }
 ERRORS = r"""
 per_head() -> ValueError: per_head needs at least one graph, got none
-per_head([G, G]) -> TypeError: per_head takes graphs, got a list; unpack it: per_head\(\*graphs\)
+per_head([G, G]) -> TypeError: per_head takes graphs, got a list; use per_head\(\*graphs\)
 per_head(G, 3) -> TypeError: per_head takes graphs \(TokenGraph\), got int$
 per_head(G, causal(5).rows(0, 3)) -> ValueError: per_head needs graphs of the same nodes
 per_sample(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)

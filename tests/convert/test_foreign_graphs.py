@@ -389,6 +389,6 @@ def test_matrices_that_are_none():
     cases = [
         (lambda: scipy(ADJACENCY, "row"), ValueError, "rows must be one of 'src', 'dst', got 'row'"),
         (lambda: scipy(np.ones(3), "src"), ValueError, r"A must be a matrix of numbers, .* shape \[3\]"),
-        (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A holds NaN or inf, which may or may not"),
+        (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A has NaN or inf, which may or may not"),
     ]
     assert_refusals(cases)

@@ -126,5 +126,5 @@ def test_messages_through_an_adapter_are_unknown():
     with torch.no_grad():
         layer = ga.trace.record(model, torch.tensor([[3, 4]])).layers[0]
     assert layer.weights().shape[1] == 3
-    with pytest.raises(NotImplementedError, match="no linear map takes the results of its heads"):
+    with pytest.raises(NotImplementedError, match="no linear map follows its heads"):
         layer.carried([(0, 1)])

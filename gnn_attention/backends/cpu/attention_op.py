@@ -27,14 +27,15 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """Run a plain call on a graph without batch or heads, by its plan of this ``kind``."""
-    graph, device = call.graph, call.q.device
-    q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
+    q, k, v = call.q, call.k, call.v
+    sinks = call.sink_logits
     if are_eager((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
         # The operator would add nothing but its dispatch.
-        plan = memoized(_plan_on_device, graph, kind, device)
+        plan = memoized(_plan_on_device, call.graph, kind, q.device)
         out, lse = _forward(q, k, v, _expand_sinks(q, sinks), plan, call.scale)
     else:
-        out, lse = attention(q, k, v, memoized(packed_plan, graph, kind, device), call.scale, sinks)
+        packed = memoized(packed_plan, call.graph, kind, q.device)
+        out, lse = attention(q, k, v, packed, call.scale, sinks)
     if sinks is None:
         return out, lse
     # If all in-edges of a receiver have logit -inf, only the sink is left in its softmax.
@@ -51,10 +52,10 @@ def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = 
 
     ``has_in_edges`` replaces ``call.has_in_edges`` if the edges of the graph are not known yet.
     """
-    graph, sinks = call.graph, call.sink_logits
+    sinks = call.sink_logits
     # Sinks are added before the output is rounded.
     dtype = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
-    q, k, v = (fold(x.to(dtype), graph) for x in (call.q, call.k, call.v))
+    q, k, v = (fold(x.to(dtype), call.graph) for x in (call.q, call.k, call.v))
     out, lse = attention(q, k, v, plan, call.scale)
     out, lse = unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1)
     if sinks is not None:

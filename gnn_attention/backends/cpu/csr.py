@@ -46,8 +46,8 @@ def forward(
             # no result depends on other receivers, not even by rounding. If all logits are small,
             # nothing is subtracted, but an asynchronous device does not wait to find out.
             if not is_synchronous or not needs_no_shift(logits):
-                ptr, initial = buffers.edges.ptr, -torch.inf
-                shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
+                ptr = buffers.edges.ptr
+                shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=-torch.inf, unsafe=True)
                 shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
                 logits.sub_(buffers.gather_by_dst(shift, buffers.second_matrix.values()))
             mass = logits.exp_()

@@ -49,8 +49,8 @@ def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: i
     buffers, groups = group_heads(EdgeRows(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for kv_head, heads in groups:
         for head in heads:
-            rows, spare = buffers.stage("x", x[head]), buffers.matrix.values()
-            sums = buffers.sum_outgoing(weights[head].reshape(-1), rows, spare)
+            rows = buffers.stage("x", x[head])
+            sums = buffers.sum_outgoing(weights[head].reshape(-1), rows, buffers.matrix.values())
             result[kv_head] += sums.view(result[kv_head].shape)
     return result
 

@@ -99,7 +99,8 @@ class Buffers:
 
     def _new_matrix(self) -> Tensor:
         accept_sparse_matrices()
-        edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
+        edges = self.edges
+        size = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
         values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
         return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 

@@ -150,11 +150,11 @@ def put(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) ->
 def add(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:
     """Add to the tokens of each group; groups may overlap."""
     if isinstance(groups, Gathered):
-        index, rows = groups.index.flatten(), value.to(x.dtype)
+        index = groups.index.flatten()
         if isinstance(sample, slice):
-            x[sample].index_add_(2, index, rows)
+            x[sample].index_add_(2, index, value.to(x.dtype))
         else:
-            x[sample].transpose(0, 1).index_add_(0, index, rows.transpose(1, 2).flatten(0, 1))
+            x[sample].transpose(0, 1).index_add_(0, index, value.to(x.dtype).transpose(1, 2).flatten(0, 1))
     elif groups.count == 1 or groups.stride >= groups.size:
         take(x, sample, groups).add_(value)
     elif groups.stride == 0:

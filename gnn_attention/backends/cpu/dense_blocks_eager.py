@@ -39,10 +39,10 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
 
 def isolated_rows(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
     """Return ``(out, lse)`` of isolated receivers, in float32 or better, with gradients that are 0."""
-    dtype, shape = edge_softmax.accumulation_dtype(call.q.dtype), (*call.q.shape[:2], num_dst)
     zero = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
-    out = call.q.new_zeros(*shape, call.v.shape[3], dtype=dtype)
-    return out + zero, call.q.new_full(shape, -torch.inf, dtype=dtype) + zero
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
+    lse = call.q.new_full((*call.q.shape[:2], num_dst), -torch.inf, dtype=dtype)
+    return lse.new_zeros(*lse.shape, call.v.shape[3]) + zero, lse + zero
 
 
 def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
@@ -77,8 +77,8 @@ def masked_attention(
 
     ``inputs`` are q, k and v of these receivers and senders, ``[B, H, ..., tokens, D]``.
     """
-    dtype, heads = edge_softmax.accumulation_dtype(call.q.dtype), call.q.shape[1]
-    q, k, v = (edge_softmax.per_query_head(x.to(dtype), heads) for x in inputs)
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
+    q, k, v = (edge_softmax.per_query_head(x.to(dtype), call.q.shape[1]) for x in inputs)
     logits = call.apply_score_mod(q @ k.mT * call.scale, *_score_mod_tokens(call, dst, src, mask))
     logits = (logits if bias is None else logits + bias).masked_fill(~mask, -torch.inf)
     sinks = None
@@ -112,7 +112,8 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
     if call.score_mod is None or not mask.numel() or call.graph.is_full():
         return dst.unsqueeze(-1), src.unsqueeze(-2)
     pairs = mask.flatten(-2)
-    has_edge, cell = pairs.any(-1, keepdim=True), pairs.to(torch.uint8).argmax(-1, keepdim=True)
+    has_edge = pairs.any(-1, keepdim=True)
+    cell = pairs.to(torch.uint8).argmax(-1, keepdim=True)
     rectangle_with_edge = has_edge.flatten().to(torch.uint8).argmax(0, keepdim=True)
     substitutes = []
     for tokens, index in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
@@ -126,6 +127,6 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
 
 def _in_edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return where the sorted in-edges of each receiver begin, and the order that sorts a list."""
-    degree, order = graph.in_degree(), None if graph.edges.listed() is None else receiver_order(graph)[0]
-    first = (degree.cumsum(0) - degree).to(device)
-    return first, None if order is None else order.to(device)
+    degree = graph.in_degree()
+    order = None if graph.edges.listed() is None else receiver_order(graph)[0]
+    return (degree.cumsum(0) - degree).to(device), None if order is None else order.to(device)

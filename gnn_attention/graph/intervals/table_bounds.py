@@ -24,7 +24,8 @@ def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges
     They are exact for an aligned range of ``2^k`` entries, as in a grid of boxes. Any other
     range gets the bounds of two that cover it. An index outside gets bounds of the whole table.
     """
-    levels, size = _pyramid(table, axis), table.shape[axis]
+    levels = _pyramid(table, axis)
+    size = table.shape[axis]
     is_inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
     lead = lead.clamp(0, len(levels[0][0]) - 1)
     first, last = first.clamp(0, size - 1), last.clamp(0, size - 1)

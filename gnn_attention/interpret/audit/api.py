@@ -107,7 +107,8 @@ def audit(
     devices = sorted({t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda})
     # The detectors need gradients even if the caller has disabled them.
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        call, num_dst = _keep_overrides(module, call), graphs[0].num_dst
+        call = _keep_overrides(module, call)
+        num_dst = graphs[0].num_dst
         runner = Runner(
             module, call, shape, num_dst, embedding, samples, seed, dtype=dtype, watch=watch, inputs=probes
         )

@@ -72,9 +72,7 @@ def find_leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> di
     return paths
 
 
-def _find_paths(
-    sample: Sample, runner: Runner, leaks: Sequence[Pair], bounds: Bounds
-) -> dict[Pair, LeakPath]:
+def _find_paths(sample: Sample, runner: Runner, leaks: list[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     layers = _find_layers(runner, sample)
     hops = _find_hops(runner, sample, layers)
     senders = list(dict.fromkeys(src for src, _ in leaks))
@@ -90,7 +88,8 @@ def _find_paths(
 
 
 def _find_hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[Tensor, "dst src"]]:
-    generator, chunks = runner.cotangent_generator(0), []
+    chunks = []
+    generator = runner.cotangent_generator(0)
     identity = torch.eye(runner.num_dst, dtype=torch.bool, device="cpu")
     for receivers in torch.split(identity, runner.hooked_batch_size):
         states, copies = sample.differentiable_copies(len(receivers))
@@ -121,11 +120,13 @@ def _find_cheapest_paths(
     src: int, receivers: Sequence[int], hops: Sequence[Tensor], bounds: Bounds
 ) -> dict[int, tuple[int, ...]]:
     """Find the paths with the fewest undeclared hops, and among these the fewest hops."""
-    identity, num_layers = bounds.after[0], len(hops) - 1
+    identity = bounds.after[0]
+    num_layers = len(hops) - 1
     # No hop is declared before layer 1. If numbers of layers differ, all allowed pairs are declared.
     reach = [bounds.after[-1]]
     by_layer = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
-    cost, origins = torch.where(identity[src], 0, UNREACHABLE), []
+    origins = []
+    cost = torch.where(identity[src], 0, UNREACHABLE)
     for hop, declared in zip(hops, [identity, *by_layer] if num_layers else reach, strict=True):
         price = torch.where(identity, 0, torch.where(declared, 1, 1 + UNDECLARED_COST))
         price = price.masked_fill(~(hop | identity), UNREACHABLE)
@@ -158,11 +159,11 @@ def record_events(
     runner: Runner, sample: Sample, layers: frozenset[str], by_ids: bool = False
 ) -> tuple[list[Event], Float[Tensor, "batch dst channels"]]:
     """Run the module; return all states that enter or leave submodules, in order, and the output."""
-    shape, events = sample.states.shape[:2], list[Event]()
+    events: list[Event] = []
 
     def append_event(name: str, is_input: bool, values: Iterable[Any]) -> None:
         floating = (x for value in values for x in floating_tensors(value) if x.dim() > 2)
-        states = next((x for x in floating if x.shape[:2] == shape), None)
+        states = next((x for x in floating if x.shape[:2] == sample.states.shape[:2]), None)
         if states is not None:
             events.append(Event(name, is_input, is_input and name in layers, states))
 

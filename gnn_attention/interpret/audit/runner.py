@@ -142,7 +142,8 @@ class Runner:
 
     def gradients(self, probe: int) -> Float[Tensor, "dst src"]:
         """Return the sizes of the gradients at a probe, for a random cotangent at each receiver."""
-        rows, generator = [], self.cotangent_generator(probe)
+        rows = []
+        generator = self.cotangent_generator(probe)
         identity = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
         for receivers in torch.split(identity, self.batch_size):
             states, copies = self.probes[probe].differentiable_copies(len(receivers))
@@ -228,7 +229,8 @@ class Runner:
     @contextmanager
     def _replace_embeddings(self, sample: Sample, by_ids: bool) -> Iterator[None]:
         """Let the embedding return the sample's states; decoding calls it for one chunk at a time."""
-        ids, states, num_replaced = sample.ids, sample.states, 0
+        num_replaced = 0
+        ids, states = sample.ids, sample.states
         if self.embedding is None or ids is None or by_ids:
             yield
             return
@@ -264,8 +266,8 @@ def _copy_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         module_copy = copy.deepcopy(module)
     except Exception as error:
-        name, reason = type(module).__name__, f"{type(error).__name__}: {error}"
-        raise NotImplementedError(f"{name} cannot be copied by copy.deepcopy: {reason}") from error
+        reason = f"copy.deepcopy: {type(error).__name__}: {error}"
+        raise NotImplementedError(f"{type(module).__name__} cannot be copied by {reason}") from error
     module_copy = module_copy.to(dtype).requires_grad_(False)
     # module.to() does not convert tensors that are neither parameters nor buffers, such as a mask.
     for part in module_copy.modules():
@@ -304,7 +306,8 @@ def _list_usable_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
-    ids, padding = torch.arange(len(weight), device="cpu"), getattr(embedding, "padding_idx", None)
+    ids = torch.arange(len(weight), device="cpu")
+    padding = getattr(embedding, "padding_idx", None)
     return ids if padding is None else ids[ids != padding]
 
 

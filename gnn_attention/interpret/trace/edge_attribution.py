@@ -96,7 +96,8 @@ class Attribution:
         """Return the ``k`` effects with the largest absolute values, largest first."""
         effects: list[Effect] = []
         for layer in self.layers:
-            scores, pairs = self.scores(layer, without), self.edge_index(layer)
+            scores = self.scores(layer, without)
+            pairs = self.edge_index(layer)
             largest = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
             for index in largest.tolist():
                 head, edge = divmod(index, scores.shape[1])
@@ -156,7 +157,8 @@ class Attribution:
         return sizes
 
     def _prune_graph(self, layer: int, is_kept: Bool[Tensor, "heads edges"]) -> TokenGraph:
-        graph, num_heads = self.graphs[layer], len(is_kept)
+        graph = self.graphs[layer]
+        num_heads = len(is_kept)
         src, dst = graph.edge_index
         head, edge = is_kept.nonzero().unbind(1)
         # With chosen rows, no backend has to search for the edges.

@@ -261,7 +261,8 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
             changes = [(x, number) for x in interventions for number in list_layers(x, layers)]
             stack.enter_context(lock_modules(layers, brief=False))
             for intervention, number in changes:
-                layer, hook = layers[number], partial(_check_and_cut, intervention)
+                layer = layers[number]
+                hook = partial(_check_and_cut, intervention)
                 stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
                 if intervention.change is not None:
                     backend = ChangedMessages.wrap(layer.backend, (intervention, number))

@@ -113,7 +113,8 @@ def record(
 def _record_layer(
     number: int, layer: MessagePassingAttention, traces: list[LayerTrace], select: Callable[..., LayerTrace]
 ) -> Iterator[None]:
-    inner, thread = layer.backend, threading.get_ident()
+    inner = layer.backend
+    thread = threading.get_ident()
     interventions = inner.interventions if isinstance(inner, intervention.ChangedMessages) else ()
     calls: list[tuple[AttentionCall, Tensor, Tensor | None]] = []
 

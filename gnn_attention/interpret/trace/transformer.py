@@ -32,9 +32,7 @@ class Projection:
     @cached_property
     def W_O(self) -> Float[Tensor, "heads value_dim width"]:
         if self.module is None:
-            raise NotImplementedError(
-                f"{self.name} has no messages: no linear map takes the results of its heads"
-            )
+            raise NotImplementedError(f"{self.name} has no messages: no linear map follows its heads")
         weight: Tensor = self.module.weight
         weight = weight.mT if isinstance(self.module, nn.Linear) else weight
         return weight.reshape(self.num_heads, -1, weight.shape[1])
@@ -204,7 +202,8 @@ def _find_pairs_in_call(intervention: Any, layout: Any, num_heads: int) -> Bool[
         raise IndexError(f"heads must be in 0 .. {num_heads - 1}, got {max(intervention.heads)}")
     if not isinstance(intervention.edges, Tensor):
         return torch.zeros(0, dtype=torch.bool)
-    graph, padding = layout.graph, 0 if layout.left_padding is None else int(layout.left_padding.min())
+    graph = layout.graph
+    padding = 0 if layout.left_padding is None else int(layout.left_padding.min())
     slots = intervention.edges + padding - torch.tensor([[graph.src_offset], [graph.dst_offset]])
     in_call = ((slots >= 0) & (slots < torch.tensor([[graph.num_src], [graph.num_dst]]))).all(0)
     intervention.check_edges(graph, num_heads, slots[:, in_call])

@@ -71,7 +71,7 @@ DOCUMENTS: dict[int, list[list[int]]] = {
 
 def anchor_groups(n: int) -> list[list[int]]:
     """Document, sections and sentences, each as its anchor with the next smaller anchors or words: a token
-    attends to all of its anchor_groups.
+    attends to all of its groups.
     """
     token = iter(range(num_tokens(n)))
     groups = [[next(token)]]
