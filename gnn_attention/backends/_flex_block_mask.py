@@ -1,8 +1,8 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
-All graphs share one ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers. It holds
-five numbers (before :data:`HEADER`), an offset for each tile, where its bits begin, and a bit for each pair.
-Tiles with the same edges share their bits, as all empty tiles do.
+All graphs share one ``mask_mod`` (:func:`is_edge`), which looks up pairs in a table of integers. The table
+has five numbers (before :data:`HEADER`), an offset for each tile, at which its bits begin, and a bit for each
+pair. Tiles with the same edges share their bits; all empty tiles do.
 """
 
 import itertools
@@ -54,7 +54,7 @@ def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
 
 
 def table_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """Return an upper bound on the bytes of :func:`make_tables`, without making the tables."""
+    """Bound the bytes of :func:`make_tables` without making tables; on CUDA they may take a few more."""
     tiling = tiles(graph, block_size(device))
     num_lists = 3 if device.type == "cpu" else 5
     num_slices = (graph.batch or 1) * (graph.heads or 1)

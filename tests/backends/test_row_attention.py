@@ -111,7 +111,7 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
 def test_chunks_stay_few(monkeypatch):
     """If all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
-    monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
+    monkeypatch.setattr(csr, "MAX_CHUNKS", 12)
     receivers, _ = sides(scattered(20, 30, 500))
     assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
     _, senders = sides(patterns.global_tokens(40, 1))

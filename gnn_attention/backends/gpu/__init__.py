@@ -1,1 +1,1 @@
-"""Formats, kernels and estimates for a GPU."""
+"""Graph formats, kernels and memory estimates for a GPU."""

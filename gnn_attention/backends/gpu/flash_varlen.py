@@ -1,9 +1,9 @@
-"""Packed sequences through torch's flash attention for CUDA, with lse and its gradient.
+"""Attention in packed sequences by torch's flash attention for CUDA, with lse and its gradient.
 
-This is the kernel behind ``torch.nn.attention.varlen``, where lse has no gradient. Here it is an
-operator with a derivative, for grouped heads, windows and heads of up to 256 channels, in float16
-and bfloat16. ``torch.nn.attention.activate_flash_attention_impl`` can activate FA3 or FA4 instead.
-Tests replace the two kernel calls by the attention formula.
+``torch.nn.attention.varlen`` calls the same kernel, but its lse has no gradient. This operator also
+supports grouped heads, windows and heads of up to 256 channels, in float16 and bfloat16. With
+``torch.nn.attention.activate_flash_attention_impl``, it runs FA3 or FA4 instead. Tests replace the
+two kernel calls with the attention formula.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ Triple = tuple[Tensor, Tensor, Tensor]
 def attention(
     call: AttentionCall, bounds: Pair, longest: tuple[int, int], window: tuple[int, int]
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """Compute ``(out, lse)`` of a plain call, in the dtype of q and in float32.
+    """Compute out in the dtype of q, and lse in float32, for a plain call.
 
-    ``bounds`` say where sequences of receivers and of senders begin, and where the last one ends, in
-    every sample; ``longest`` are their greatest lengths. A token attends to ``window[0]`` tokens before
-    and ``window[1]`` after itself, where -1 means all: causal is ``(-1, 0)``. Sequences with
-    different numbers of receivers and senders must be full.
+    All samples have the same sequences. ``bounds`` are the cu_seqlens of receivers and of senders;
+    ``longest`` are the lengths of the longest sequences. A token attends to itself, ``window[0]``
+    tokens before it and ``window[1]`` after it, where -1 means all: causal is ``(-1, 0)``. If a
+    sequence has different numbers of receivers and senders, the window must be ``(-1, -1)``.
     """
     out, lse = _ATTENTION(call.q, call.k, call.v, list(bounds), [*longest, *window], call.scale)
     return call.with_sinks(out, lse)
@@ -63,7 +63,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> Triple:
 
 
 def _pack_samples(x: Tensor, width: int) -> Float[Tensor, "batch_tokens heads width"]:
-    """Join the tokens of all samples, with channels padded to a multiple of eight."""
+    """Join the tokens of all samples. Pad channels to ``width``, rounded up to a multiple of 8."""
     width = -(-width // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
     x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
     x = x if x.stride(3) == 1 else x.contiguous()
@@ -76,7 +76,7 @@ def _unpack_samples(x: Tensor, sizes: Any) -> Float[Tensor, "batch heads tokens 
 
 
 def _repeat_bounds(bounds: Any, q: Tensor, k: Tensor) -> list[Tensor]:
-    """Repeat the bounds for all samples, one after the other, without waiting for the device."""
+    """Extend bounds from one sample to the joined tokens of all, without waiting for the device."""
     if q.shape[0] == 1:
         return list(bounds)
     all_bounds = []
@@ -88,14 +88,14 @@ def _repeat_bounds(bounds: Any, q: Tensor, k: Tensor) -> list[Tensor]:
 
 
 def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, bounds: Any, numbers: Any, scale: float) -> Pair:
-    """Call torch's kernel on packed tokens ``[tokens, heads, dim]``, with lse ``[heads, tokens]``."""
+    """Call torch's kernel on packed tokens ``[tokens, heads, dim]``; lse is ``[heads, tokens]``."""
     sizes, window = _sizes_and_window(numbers)
     out, lse, *_ = FLASH(q, k, v, *bounds, *sizes, False, scale=scale, **window)
     return out, lse
 
 
 def _backward_kernel(tensors: Any, lse: Tensor, bounds: Any, numbers: Any, scale: float) -> Triple:
-    """Call torch's backward kernel, with grad_out, q, k, v and out as ``tensors``."""
+    """Call torch's backward kernel; ``tensors`` are grad_out, q, k, v and out."""
     sizes, window = _sizes_and_window(numbers)
     seed = torch.zeros(2, dtype=torch.uint64, device=lse.device)
     offset = torch.empty(0, device=lse.device)
@@ -104,7 +104,7 @@ def _backward_kernel(tensors: Any, lse: Tensor, bounds: Any, numbers: Any, scale
 
 
 def _sizes_and_window(numbers: Any) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """Return the greatest lengths, a dropout of 0 and whether the window is causal; then its keywords."""
+    """Return the kernels' max_q, max_k, dropout_p and is_causal, and the keywords of the window."""
     *longest, left, right = numbers[:4]
     # FA4 has a backward pass only for calls without these keywords.
     window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}
@@ -147,5 +147,5 @@ FORWARD = f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor)"
 SAVED = f"{INPUTS}, Tensor out, Tensor lse, {OPTIONS}"
 BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}) -> (Tensor, Tensor, Tensor)"
 _ATTENTION = operator("flash_sequences", FORWARD, _run, _fake, _differentiate, _save)
-KERNEL = "torch's flash attention; use backend='reference'"
-_GRADIENTS = gradient_operator("flash_sequences_backward", BACKWARD, _run_backward, _fake_grads, KERNEL)
+ERROR_END = "torch's flash attention; use backend='reference'"
+_GRADIENTS = gradient_operator("flash_sequences_backward", BACKWARD, _run_backward, _fake_grads, ERROR_END)

@@ -1,6 +1,6 @@
 """The operators of the GPU kernel: forward and backward.
 
-They are registered with torch for compilers, ``torch.export`` and ``torch.vmap``. An eager call
+They are registered for ``torch.compile``, ``torch.export`` and ``torch.vmap``. An eager call
 skips their dispatch, which takes as much host time as the rest of the call. The backward pass
 recomputes the weights from lse, so that nothing is saved for each edge. lse is differentiable;
 second derivatives raise an error. The first call loads Triton.
@@ -20,8 +20,8 @@ from gnn_attention.edge_softmax import accumulation_dtype
 
 
 def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
-    """Compute out in the dtype of q, and lse in float32 or better. Isolated receivers get 0 and -inf."""
-    # A bias with no edges means no bias.
+    """Compute out in the dtype of q, and lse in float32 or float64; isolated receivers have 0 and -inf."""
+    # The operator requires a tensor, so an empty one replaces a missing bias.
     bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
     inputs = problem.q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
@@ -87,13 +87,13 @@ def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
-    numbers = ctx.limits, ctx.integers, ctx.constants
-    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *numbers)
+    number_lists = ctx.limits, ctx.integers, ctx.constants
+    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *number_lists)
     return *input_grads, None, [None] * len(tensors), None, None, None
 
 
 class _Eager(torch.autograd.Function):
-    """Run both passes on plain tensors; the graph's tensors are kept without ``save_for_backward``."""
+    """Run both passes without the dispatcher; ``ctx.options`` keeps the tensors of the graph."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -118,5 +118,5 @@ FORWARD = f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor)"
 SAVED = f"{INPUTS}, Tensor out, Tensor lse, {OPTIONS}"
 BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}) -> (Tensor, Tensor, Tensor, Tensor)"
 _ATTENTION = operator("triton_attention", FORWARD, _run, _fake, _differentiate, _save)
-KERNEL = "the kernel of the backend rows; use backend='message_passing'"
-_GRADIENTS = gradient_operator("triton_attention_backward", BACKWARD, _run_backward, _fake_grads, KERNEL)
+ERROR_END = "the kernel of the backend rows; use backend='message_passing'"
+_GRADIENTS = gradient_operator("triton_attention_backward", BACKWARD, _run_backward, _fake_grads, ERROR_END)

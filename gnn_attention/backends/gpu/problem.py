@@ -6,12 +6,12 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 
 
 class Problem(NamedTuple):
-    """One call on one graph: ``logit = softcap(scale q . k) + bias``.
+    """The arguments of one call on one graph, where ``logit = softcap(scale q . k) + bias``.
 
-    The channels of q, k and v are adjacent; their other strides are arbitrary. ``bias`` has edges
-    sorted by receiver, then sender, and may have strides of 0. ``scale`` is positive; a ``softcap``
-    of 0 means none. ``seed`` is an int64 tensor of one element unless ``dropout`` is 0. Offsets and
-    first indices make tokens, samples and heads absolute for dropout.
+    The channels of q, k and v are adjacent in memory; other strides are arbitrary. The edges of
+    ``bias`` are sorted by receiver, then sender, and its strides may be 0. ``scale`` is positive. A
+    ``softcap`` of 0 means no softcap. Dropout needs a ``seed``, an int64 tensor of one element, and
+    the last four fields, which convert indices of tokens, samples and heads to absolute ones.
     """
 
     q: Float[Tensor, "batch heads dst dim"]

@@ -1,7 +1,7 @@
-"""Attention in the Triton kernel over rows of edges, with all options except foreign score_mods.
+"""Attention in the Triton kernel over rows of edges, with all options except custom score_mods.
 
-The kernel takes CUDA tensors. If Python was started with ``TRITON_INTERPRET=1``, it also takes CPU
-tensors, slowly, for tests and rehearsals.
+The kernel runs on CUDA tensors. If Python was started with ``TRITON_INTERPRET=1``, it also runs on
+CPU tensors, slowly, for tests and trial runs.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
-from gnn_attention.backends.gpu.csr import MOST_EDGES, WORKSPACE, pack_sides
+from gnn_attention.backends.gpu.csr import MAX_EDGES, WORKSPACE, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
@@ -28,8 +28,8 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Compute ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
 
-    If the graph differs by sample or head, the call must be plain: these axes are folded into the
-    axis of the tokens, so that one launch computes all slices.
+    If the graph differs by sample or head, the call must be plain. These axes are folded into the
+    token axis, so that one launch computes all slices.
     """
     graph = call.graph
     softcap, bias = score_terms.cap_and_bias(call)
@@ -53,7 +53,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Return why torch operators must compute a call instead of the kernel, or None."""
+    """Return why the kernel cannot compute a call, or None if it can."""
     if call.q.device.type not in DEVICES:
         return f"the kernel runs on {DEVICES[0]}, q is on {call.q.device}"
     if not INSTALLED:
@@ -63,16 +63,16 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     width = max(call.q.shape[3], call.v.shape[3])
     if width > WIDEST:
         return f"the kernel supports heads of at most {WIDEST} channels, got {width}"
-    if call.graph.num_edges > MOST_EDGES:
-        return f"the kernel supports at most {MOST_EDGES} edges, got {call.graph.num_edges}"
+    if call.graph.num_edges > MAX_EDGES:
+        return f"the kernel supports at most {MAX_EDGES} edges, got {call.graph.num_edges}"
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Bound the memory needed in bytes: rows of the graph, a workspace, and values of edges.
+    """Bound the bytes that a call needs for rows of the graph, a workspace, and values of edges.
 
-    A bias and the terms of a score_mod have a value for each edge and head, and a gradient. A score_mod
-    also makes positions, and two values for each edge and head for the gradient of its table.
+    A bias or score_mod takes a value and a gradient for each sample, head and edge. A score_mod also
+    computes indices of tokens, and two values for each head and edge for the gradient of its table.
     """
     graph, (batch, heads) = call.graph, call.q.shape[:2]
     slices, itemsize = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize

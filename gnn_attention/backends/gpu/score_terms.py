@@ -1,8 +1,8 @@
-"""A score_mod and a bias as the GPU kernel reads them: a softcap and one value for each edge.
+"""A score_mod and a bias as the GPU kernel reads them: a softcap and a value for each head and edge.
 
-``logit = softcap(scale q . k) + bias`` covers the score_mods of this library: ``alibi``,
-``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` become values of edges, with gradients
-for their parameters; a chain of these may begin with one ``softcap``.
+The kernel computes ``logit = softcap(scale q . k) + bias``. The score_mods ``alibi``,
+``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` become terms of the bias; its gradient
+reaches their parameters. A chain of these score_mods may begin with one ``softcap``.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods
 
 
 def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
-    """Return the softcap (0.0 for none) and the score_mods after it; NotImplementedError for other kinds.
+    """Split a score_mod into a softcap (0.0 for none) and terms, or raise NotImplementedError.
 
     >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])
@@ -53,7 +53,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
-    """Return the softcap and the bias (or None) of a call, as :class:`Problem` has them."""
+    """Return the softcap and the bias (or None) of a call, as in :class:`Problem`."""
     graph, device, heads = call.graph, call.q.device, call.q.shape[1]
     dtype = accumulation_dtype(call.q.dtype)
     (cap, terms), bias = cap_and_terms(call.score_mod), None
@@ -69,7 +69,7 @@ def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
             (slopes,) = memoized(_copy_to_device, graph, mod.slopes, dtype, device)
             term = -slopes[head] * (dst - src).abs()
         else:
-            # Such a score_mod only adds a term, which is its result for a score of 0.
+            # These score_mods only add a term, so the term is their result for a score of 0.
             zero = torch.zeros(1, 1, 1, dtype=dtype, device=device)
             term = mod(zero, torch.zeros_like(head[:, :1]), head, dst, src)
         bias = term if bias is None else bias + term
@@ -85,7 +85,7 @@ def _flatten_chain(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
 
 
 def _copy_to_device(
-    graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device
+    graph: TokenGraph, slopes: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor]:
-    """Copy numbers to a device; memoized on the graph, because every copy waits for the device."""
-    return (torch.tensor(numbers, dtype=dtype, device=device),)
+    """Copy slopes to a device; the graph caches the copy, because copying waits for the device."""
+    return (torch.tensor(slopes, dtype=dtype, device=device),)

@@ -1,1 +1,1 @@
-"""From a graph to the pieces that kernels run."""
+"""Plans, which cut a graph into the pieces that kernels run."""

@@ -1,7 +1,7 @@
-"""Lists of edges in CSR form, with the transpose, in int32 (for fewer than 2^31 edges).
+"""Lists of edges in CSR form, with the transpose. Their int32 indices allow fewer than 2^31 edges.
 
-A graph that differs by sample or head becomes a single list: the tokens of its slices are numbered
-one slice after another, and :func:`fold` brings the tokens of a call into this order.
+A graph that differs by sample or head becomes a single list. The tokens of its slices are numbered
+one slice after another, and :func:`fold` arranges the tokens of q, k and v in this order.
 """
 
 import torch
@@ -16,8 +16,8 @@ from gnn_attention.graph.derived import receiver_order
 def edge_rows(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRows:
     """Return the edges of a graph on a device, sorted by receiver, then sender; the result is cached.
 
-    If the graph differs by sample and head, its rows are ``(sample, head, token)``; an axis by which
-    it does not differ is left out. ``group`` query heads share the senders of one key/value head.
+    Rows are ordered by sample, head and token, without sample or head if the graph does not differ
+    by it. ``group`` query heads share the senders of one key/value head.
     """
     return EdgeRows(*memoized(list_edges, graph, device, group))
 
@@ -35,7 +35,7 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
     num_src = slices // group * graph.num_src
     num_dst = slices * graph.num_dst
     if chosen_rows is not None:
-        # Rows are nearly always chosen on the device of the call, so that nothing is copied.
+        # Rows are nearly always chosen on the device of the call; then nothing is copied.
         ptr, src = (x.to(device) for x in chosen_rows)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
@@ -64,7 +64,7 @@ def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows
 
 
 def _sorting_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
-    """Return the order that sorts edges by receiver, then sender, or None if they are sorted."""
+    """Return the order that sorts edges by receiver, then sender, or None if they already are."""
     key = dst.long() * num_src + src
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
@@ -85,7 +85,7 @@ def _row_bounds(row: Tensor, num_rows: int) -> Int[Tensor, " rows_and_one"]:
 
 
 def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
-    """Merge the axes by which the graph differs (sample, head) into the axis of the tokens."""
+    """Merge the axes by which the graph differs (samples, heads) into the axis of tokens."""
     batch, heads, tokens, width = x.shape
     if graph.heads is None and graph.batch is None:
         return x
@@ -97,7 +97,7 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
 
 
 def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
-    """Undo :func:`fold` for a result with a row for each receiver of a call."""
+    """Undo :func:`fold` for a result that has a row for each receiver."""
     graph, width = call.graph, x.shape[-1]
     batch, heads, tokens, _ = call.q.shape
     if graph.heads is None and graph.batch is not None:

@@ -1,8 +1,8 @@
-"""From runs of tiles to rectangles: few pieces, each of many rectangles of one size.
+"""Build rectangles from runs of tiles. A plan has few pieces, each of many rectangles of one size.
 
-Each row of tiles is a rectangle. Rectangles of one size that advance in equal steps are strided
-views of the tokens; others are copies. A single large rectangle on consecutive senders is a
-piece of its own. Every receiver is in at most one rectangle.
+Each row of tiles becomes one rectangle. Rectangles of one size that advance in equal steps are
+strided views of the tokens; other rectangles copy their tokens. A single large rectangle on
+consecutive senders is a piece of its own. Every receiver is in at most one rectangle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import enumerate_groups
 from gnn_attention.graph.tiling import Tiles
 
-# The kernel takes this many senders at once: any width costs as much as the next multiple.
+# The kernel computes this many senders at once: any width costs as much as the next multiple.
 STEP = 16
 # From this many pairs on, a call for one rectangle is cheaper than a copy of its senders.
 LARGE = 2**15
@@ -27,10 +27,10 @@ LARGE = 2**15
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Rectangles one below another, each a row of tiles with ``height`` receivers from ``top`` on.
+    """Rectangles, one below another. Each is a row of tiles of ``height`` receivers from ``top`` on.
 
-    ``left`` is the first of ``width`` senders, which are consecutive if ``is_contiguous``. The runs of
-    tiles are ``begin .. end - 1``, some of them partial if ``has_mask``.
+    ``left`` is the first of ``width`` senders, which are consecutive if ``is_contiguous``. The runs
+    of tiles in a rectangle are ``begin .. end - 1``; some are partial if ``has_mask``.
     """
 
     top: Int[Tensor, " rectangles"]
@@ -47,10 +47,10 @@ class _Stack:
 
 
 def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
-    """Build rectangles that hold exactly the edges in some runs of tiles."""
+    """Build rectangles that have exactly the edges in ``runs`` of tiles."""
     partial = runs.at(~runs.full)
     partial_mask, tile_masks = masks_of_tiles(graph, runs.block, partial.row, partial.first)
-    # The mask of each run is tile_masks[mask]; -1 stands for a full run.
+    # The mask of each run is tile_masks[mask]; -1 means a full run.
     mask = torch.full_like(runs.row, -1)
     mask[~runs.full] = partial_mask
     left, width = runs.first * runs.block, _count_senders(graph, runs)
@@ -66,7 +66,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
             run = stack.begin[rectangle] + number
             item, offset = enumerate_groups(width[run])
             src = Gathered((left[run][item] + offset).view(len(stack.top), -1))
-            # Receivers are gathered, too, unless each rectangle begins where the last ended.
+            # Receivers are gathered, too, unless each rectangle begins where the one before ends.
             if bool((down != dst.size).any()):
                 dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
         piece = Rectangles(dst, src)
@@ -77,7 +77,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
 
 
 def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
-    """Split rectangles into progressions in equal steps, single large rectangles, and others by kind."""
+    """Split rectangles into progressions in equal steps, single large ones, and others by kind."""
     if not len(runs.row):
         return []
     stack = _stack_tiles(graph, runs)
@@ -112,8 +112,8 @@ def _stack_tiles(graph: TokenGraph, runs: Tiles) -> _Stack:
     row_of_run = torch.repeat_interleave(count)
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
-    numbers = torch.stack([_count_senders(graph, runs), ~runs.full, gap])
-    width, partial_runs, gaps = numbers.new_zeros(3, len(rows)).index_add_(1, row_of_run, numbers)
+    run_counts = torch.stack([_count_senders(graph, runs), ~runs.full, gap])
+    width, partial_runs, gaps = run_counts.new_zeros(3, len(rows)).index_add_(1, row_of_run, run_counts)
     top = rows * runs.block
     height = (top + runs.block).clamp(max=graph.num_dst) - top
     left = runs.first[begin] * runs.block
@@ -130,7 +130,7 @@ def _strided_groups(first: Tensor, size: Tensor) -> Strided:
 
 
 def trim_senders(piece: Rectangles) -> Rectangles:
-    """Remove senders without edges from a masked piece, down to a multiple of ``STEP`` senders.
+    """Remove senders without edges from a masked piece, but keep a multiple of ``STEP`` senders.
 
     A strided piece loses senders only at its ends.
     """
@@ -153,9 +153,9 @@ def trim_senders(piece: Rectangles) -> Rectangles:
 
 
 def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor) -> Masks:
-    """Build one mask for all rectangles that have equal tile masks at equal columns.
+    """Build one mask for all rectangles with equal tile masks at equal columns.
 
-    ``width`` and ``mask`` have one entry for each run of tiles, whose mask is ``tile_masks[mask]``.
+    ``width`` and ``mask`` have an entry for each run of tiles. Its mask is ``tile_masks[mask]``.
     """
     count = stack.end - stack.begin
     rectangle, number = enumerate_groups(count)

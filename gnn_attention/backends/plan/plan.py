@@ -1,11 +1,11 @@
-"""A plan, as a value: a graph cut into pieces, each of which a kernel computes as a whole.
+"""A plan is a graph cut into pieces, each of which a kernel computes as a whole.
 
-*Rectangles* are receivers that may all attend to the same senders, with a mask unless all pairs, or
-all causal pairs, are edges. A piece has rectangles of one size, or *EdgeRows*, which list edges by
-receiver and by sender. No edge is in two pieces. Results for one receiver are merged by log-sum-exp.
+In a *rectangle*, all receivers may attend to the same senders. It has a mask unless all pairs, or
+all causal pairs, are edges. A piece has rectangles of one size or lists edges (:class:`EdgeRows`).
+No edge is in two pieces. If a receiver is in several pieces, its results are merged by log-sum-exp.
 
-A plan crosses into a custom operator as tensors and integers (:func:`pack_plan`, :func:`unpack_plan`),
-so that compiled and exported programs hold no object that could become stale.
+Custom operators receive a plan as tensors and integers (:func:`pack_plan`, :func:`unpack_plan`), so
+that compiled and exported programs contain no object that could become stale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 
 @dataclass(frozen=True)
 class Strided:
-    """``count`` groups of ``size`` tokens; group g begins at ``start + g * stride``. They may overlap."""
+    """``count`` groups of ``size`` tokens; group g begins at ``start + g * stride``. Groups may overlap."""
 
     start: int
     stride: int
@@ -70,10 +70,10 @@ class Masks:
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
-    """``count`` rectangles: the receivers of group g attend to the senders of group g.
+    """Rectangles of one size: the receivers ``dst`` of group g attend to the senders ``src`` of group g.
 
-    Without ``masks`` all pairs are edges, or, if ``causal``, the pairs of receiver i and sender j with
-    i >= j. If ``is_first``, no earlier piece of the plan has these receivers. If
+    Without ``masks``, all pairs are edges or, if ``causal``, those of the i-th receiver and j-th
+    sender with i >= j. If ``is_first``, no earlier piece of the plan has these receivers. If
     ``has_empty_rows``, some receiver has no edge in its mask.
     """
 
@@ -89,7 +89,7 @@ class Rectangles:
         return self.dst.count * self.dst.size * self.src.size
 
     def split_receivers(self, size: int) -> Iterator[Rectangles]:
-        """Split into rectangles of at most ``size`` receivers, without the senders after a causal band."""
+        """Split into rectangles of at most ``size`` receivers. Causal ones drop senders without edges."""
         if self.dst.size <= size:
             yield self
             return
@@ -118,11 +118,11 @@ class Rectangles:
 
 @dataclass(frozen=True, eq=False)
 class EdgeRows:
-    """Edges receiver by receiver, and the same edges sender by sender.
+    """Edges sorted by receiver, and the same edges sorted by sender.
 
-    The in-edges of receiver i are the indices ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
-    The out-edges of sender j are the indices ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
-    and ``out_position`` says where they are in ``src``. ``is_first`` is as in :class:`Rectangles`.
+    The in-edges of receiver i are the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
+    The out-edges of sender j are the entries ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
+    and ``out_position`` has their indices in ``src``. ``is_first`` is as in :class:`Rectangles`.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -157,7 +157,7 @@ class Plan:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
 
-# Kinds in a packed plan. The tensors of PADDED edge rows may have entries after their ptr[-1] edges.
+# The kinds of a packed plan. Tensors of PADDED edge rows may be longer than their ptr[-1] edges.
 STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
 Packed = tuple[list[Tensor], list[int]]
 
@@ -178,7 +178,7 @@ def pack_plan(plan: Plan) -> Packed:
                 numbers.append(GATHERED)
                 tensors.append(groups.index)
         flags = piece.causal, piece.is_first, piece.has_empty_rows, piece.masks is not None
-        # This is a list because the compiler of torch 2.9 cannot add a map to a list.
+        # This is a list because torch.compile in torch 2.9 cannot add a map to a list.
         numbers += [int(flag) for flag in flags]
         if piece.masks is not None:
             tensors += [piece.masks.table, piece.masks.index]

@@ -1,4 +1,4 @@
-"""From a graph to a plan of pieces, which the backends ``tiles``, ``rows`` and ``mixed`` run.
+"""Plan a graph: cut it into pieces, which the backends ``tiles``, ``rows`` and ``mixed`` run.
 
 A full or causal graph is one rectangle, and so is each packed document; documents of equal length
 are one piece. Any other graph is cut along tiles: into rows of tiles of the cheapest height, or
@@ -21,10 +21,10 @@ from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.tiling import Tiles
 
 BLOCK = 64  # A tile has this many tokens on each side.
-# What a cell costs if a rectangle joins this many rows of tiles, measured relative to one row.
+# The measured cost of a cell if a rectangle joins this many rows of tiles, relative to one row.
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
-LONG = 512  # A run of full tiles can be a rectangle of its own from this many senders on.
-LEAST_FILL = 0.25  # If this share of a tile's pairs are edges, a dense kernel is as fast as a list.
+LONG = 512  # A run of full tiles with at least this many senders may be a rectangle of its own.
+LEAST_FILL = 0.25  # A dense kernel is as fast as a list if this share of a tile's pairs are edges.
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
@@ -94,7 +94,7 @@ def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
 def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
     """Build rectangles, and separate long full runs from the partial tiles of the same row.
 
-    Otherwise masks would be as long as rows: in a nearly causal graph they would have half of all pairs.
+    Otherwise masks would be as long as rows: in a nearly causal graph they would cover half of all pairs.
     """
     in_partial_row = torch.isin(runs.row, runs.row[~runs.full])
     is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
@@ -105,7 +105,7 @@ def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """Return the packed documents of a graph, all with the same window, or None if there are none.
+    """Return the packed documents of a graph, which share one window, or None for any other graph.
 
     >>> from gnn_attention import patterns
     >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
@@ -121,10 +121,10 @@ def packing(graph: TokenGraph) -> Varlen | None:
 
 
 def _find_documents(graph: TokenGraph) -> Varlen | None:
-    """Return packed documents that are causal or full inside, or None for any other graph or a list.
+    """Return packed documents that are all causal or all full, or None for a list or other graph.
 
-    Two cheap tests exclude most other graphs: each of some receivers must attend to itself and to
-    consecutive senders; the in-degrees in a document must be 1, 2, 3, ..., or all be its length.
+    Two cheap tests exclude most other graphs. Sampled receivers must attend to themselves and to
+    consecutive senders. In-degrees must count up from 1 in each document, or all equal its length.
     """
     if graph.edges.listed() is not None or graph.num_dst != graph.num_src:
         return None
@@ -160,7 +160,7 @@ def runs_work(graph: TokenGraph) -> Work:
 
 def documents_work(documents: Varlen) -> Work:
     length = documents.cu_seqlens.long().diff()
-    # The kernel takes 32 receivers at a time, and visits about half of a long causal document.
+    # The kernel computes 32 receivers at a time, and visits about half of a long causal document.
     height = -(-length // 32) * 32
     cells = (height * length).double()
     if documents.window == (-1, 0):

@@ -1,8 +1,8 @@
-"""The tiles of a graph, split by the share of edges in them, and the masks of partial tiles.
+"""Split tiles by the share of their pairs that are edges, and build the masks of partial tiles.
 
 A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
-masks. If the edges in a tile depend only on the receiver, the sender or their difference, one value
-for each receiver, sender or diagonal is evaluated and compared.
+masks. If the edges in a tile depend only on the receiver, the sender or their difference, only one
+value for each receiver, sender or diagonal is evaluated.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def masks_of_tiles(
 
 
 def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(tile, edges)``: the listed edges in sorted tiles, edge e in the tile of index ``tile[e]``."""
+    """Return the listed edges in sorted tiles as ``(tile, edges)``; edge e is in tile ``tile[e]``."""
     columns = max(-(-graph.num_src // block), 1)
     tile_key = row * columns + column
     src, dst = graph.edge_index
@@ -79,7 +79,7 @@ def _find_examples(row_class: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
 
 
 def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
-    """Pack 64 bits into each integer, by way of bytes, which take little memory."""
+    """Pack 64 bits into each integer. The bits are packed into bytes first, to save memory."""
     padded_bits = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
     shift = torch.arange(8, dtype=torch.uint8, device="cpu")
     shifted_bits = padded_bits.view(len(bits), -(-bits.shape[1] // 64) * 8, 8) << shift
@@ -87,7 +87,7 @@ def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
 
 
 def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the indices of some tiles, for each tile the index of its mask, and the masks."""
+    """Yield triples: the indices of tiles, the index of each tile's mask, and the masks."""
     size = piece.boxes.height * (block + 1) + piece.boxes.width
     for box_size in torch.unique(size).tolist():
         boxes = piece.boxes.at(size == box_size)
@@ -114,7 +114,7 @@ def _pad_masks(masks: Tensor, block: int) -> Tensor:
 
 
 def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles, Tiles]:
-    """Return the runs in which at least this share of the pairs are edges, and the other runs."""
+    """Return the runs in which at least ``least_fill`` of the pairs are edges, and the others."""
     runs = tiles(graph, block)
     if not least_fill:
         return runs, runs.at(torch.zeros_like(runs.full))
@@ -125,7 +125,7 @@ def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles
 
 
 def count_cells(runs: Tiles, height: int) -> int:
-    """Count the pairs visited if every ``height`` rows of tiles are joined, with all their columns."""
+    """Count the pairs of rectangles that join ``height`` rows of tiles each, with all columns."""
     if not len(runs.row):
         return 0
     row = runs.row // height

@@ -1,9 +1,9 @@
-"""The work of each backend on a graph, by which ``backend="auto"`` chooses before anything is planned.
+"""The work of each backend on a graph, by which ``backend="auto"`` chooses before it makes a plan.
 
-Lists of edges and graphs of up to 2^18 pairs are counted. Any other rule is estimated from a sample,
-the same in every process; only masks whose size is near ``MASK_LIMIT`` are counted.
+Work is counted for lists of edges and for graphs of up to 2^18 pairs. Otherwise it is estimated
+from a sample, which is the same in every process. Masks of about ``MASK_LIMIT`` bytes are counted.
 
-The sample consists of strips: rows of tiles drawn with a fixed seed, one from each part of the
+The sample consists of strips, which are rows of tiles: a fixed seed draws one from each part of the
 graph. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs must be
 visited are sampled, too, so that an estimate visits a bounded number of pairs. A sample is likely to
 miss single receivers with many edges in the middle of the graph.
@@ -37,10 +37,10 @@ STRIPS = 16
 class Sample(NamedTuple):
     """Boxes of tiles, each in a strip; a box that is neither full nor empty is a single tile.
 
-    A box stands for ``weight`` boxes of the graph, and strip s for ``strip_weight[s]`` rows of tiles.
-    ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, each tile with
-    listed pairs has one box more, for the edges that the lists add; this box counts as a tile if the
-    rule has no edge there.
+    A box represents ``weight`` boxes of the graph; strip s represents ``strip_weight[s]`` rows of
+    tiles. ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, each tile
+    with listed pairs has one more box, for the edges that the lists add. This box counts as a tile
+    if the rule has no edge in it.
     """
 
     strip: Int[Tensor, " boxes"]
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
         return float((self.weight * count).sum())
 
     def estimate_rows(self, is_counted: Bool[Tensor, " boxes"]) -> float:
-        """Estimate how many rows of tiles hold a box that ``is_counted``."""
+        """Estimate how many rows of tiles have a box that ``is_counted``."""
         return float(self.strip_weight[torch.unique(self.strip[is_counted])].sum())
 
 
@@ -76,14 +76,14 @@ class Estimate(NamedTuple):
 
 
 def is_estimated(graph: TokenGraph) -> bool:
-    """Return whether the work is estimated: for a rule on many pairs, without batch or heads."""
+    """Return whether the work is estimated, as for a rule on many pairs, without batch or heads."""
     if graph.edges.count() is not None or graph.edges.has_slices:
         return False
     return not enumerate_pairs.has_few_pairs((1, 1, graph.num_dst, graph.num_src))
 
 
 def num_edges(graph: TokenGraph) -> int:
-    """Count or estimate the edges, over all slices if the graph differs by sample or head."""
+    """Count or estimate the edges of a graph, in all slices if it differs by sample or head."""
     first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
@@ -107,7 +107,7 @@ def mask_bytes(graph: TokenGraph) -> int:
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """Return which share of the pairs in nonempty tiles are edges; large graphs are sampled."""
+    """Return the share of edges among the pairs in nonempty tiles; large graphs are sampled."""
     edge_index = graph.edges.listed()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
@@ -158,7 +158,7 @@ def tiles_work(graph: TokenGraph) -> Work:
 
 
 def _rectangles_work(count: float, rows: float, heights: Iterable[int], all_tiles: float) -> Work:
-    """Return the work on tiles if each row of tiles begins one tile further on than the row above."""
+    """Estimate the work on tiles, if each row of tiles begins one column after the row above it."""
     cells = {h: min(count + (h - 1) * rows, all_tiles) * planner.BLOCK**2 for h in heights}
     height = min(cells, key=lambda height: cells[height] * planner.HEIGHTS[height])
     weighted_cells = cells[height] * planner.HEIGHTS[height]
@@ -205,7 +205,7 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     return Sample(strip, num_tiles, pairs, count, weight * strip_weight[strip], strip_weight)
 
 
-# The strip, tiles, pairs, edges and weight of boxes; weights count boxes of a strip.
+# The strip, tiles, pairs, edges and weight of each box, which represents weight boxes of its strip.
 Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 

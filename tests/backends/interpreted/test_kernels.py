@@ -71,7 +71,7 @@ def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
 
 
 def test_more_heads_than_a_grid_takes(device, monkeypatch):
-    monkeypatch.setattr(rows, "MOST_SLICES", 3)
+    monkeypatch.setattr(rows, "MAX_SLICES", 3)
     check_against_the_reference(Case(graph=kernel_cases.listed(3, 3, 0.5), heads=(4, 4), batch=1), device)
 
 

@@ -1,1 +1,1 @@
-"""The kernel over rows of edges, in Triton; importing a module of this package loads Triton."""
+"""The Triton kernels over rows of edges. Importing a module of this package loads Triton."""

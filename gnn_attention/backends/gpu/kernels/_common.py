@@ -1,6 +1,6 @@
-"""What the passes of the kernel share: launches, arguments, and Triton functions for dropout and tanh.
+"""What all kernels share: launches, arguments, and Triton functions for dropout and tanh.
 
-``ACC`` is the dtype of sums: float64 for float64, else float32.
+``ACC`` is the dtype of sums: float64 if q is float64, else float32.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
-Arguments = tuple[Any, ...]  # the arguments of a kernel
-MAX_ALIGNMENT = 16  # The largest divisor of strides that matters: 16 numbers take at least 16 bytes.
+Arguments = tuple[Any, ...]
+MAX_ALIGNMENT = 16  # Larger divisors of strides do not help: 16 numbers fill the widest load, of 16 bytes.
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # fixed on import
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # The value is fixed on import.
 
 
 def launch(
     kernel: Any, grid: Arguments, arguments: Arguments, constants: Mapping[str, Any], warps: int, stages: int
 ) -> None:
-    """Run ``kernel`` on every program of a grid, which may be empty; each launch passes through here."""
+    """Launch ``kernel`` on a grid, which may be empty. Every launch goes through this function."""
     if 0 in grid:
         return
-    # A kernel is compiled for dtypes and alignments of tensors, and for integers of 32 or 64 bits.
+    # Triton compiles a kernel for dtypes and alignments of tensors, and for 32 or 64-bit integers.
     kinds = [
         -(2**31) <= x < 2**31
         if x.__class__ is int
@@ -53,7 +53,7 @@ def launch(
         if compiled is None:
             options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
             compiled = kernel[grid](*arguments, **constants, **options)
-            # The interpreter returns None, and a kernel that was only compiled has no module.
+            # The interpreter returns None, and a kernel that was compiled but not loaded has no module.
             if getattr(compiled, "module", None) is not None:
                 _COMPILED[key] = compiled
             return
@@ -61,18 +61,18 @@ def launch(
         compiled[*grid, 1](*arguments, *constant_values)
 
 
-# Triton's own check of 70 arguments takes as much host time as the rest of a call.
+# This cache avoids Triton's check of 70 arguments, which takes as much host time as the rest of a call.
 _COMPILED: dict[Arguments, Any] = {}
 
 
 def jit(function: Any) -> Any:
-    """Apply ``triton.jit``, but do not specialise a kernel on numbers (names in lower case)."""
+    """Apply ``triton.jit``, but do not specialize on numbers, whose names are in lower case."""
     parameters = inspect.signature(function).parameters
     return triton.jit(do_not_specialize=[name for name in parameters if name.islower()])(function)
 
 
 def strides(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of the first three axes of each tensor, or 0 for None."""
+    """Return the strides of the first three axes of each tensor, or three zeros for None."""
     return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
@@ -96,7 +96,7 @@ def padded_channels(width: int) -> int:
 
 
 def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
-    """Return what is constant in a kernel: options, channels, alignment and the dtype of sums."""
+    """Return the compile-time constants of a kernel: options, channels, alignment and ACC."""
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
         "HAS_CAP": problem.softcap > 0,
@@ -112,7 +112,7 @@ def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
 
 
 def scalars(problem: Problem) -> tuple[float, ...]:
-    """Return the numbers that all kernels take: scale, softcap, dropout and offsets."""
+    """Return the scalar arguments of all kernels: scale, softcap, dropout and offsets."""
     offsets = problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head
     return *_factors(problem.scale, problem.softcap, problem.dropout), *offsets
 
@@ -125,26 +125,26 @@ def _factors(scale: float, softcap: float, probability: float) -> tuple[float, .
 
 
 def _split_float(number: float) -> tuple[float, float]:
-    """Split a float64 into two float32, which a kernel can take; their sum is exact to 48 bits."""
+    """Split a float64 into two float32 arguments of a kernel, whose sum is exact to 48 bits."""
     (high,) = struct.unpack("f", struct.pack("f", number))
     return high, number - high
 
 
 def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:
-    """Allocate a result ``[B, H, T, width]`` in memory as ``[B, T, H, width]``, like a projection.
+    """Allocate a result ``[B, H, T, width]`` with the memory layout ``[B, T, H, width]``.
 
-    The interpreter truncates to bfloat16 where GPUs round: its results are float32, rounded later.
+    The interpreter truncates to bfloat16; GPUs round. So it writes float32, which is rounded later.
     """
     batch, heads, tokens, _ = like.shape
     dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
-    # Autograd forbids writing into a view that a Function with several results returned.
+    # If a Function with several results returned a view, autograd would forbid writing into it.
     strides = max(1, tokens) * max(1, heads) * width, width, max(1, heads) * width, 1
     return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
 
 
 @triton.jit
 def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
-    """Return scale, softcap and the factor of dropout, each as the sum of two float32."""
+    """Return scale, softcap and the factor of kept weights, each the sum of two float32."""
     scale = tl.full((), scale, ACC) + tl.full((), scale_low, ACC)
     cap = tl.full((), cap, ACC) + tl.full((), cap_low, ACC)
     return scale, cap, tl.full((), factor, ACC) + tl.full((), factor_low, ACC)
@@ -152,7 +152,7 @@ def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexp
 
 @triton.jit
 def tanh(x):
-    """Compute tanh, exact to rounding: by a continued fraction near 0, else by exponentials."""
+    """Compute tanh to rounding error, by a continued fraction near 0 and else by exponentials."""
     size = tl.abs(x)
     decay = tl.exp(-2.0 * size)
     by_exponential = (1.0 - decay) / (1.0 + decay)
@@ -172,7 +172,7 @@ def is_finite(x):
 
 @triton.jit
 def _mix_bits(z):
-    """Apply the finalizer of SplitMix64 to uint64."""
+    """Apply the finalizer of SplitMix64 to uint64 values."""
     z = (z ^ (z >> 30)) * FIRST
     z = (z ^ (z >> 27)) * SECOND
     return z ^ (z >> 31)
@@ -180,13 +180,13 @@ def _mix_bits(z):
 
 @triton.jit
 def random_stream(SEED, sample, head):
-    """Return the random stream of an absolute sample and head, in int64 (``backends.dropout``)."""
+    """Return the random stream (``backends.dropout``) of a sample and head, absolute int64 indices."""
     seed = tl.load(SEED).to(tl.uint64)
     return _mix_bits(seed + GOLDEN * ((sample.to(tl.uint64) << 32) + head.to(tl.uint64) + 1))
 
 
 @triton.jit
 def keeps_edge(stream, dst, src, threshold):
-    """Return whether dropout keeps an edge; dst and src are absolute, in int64, and broadcast."""
+    """Return whether dropout keeps an edge; dst and src are absolute int64 indices and broadcast."""
     bits = _mix_bits(stream + GOLDEN * ((dst.to(tl.uint64) << 32) + src.to(tl.uint64) + 1))
     return (bits >> 40).to(tl.int32) >= threshold

@@ -1,10 +1,10 @@
-"""The kernels over rows of edges, forward and backward: the work of one program.
+"""The Triton kernels over rows of edges, forward and backward.
 
-A program takes one row (of a receiver or a sender), or, if ``CHUNKED``, one chunk of a long row,
-for ``MEMBERS`` query heads in the group of one key/value head, ``EDGES`` edges at a time. Tensors
-have the axes [edge, member, channel], each of size 1 if no number varies along it. The axes of members
-and of the channels ``D`` and ``DV`` are padded to the powers of two ``MP``, ``DP`` and ``DVP``.
-``q_b``, ``q_h`` and ``q_t`` are the strides of q by sample, head and token, and so on.
+A program computes one row (of a receiver or a sender) or, if ``CHUNKED``, one chunk of a long row.
+It computes ``EDGES`` edges and ``MEMBERS`` query heads of a key/value head at a time. Tensors have
+axes [edge, member, channel]; an axis along which nothing varies has size 1. ``MEMBERS`` heads, ``D``
+and ``DV`` channels are padded to the powers of two ``MP``, ``DP`` and ``DVP``. The strides of q by
+sample, head and token are ``q_b``, ``q_h`` and ``q_t``; those of the bias are ``x_b``, ``x_h``, ``x_e``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gnn_attention.backends.gpu.kernels import _common
 
 @triton.jit
 def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
-    """Return the row of a program and where its entries, or those of its chunk, begin and end."""
+    """Return the row of a program, and where the entries of the row or its chunk begin and end."""
     if CHUNKED:
         row = tl.load(CHUNK_ROW + item).to(tl.int64)
         low = tl.load(CHUNK_START + item)
-        # low + limit might exceed int32.
+        # low + limit may exceed int32.
         high = low + tl.minimum(tl.load(PTR + row + 1) - low, limit)
     else:
         row = item.to(tl.int64)
@@ -34,14 +34,14 @@ def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
 
 @triton.jit
 def _offset(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
-    """Return where rows begin. ``ALIGN`` divides all strides: the product proves this to Triton."""
+    """Return where rows begin. ``ALIGN`` divides all strides; the last product shows this to Triton."""
     offset = sample * (by_sample // ALIGN) + head * (by_head // ALIGN) + token * (by_token // ALIGN)
     return offset * ALIGN
 
 
 @triton.jit
 def _load(base, start, valid, D: tl.constexpr, DP: tl.constexpr, ACC: tl.constexpr):
-    """Load rows ``[..., DP]`` from ``start`` on: 0 unless ``valid``, and 0 from channel ``D`` on."""
+    """Load rows ``[..., DP]`` from ``start`` on; invalid rows and channels from ``D`` on are 0."""
     channel = tl.arange(0, DP)[None, None, :]
     offset = start[:, :, None] + channel
     mask = tl.broadcast_to(valid, start.shape)[:, :, None]
@@ -60,7 +60,7 @@ def _store(base, start, rows, valid, D: tl.constexpr, DP: tl.constexpr):
 
 @triton.jit
 def _find_workspace_row(member, GROUP: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the row of a chunk's result, numbered by slice of the launch, chunk, and member."""
+    """Return the row of a chunk's result in a workspace sorted by slice, chunk and member."""
     chunks = tl.num_programs(0) // SPLIT
     return (tl.program_id(1).to(tl.int64) * chunks + tl.program_id(0) // SPLIT) * GROUP + member
 
@@ -70,7 +70,7 @@ def _logit(
     dot, edge, valid, BIAS, bias, bias_e, cap,
     HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits of edges from their scaled products, and the derivatives of the softcap."""
+    """Return logits, given the scaled products q . k, and the derivatives of the softcap."""
     cap_slope = tl.full(dot.shape, 1.0, ACC)
     if HAS_CAP:
         ratio = _common.tanh(dot / cap)
@@ -92,7 +92,7 @@ def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.conste
 
 @triton.jit
 def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr):
-    """Return the sample, key/value head, members of the group, and which members are not padding."""
+    """Return the sample, the key/value head, the members, and which members are not padding."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     index = tl.arange(0, MP)[None, :]
     member = tl.program_id(0) % SPLIT * MEMBERS + index
@@ -109,7 +109,7 @@ def forward(
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the softmax of a receiver over its in-edges, or over one chunk of them, online."""
+    """Compute out and lse of a receiver, or of one chunk of its in-edges, by online softmax."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -167,7 +167,7 @@ def backward_dst(
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a receiver's queries and of its edges' bias, or the part of one chunk."""
+    """Compute a receiver's gradients of q and bias from its in-edges, or from one chunk of them."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -180,7 +180,7 @@ def backward_dst(
     slice_index = sample * kv_heads * GROUP + head
     lse = tl.load(LSE + slice_index * num_dst + row, mask=in_group, other=float("inf"))
     delta = tl.load(DELTA + slice_index * num_dst + row, mask=in_group, other=0.0)
-    # A receiver whose lse is not finite contributes nothing, but its bias gradients are written.
+    # If lse is not finite, all gradients of the receiver are 0; those of its bias are stored, too.
     is_counted = _common.is_finite(lse)
     sums = tl.zeros([1, MP, DP], ACC)
     for start in range(low, high, EDGES):
@@ -203,7 +203,7 @@ def backward_dst(
         if HAS_BIAS:
             tl.store(DBIAS + slice_index * num_edges + edge, grad_logit, mask=in_row & in_group)
         sums += tl.sum((grad_logit * cap_slope)[:, :, None] * key, 0, keep_dims=True)
-    # For a receiver that is not counted, 0 times a key that is not finite would be NaN.
+    # If a receiver is not counted, 0 times a key that is not finite may have made its sums NaN.
     sums = tl.where(is_counted[:, :, None], sums * scale, 0.0)
     if CHUNKED:
         _store(DQ, _find_workspace_row(member, GROUP, SPLIT) * D, sums, in_group, D, DP)
@@ -222,7 +222,7 @@ def backward_src(
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a sender's key and value over its out-edges, or over one chunk."""
+    """Compute a sender's gradients of k and v from its out-edges, or from one chunk of them."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0), CHUNKED)
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
@@ -277,13 +277,13 @@ def backward_src(
 
 @triton.jit
 def _weighted_sum(weight, rows):
-    """Sum ``rows`` with ``weight`` [edge, member] over edges and members."""
+    """Sum ``rows`` over edges and members, weighted by ``weight`` [edge, member]."""
     return tl.sum(tl.sum(weight[:, :, None] * rows, 0, keep_dims=True), 1, keep_dims=True)
 
 
 @triton.jit
 def _long_row(LONG, FIRST, first_slice, kv_heads, GROUP: tl.constexpr):
-    """Return the sample, head and row of a program that combines chunks, and the chunks' bounds."""
+    """Return the sample, head and row of a merging program, and where its chunks begin and end."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     sample, head = slice_ // kv_heads, (slice_ % kv_heads) * GROUP + tl.program_id(0) % GROUP
     item = tl.program_id(0) // GROUP
@@ -302,7 +302,7 @@ def merge_chunks(
     PART, PART_LSE, OUT, LSE, o_b, o_h, o_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Merge, in order, what the chunks of a long receiver computed for one head."""
+    """Merge, in order, the results that the chunks of a long row computed for one head."""
     sample, head, row, low, high = _long_row(LONG, FIRST, first_slice, kv_heads, GROUP)
     running_max = tl.full((), float("-inf"), ACC)
     total = tl.full((), 0.0, ACC)

@@ -1,11 +1,11 @@
-"""Attention over rows of edges: one program for each receiver and some heads, online softmax, no atomics.
+"""Launches of the Triton kernels over rows of edges, which use online softmax and no atomics.
 
-The forward pass and the gradients of q and ``bias`` go over receivers; the gradients of k and v go
-over senders, and over the query heads of a group in order. Every number is written by one program
-and summed in a fixed order: results repeat bit for bit. Only edges are read, so that a NaN elsewhere
-has no effect. In the backward pass, a receiver whose lse is not finite contributes nothing. Long
-rows are computed in chunks (:class:`gnn_attention.backends.gpu.csr.Side`). The programs of one
-key/value head are launched together, so that its senders stay in the cache.
+The forward pass and the gradients of q and bias have a program for each receiver and some heads.
+The gradients of k and v have one for each sender, which sums over the query heads of a group in order.
+Every result is written by one program and summed in a fixed order, so results repeat bit for bit.
+Pairs without an edge contribute nothing, not even a NaN. In the backward pass, neither do receivers
+whose lse is not finite. The programs of one key/value head are launched together, so that its
+senders stay in the cache. Long rows have chunks (:class:`gnn_attention.backends.gpu.csr.Side`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from gnn_attention.backends.gpu.kernels._common import Arguments, heads_last, st
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
-FEWEST_PROGRAMS = 2**12  # Fewer programs do not keep a GPU busy.
-MOST_CHANNELS = 512  # Heads have at most this many in all: sm_90 spills no registers (Triton 3.6.0, 3.7.1).
-MOST_SLICES = 65535  # A grid has at most this many programs along its second axis.
+MIN_PROGRAMS = 2**12  # Fewer programs do not keep a GPU busy.
+MAX_CHANNELS = 512  # A program has at most this many: then sm_90 spills no registers (Triton 3.6.0, 3.7.1).
+MAX_SLICES = 65535  # A grid has at most this many programs along its second axis.
 STEP = 16  # A program reads this many partial results at once.
 
 
 class Config(NamedTuple):
-    """How many edges a program reads in a step, how many warps it has, and how many pipeline stages."""
+    """The edges that a program reads in one step, its warps, and its pipeline stages."""
 
     edges: int
     warps: int
     stages: int
 
 
-# Chosen by how many bytes a number takes and how many channels all heads of a program have (a power of
-# two). Each warp loads some KiB of k and of v at once; even with all options no register is spilled.
-CONFIGS = {key: Config(*numbers) for key, numbers in {
+# A key is the bytes of a number and the padded channels of all heads of a program. Each warp loads
+# a few KiB of k and of v at once. No register is spilled, even with all options.
+CONFIGS = {key: Config(*config) for key, config in {
     (2, 16): (32, 1, 2), (2, 32): (32, 1, 2), (2, 64): (32, 1, 2), (2, 128): (16, 2, 2), (2, 256): (16, 2, 2),
     (2, 512): (16, 4, 2), (4, 16): (32, 1, 2), (4, 32): (32, 1, 2), (4, 64): (16, 2, 2), (4, 128): (16, 4, 2),
     (4, 256): (16, 4, 2), (4, 512): (8, 4, 2), (8, 16): (8, 1, 2), (8, 32): (8, 2, 2), (8, 64): (8, 4, 2),
@@ -49,21 +49,21 @@ CONFIGS = {key: Config(*numbers) for key, numbers in {
 
 @lru_cache
 def members_of_program(rows: int, kv_heads: int, group: int, channels: int) -> int:
-    """Return how many query heads of a group one program takes, a divisor of the group.
+    """Return how many query heads of a group one program computes; this number divides ``group``.
 
-    ``rows`` is the number of tokens; ``channels`` is the padded width of q, k or v. The heads of a
-    program share the keys and values that it gathers, so it takes as many as fit into registers
-    (``MOST_CHANNELS``), unless programs become too few to keep the GPU busy (``FEWEST_PROGRAMS``).
+    ``rows`` is the number of tokens; ``channels`` is the larger padded width of k and v. The heads
+    of a program share the keys and values that it gathers. So it computes as many as fit into registers
+    (``MAX_CHANNELS``), unless too few programs would remain to keep a GPU busy (``MIN_PROGRAMS``).
     """
     divisors = [n for n in range(1, group + 1) if group % n == 0]
-    fitting_counts = [n for n in divisors if (1 << (n - 1).bit_length()) * channels <= MOST_CHANNELS]
-    return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= FEWEST_PROGRAMS], default=1)
+    fitting_counts = [n for n in divisors if (1 << (n - 1).bit_length()) * channels <= MAX_CHANNELS]
+    return max([n for n in fitting_counts if rows * kv_heads * (group // n) >= MIN_PROGRAMS], default=1)
 
 
 def forward(
     problem: Problem, sides: tuple[Side, Side]
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """Compute out, token-major in memory, and lse: 0 and -inf for an isolated receiver."""
+    """Compute out, token-major in memory, and lse. An isolated receiver has 0 and -inf."""
     q = problem.q
     out = heads_last(q, problem.v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
@@ -75,7 +75,7 @@ def forward(
 def backward(
     problem: Problem, sides: tuple[Side, Side], grad_out: Tensor, delta: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the gradients of q, k, v and bias, by ``ds = exp(logit - lse) (grad_out . v - delta)``."""
+    """Compute the gradients of q, k, v and bias from ``ds = exp(logit - lse) (grad_out . v - delta)``."""
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     receivers, senders = sides
     dbias = None if bias is None else bias.new_empty(bias.shape, dtype=lse.dtype)
@@ -100,7 +100,7 @@ class _Pass:
         constants = _common.constants(problem, *other_tensors)
         channels = max(constants["DP"], constants["DVP"])
         members = members_of_program(self.rows, self.kv_heads, group, channels)
-        # All heads of a group add to the result of one sender, whose program has more sums.
+        # One program sums both gradients of a sender over all heads of the group.
         self.group = 1 if by_sender else group
         self.split = 1 if by_sender else group // members
         padded_members = 1 << (members - 1).bit_length()
@@ -115,7 +115,7 @@ class _Pass:
         }
         self.arguments = (
             *(q, k, v, side.ptr, side.neighbours, side.chunk_row, side.chunk_start),
-            # q takes the place of a missing tensor; kernels do not read it there.
+            # q replaces a missing tensor, which kernels do not read.
             *(q if x is None else x for x in (problem.bias, problem.seed)),
             *strides(q, k, v, problem.bias),
             *_common.scalars(problem),
@@ -125,10 +125,10 @@ class _Pass:
     def run(
         self, kernel: object, arguments: Arguments, results: tuple[Tensor, ...], lse: Tensor | None = None
     ) -> None:
-        """Write the ``results`` of all rows; chunks are merged by ``lse``, or summed without it."""
+        """Write ``results`` for all rows. Chunks are merged by lse if there is one, else summed."""
         outputs = (*arguments, *results, *(() if lse is None else (lse,)), *strides(*results))
-        for first in range(0, self.slices, MOST_SLICES):
-            grid = self.rows * self.split, min(MOST_SLICES, self.slices - first)
+        for first in range(0, self.slices, MAX_SLICES):
+            grid = self.rows * self.split, min(MAX_SLICES, self.slices - first)
             self._launch(kernel, grid, outputs, first, chunked=False)
         widths = [x.shape[3] for x in results] + ([] if lse is None else [1])
         for first, *workspaces in self._allocate_workspaces(widths):
@@ -144,23 +144,23 @@ class _Pass:
                 self._combine(_row_passes.sum_chunks, first, (workspace, result), result)
 
     def _combine(self, kernel: object, first: int, tensors: Arguments, result: Tensor) -> None:
-        """Compute the result of each long row from the results of its chunks."""
+        """Combine the chunks of each long row into ``result``."""
         slices, chunks, width = tensors[0].shape
-        numbers = (self.side.long_row, self.side.first_chunk, first, self.kv_heads, self.q.shape[2], chunks)
+        chunking = (self.side.long_row, self.side.first_chunk, first, self.kv_heads, self.q.shape[2], chunks)
         padded_width = _common.padded_channels(width)
         constants = {"GROUP": self.group, "D": width, "DP": padded_width, "STEP": STEP}
         constants["ACC"] = self.constants["ACC"]
         grid = (self.side.long_row.numel() * self.group, slices)
-        arguments = (*tensors, *strides(result), *numbers)
+        arguments = (*tensors, *strides(result), *chunking)
         _common.launch(kernel, grid, arguments, constants, warps=4, stages=1)
 
     def _allocate_workspaces(self, widths: list[int]) -> Iterator[Arguments]:
-        """Yield the first slice of a launch and its workspaces ``[slices, chunks * group, width]``."""
+        """Yield each launch's first slice and workspaces ``[slices, chunks * group, width]``."""
         chunks, dtype = self.side.chunk_row.numel() * self.group, accumulation_dtype(self.q.dtype)
         if not chunks or not self.slices:
             return
         fitting_slices = max(1, WORKSPACE // (chunks * sum(widths) * dtype.itemsize))
-        max_slices = min(self.slices, MOST_SLICES, fitting_slices)
+        max_slices = min(self.slices, MAX_SLICES, fitting_slices)
         workspaces = [torch.empty(max_slices, chunks, w, dtype=dtype, device=self.q.device) for w in widths]
         for first in range(0, self.slices, max_slices):
             yield first, *(x[: self.slices - first] for x in workspaces)
