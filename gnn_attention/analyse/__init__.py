@@ -1,6 +1,6 @@
 """Analyse graphs: how information travels, what is connected, and how two graphs differ.
 
-Functions about layers accept one graph, or a list with a graph for each layer.
+Functions that model layers accept one graph for all layers, or a list with one for each layer.
 """
 
 from gnn_attention.analyse.chosen import Choice, choice, overlap

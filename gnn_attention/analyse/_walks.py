@@ -14,16 +14,16 @@ from gnn_attention.graph.edges import RuleEdges
 Layers = TokenGraph | Sequence[TokenGraph]
 # A function that maps tokens to all their senders; a sender of several tokens may repeat.
 SenderLookup = Callable[[Tensor], Tensor]
-# A list of this many edges takes 1 GB.
+# Longer lists of edges, which take more than 1 GB, are refused.
 MAX_EDGES = 2**26
-# Up to this many steps, evaluating the rule is cheaper than listing its edges.
+# For at most this many steps, evaluating a rule is cheaper than listing its edges.
 MAX_RULE_STEPS = 64
 
 
 def stack(graphs: Layers) -> list[TokenGraph]:
-    """Return the layers' graphs as a list; TypeError or ValueError if they cannot follow each other."""
+    """Return the graph of each layer as a list; TypeError or ValueError unless they can be stacked."""
     checks.check_order("graphs", graphs)
-    # Graphs of other libraries are iterable, too.
+    # Graphs of other libraries may be iterable, so list() would accept them.
     if not isinstance(graphs, (TokenGraph, Sequence, Iterator)):
         raise TypeError(f"graphs must be a TokenGraph or a list of them, got {checks.quote(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
@@ -58,7 +58,7 @@ def list_edges(graph: TokenGraph) -> Tensor:
 
 
 def sender_lookup(graph: TokenGraph, steps: int | None = None) -> SenderLookup:
-    """Return a function that finds senders, fast for this many ``steps`` (None if unknown)."""
+    """Return the fastest function that finds senders for this many ``steps`` (None if unknown)."""
 
     def evaluate_rule(tokens: Tensor) -> Tensor:
         rule = partial(rules.map_tokens, graph.edges.contains, tokens.sort().values, 0)
@@ -71,7 +71,7 @@ def sender_lookup(graph: TokenGraph, steps: int | None = None) -> SenderLookup:
 
 
 def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
-    """Return a function that finds senders in a list of the edges, sorted once for all steps."""
+    """Return a function that finds senders in a list of the edges, which is sorted only once."""
     src, dst = list_edges(graph)
     ptr = torch.zeros(graph.num_dst + 1, dtype=torch.int64, device="cpu")
     ptr[1:] = torch.bincount(dst, minlength=graph.num_dst).cumsum(0)
@@ -87,7 +87,7 @@ def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
 
 
 def spread(layers: Sequence[SenderLookup], start: int, tokens: int) -> Iterator[Tensor]:
-    """Yield the tokens that are reached for the first time in layer 1, 2, ...; layers are cycled.
+    """Yield the tokens that layer 1, 2, ... reaches for the first time; layers are cycled.
 
     The residual stream keeps what a token received, so each layer follows each edge only once.
     """

@@ -13,7 +13,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.derived import slices
 
-# A sentence lists at most this many tokens.
+# The text of a choice lists at most this many tokens.
 MAX_EXAMPLES = 5
 
 
@@ -31,13 +31,13 @@ class Choice:
     distance: Int[Tensor, " distances"]
 
     def sinks(self, share: float = 0.5) -> Int[Tensor, " sinks"]:
-        """Return the senders, except rare ones, that this share or more of their possible receivers chose."""
-        # A sender is rare if it has fewer than half as many possible receivers as the sender with the most.
+        """Return the senders, except rare ones, that at least this share of possible receivers chose."""
+        # A sender is rare if its entry of ``possible`` is less than half of the largest entry.
         is_common = self.possible >= int(self.possible.max()) / 2
         return ((self.chosen >= share * self.possible) & is_common).nonzero().flatten()
 
     def within(self, share: float) -> int:
-        """Return the smallest distance d so that at least this share of the edges has distance d or less."""
+        """Return the smallest d such that at least this share of edges has a distance of d or less."""
         sums = self.distance.cumsum(0).double()
         return int((sums < share * sums[-1]).sum())
 
@@ -51,9 +51,9 @@ class Choice:
 
 
 def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
-    """Describe which edges of ``among`` the graph chose, by distances and sinks.
+    """Describe the edges that ``graph`` chose from ``among``: their number, distances and sinks.
 
-    ValueError if the graphs have different tokens, or the graph has no edge.
+    ValueError if the graphs have different tokens, or if ``graph`` has no edge.
 
     >>> from gnn_attention import patterns
     >>> print(choice(patterns.window(64, 3) | patterns.sinks(64, 1), patterns.causal(64)))
@@ -68,7 +68,7 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
     lists = _list_slices(graph)
     src, dst = torch.cat(lists, 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
-    # Each slice of among applies to the same number of slices of the graph.
+    # If the graph has more heads or samples than among, each slice of among counts several times.
     out_degree = among.T.in_degree().view(-1, among.num_src)
     possible = out_degree.sum(0) * max(1, len(lists) // len(out_degree))
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
@@ -77,9 +77,9 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
     """Compute the Jaccard index ``len(A & B) / len(A | B)`` of each pair of graphs, or 1 if both are empty.
 
-    Several ``graphs``, such as those of layers or steps, are compared with each other; if they differ
-    by head or sample, the index is the mean over heads and samples. For a single graph, its heads
-    are compared. :func:`diff` says what differs. ValueError for graphs of different tokens, heads or samples.
+    In a list of ``graphs`` (of layers, steps, ...), each pair is compared. If the graphs differ by head
+    or sample, the index is the mean over heads and samples. In a single graph, each pair of heads is
+    compared. :func:`diff` describes a difference. ValueError unless tokens, heads and samples agree.
 
     >>> from gnn_attention import patterns
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7

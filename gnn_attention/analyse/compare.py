@@ -11,18 +11,18 @@ from gnn_attention.analyse.structure import SAME_TOKEN, replace_rule
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 
-# The distances of at most this many differing edges are computed.
+# If more edges than this differ, their distances are not computed.
 MAX_DISTANCES = 2**20
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The edges by which two graphs differ, in numbers; ``str()`` describes them in words.
+    """The difference between two graphs in numbers; ``str()`` describes it in words.
 
     ``only_first``, ``only_second`` and ``common`` count edges. ``example`` is the first differing
-    edge ``(src, dst)``, ordered by receiver, then sender, and ``example_in`` the number (1 or 2) of
-    the graph that has it. ``remarks`` are sentences that explain the difference by a likely
-    mistake (self loops, complement, shift, transposition, causality), or else describe it.
+    edge ``(src, dst)``, sorted by receiver, then by sender. ``example_in`` is 1 if the first graph
+    has that edge, and 2 if the second graph has it. ``remarks`` are sentences that explain the
+    difference by a likely mistake (for example, a transposed graph), or else describe it.
     """
 
     first: str
@@ -63,8 +63,8 @@ class Difference:
 def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """Compare two graphs: count the edges that only one of them has, and describe the difference in words.
 
-    TypeError unless both are graphs; ValueError if they have different tokens, or differ by head or
-    sample: then compare the same rows of both, or one ``select(batch, head)`` of each.
+    TypeError unless both are graphs. ValueError if their tokens differ (compare the same rows of
+    both), or if one of them differs by head or sample (compare one ``select(batch, head)`` of each).
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
@@ -108,7 +108,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
 def _explain_by_mistakes(
     first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
 ) -> Iterator[str]:
-    """Yield the usual mistakes that explain the whole difference."""
+    """Yield sentences about common mistakes, each of which explains the whole difference."""
     loops, past = replace_rule(first, SAME_TOKEN), replace_rule(first, rules.causal)
     if not ((only_first | only_second) - loops).num_edges:
         for word, missing in (("second", only_first), ("first", only_second)):
@@ -136,7 +136,7 @@ def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor
 def _describe_edges(
     first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
 ) -> Iterator[str]:
-    """Say which graph is causal, how many more senders a receiver has, and how far away they are."""
+    """Say which graph is causal, which has more senders per receiver, and how far edges reach."""
     past = replace_rule(first, rules.causal)
     first_is_causal, second_is_causal = (not (graph - past).num_edges for graph in (first, second))
     if first_is_causal != second_is_causal and is_square(first):

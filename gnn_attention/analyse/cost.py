@@ -1,7 +1,7 @@
-"""Count exactly, without running anything, what a form of the parameters and a graph cost.
+"""Compute the exact cost of a layer from its form and its graph, without running the layer.
 
 A pass over a graph takes ``receivers * receive + senders * send + edges * (logit + weighting) +
-receivers * collect`` multiply-accumulates. This is work, not time. The factors are:
+receivers * collect`` multiply-accumulates. They count work, not time. The costs per item are:
 
 ======== ============================ ========================= ======= =========================
 form     receiver                     sender                    edge    cached per sender
@@ -12,8 +12,8 @@ merged   pattern `Hd^2`               message `Hd^2`            `2d`    pattern 
 ======== ============================ ========================= ======= =========================
 
 d is the width, H and G are the numbers of query and of key/value heads, D and V the widths of keys and values
-(seeds S1.5, S1.14, S1.21). Biases, norms, rotations and the softmax are small and left out.
-For ``D + V < d``, standard < factored < merged; for ``D + V > d``, merged < factored (seed S1.22).
+(seeds S1.5, S1.14, S1.21, S1.22). Biases, norms, rotations and the softmax are small and left out. If
+``D + V < d``, standard costs least and merged most. If ``D + V > d``, merged costs less than factored.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["FORMS", "FormCost", "GraphCost", "Macs", "most_cached", "of_form", "
 class Macs:
     """Multiply-accumulates by purpose; each is two floating point operations.
 
-    ``receive`` computes queries or patterns, ``send`` keys and values or messages, ``logits`` and
-    ``weighting`` happen on the edges, and ``collect`` applies the output matrix of the standard form.
+    ``receive`` is for queries or patterns, ``send`` for keys and values or messages, ``logits`` and
+    ``weighting`` for the edges, and ``collect`` for the output matrix of the standard form.
     """
 
     receive: int = 0
@@ -48,7 +48,7 @@ class Macs:
 
     @property
     def edges(self) -> int:
-        """Multiply-accumulates on the edges, in proportion to their number."""
+        """Multiply-accumulates on the edges, which are proportional to the number of edges."""
         return self.logits + self.weighting
 
     @property
@@ -62,12 +62,12 @@ class Macs:
 
 @dataclass(frozen=True)
 class FormCost:
-    """The cost of a layer whose parameters have one form, over one graph.
+    """The cost of one form of a layer on one graph.
 
-    ``macs`` counts one pass over all receivers, and ``step`` the last receiver alone, if the others are in
-    the cache. ``parameters`` counts numbers; the other sizes are in bytes: ``activations`` (queries or
-    patterns, keys and values or messages, weighted sums), ``weights`` (of all edges, if a backend writes
-    them out), and for each way to cache a sender ``cache_per_token`` and the largest ``cache``.
+    ``macs`` counts one pass over all receivers, and ``step`` only the last receiver, with the others
+    in the cache. ``parameters`` is a number of scalars. The other sizes are in bytes: ``activations``
+    (queries or patterns, keys and values or messages, weighted sums), ``weights`` (of all edges, if a
+    backend stores them), and ``cache_per_token`` and the largest ``cache`` for each cache layout.
     """
 
     form: str
@@ -87,8 +87,8 @@ FORMS = ("standard", "factored", "merged")
 class _UnitCosts(NamedTuple):
     macs: Macs
     parameters: int
-    numbers_per_receiver: int
-    numbers_per_sender: int
+    scalars_per_receiver: int
+    scalars_per_sender: int
     cache: Mapping[str, int]
 
 
@@ -97,7 +97,7 @@ def _unit_costs(form: str, d: int, H: int, D: int, V: int, G: int) -> _UnitCosts
     if form == "standard":
         macs = Macs(receive=d * H * D, send=d * key_value, logits=D, weighting=V, collect=H * V * d)
         return _UnitCosts(macs, parameters, H * (D + V), key_value, {"key, value": key_value})
-    # Patterns and messages are as wide as the states, and heads are summed without a matrix. A
+    # Patterns and messages are as wide as the states, so heads are summed without a matrix. A
     # group of heads shares its values but not W_O, so every query head has its own messages.
     if form == "factored":
         macs = Macs(receive=2 * d * H * D, send=2 * d * H * V, logits=d, weighting=d)
@@ -121,9 +121,9 @@ def of_form(
 ) -> FormCost:
     """Compute the cost of a layer of "standard", "factored" or "merged" heads.
 
-    The layer runs over ``graph`` or ``causal(tokens)``, by default one token with a self loop. Sizes are
-    those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, for both tokens
-    and a graph, and for another number of heads in the graph. For a head of Llama 3 8B (seed S1.12):
+    The layer runs on ``graph`` or ``causal(tokens)``, by default on one token with a self loop. Sizes
+    are those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, if both ``tokens``
+    and ``graph`` are given, and if the graph has another number of heads. For a Llama 3 8B head (seed S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -145,15 +145,15 @@ def of_form(
     heads_per_edge = 1 if graph.heads else num_heads
     edges = graph.num_edges * heads_per_edge
     last_edges = int(graph.in_degree()[..., -1:].sum()) * heads_per_edge
-    cache_per_token = {kind: numbers * itemsize * samples for kind, numbers in unit.cache.items()}
-    numbers = receivers * unit.numbers_per_receiver + senders * unit.numbers_per_sender
+    cache_per_token = {kind: scalars * itemsize * samples for kind, scalars in unit.cache.items()}
+    num_scalars = receivers * unit.scalars_per_receiver + senders * unit.scalars_per_sender
     return FormCost(
         form=form,
         macs=_multiply(unit.macs, receivers, senders, edges),
         step=_multiply(unit.macs, samples, samples, last_edges) if receivers else Macs(),
         parameters=unit.parameters,
         itemsize=itemsize,
-        activations=numbers * itemsize,
+        activations=num_scalars * itemsize,
         weights=edges * itemsize,
         cache_per_token=cache_per_token,
         cache={kind: size * most_cached(graph) for kind, size in cache_per_token.items()},
@@ -167,11 +167,11 @@ def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The numbers of edges that a graph, the causal and the full graph have, over samples and heads.
+    """Edge counts of a graph, the causal graph and the full graph, over all samples and heads.
 
     ``cached`` is the largest number of senders in the cache while decoding, if each sender leaves after
     its last receiver. For a graph between two sequences, it is the number of senders with an edge.
-    :func:`gnn_attention.graph.tiling.tiles` counts what a block-sparse kernel visits.
+    :func:`gnn_attention.graph.tiling.tiles` counts the tiles that a block-sparse kernel visits.
     """
 
     name: str
@@ -196,7 +196,7 @@ def of_graph(graph: TokenGraph) -> GraphCost:
     """
     checks.instance("graph", graph, TokenGraph)
     copies = (graph.batch or 1) * (graph.heads or 1)
-    # In the causal graph each receiver has one in-edge more than the receiver before it.
+    # In the causal graph, each receiver has one more in-edge than the receiver before it.
     first = graph.dst_offset - graph.src_offset + 1
     causal_degrees = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
@@ -209,14 +209,14 @@ def of_graph(graph: TokenGraph) -> GraphCost:
 
 
 def most_cached(graph: TokenGraph) -> int:
-    """Return the largest number of cached senders, if each token enters once all its senders have entered."""
+    """Return the largest number of senders cached at once, if no token enters before its senders."""
     last = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         return int((last >= 0).sum())
     if not graph.num_src:
         return 0
-    # A chunk of tokens ends where no token so far attends to a later one. Its tokens enter
-    # together; in a causal graph every token is a chunk.
+    # A chunk of tokens ends where no token so far attends to a later one. All tokens of a chunk
+    # enter together. In a causal graph, every token is a chunk.
     positions = torch.arange(graph.num_src, device="cpu")
     ends_chunk = memoized(last_senders, graph).cummax(0).values <= positions
     chunk = ends_chunk.cumsum(0) - ends_chunk.long()

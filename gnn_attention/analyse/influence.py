@@ -1,6 +1,6 @@
-"""Measure how much one token influences another: by shares along walks, and by Jacobians of a function.
+"""Measure how much one token influences another: by shares along walks, or by Jacobians of a model.
 
-In 17 layers, a window of 32 reaches 512 tokens back, but with 10^-12 of a near token's influence or so.
+In 17 layers, a window of 32 reaches 512 tokens, but with about 10^-12 of a near token's influence.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def influence(
     """Compute each sender's share in each receiver's final state, summed over all walks.
 
     The result is ``A_L ... A_2 A_1`` with ``A = residual * I + (1 - residual) * W``: in each layer
-    a token keeps the share ``residual`` (its residual stream) and takes the remainder from its
-    senders by their weights; an isolated receiver keeps only its share. Rows sum to 1 where the
-    rows of W do. The result is the derivative of a linear model of the layers.
+    a token keeps the share ``residual`` (its residual stream), and the remainder comes from its
+    senders, weighted by W. An isolated receiver keeps only its share. Rows sum to 1 if the rows
+    of W do. The result is the derivative of a model whose layers are linear.
 
     Args:
         graphs: one graph, or a list with a graph for each layer; a shorter list is cycled.
@@ -66,7 +66,7 @@ def influence(
 
 
 def _propagate(matrices: list[Tensor], tokens: Tensor, count: int) -> Float[Tensor, "all tokens"]:
-    """Multiply the unit vectors of ``tokens`` by the matrices, first to last."""
+    """Multiply the unit vectors of ``tokens`` by each of the matrices, starting with the first."""
     share = torch.zeros(count, len(tokens), dtype=torch.float64, device="cpu")
     share[tokens, torch.arange(len(tokens), device="cpu")] = 1.0
     for chunk in torch.split(share, CHUNK, 1):
@@ -77,13 +77,13 @@ def _propagate(matrices: list[Tensor], tokens: Tensor, count: int) -> Float[Tens
 
 @dataclass(frozen=True, eq=False)
 class HopInfluence:
-    """Influence by hops: ``total[r, k]`` sums the influence of the senders k hops before receiver r."""
+    """Influence by hops: ``total[r, k]`` sums the influence of senders k hops from receiver r."""
 
     total: Float[Tensor, "dst hops"]
 
     @property
     def range(self) -> Float[Tensor, " dst"]:
-        """The mean number of hops for each receiver, weighted by influence (arXiv 2506.05971, normalised)."""
+        """Each receiver's mean number of hops, weighted by influence (arXiv 2506.05971, normalised)."""
         hops = torch.arange(self.total.shape[1], dtype=self.total.dtype, device=self.total.device)
         return self.total @ hops / self.total.sum(1)
 
@@ -91,10 +91,10 @@ class HopInfluence:
 def by_hop(
     influence: Float[Tensor, "dst src"], graph: TokenGraph, receivers: Iterable[int] | None = None
 ) -> HopInfluence:
-    """Sum influence ``[receivers, tokens]`` of any kind by the length of a shortest path to the receiver.
+    """Sum influence ``[receivers, tokens]`` of any kind by the length of the shortest path to the receiver.
 
-    Tokens without a path to the receiver are left out. Given :func:`jacobian_norms`, ``total.mean(0)`` and
-    ``range.mean()`` are the two results of torch_geometric's ``total_influence``.
+    Tokens without a path to the receiver are left out. For influence from :func:`jacobian_norms`,
+    ``total.mean(0)`` and ``range.mean()`` are the two results of torch_geometric's ``total_influence``.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(5, 2)
@@ -109,8 +109,8 @@ def by_hop(
     hops = torch.full(influence.shape, -1, device="cpu")
     for row, dst in zip(hops, rows.tolist(), strict=True):
         row[dst] = 0
-        for count, new_tokens in enumerate(spread([find_senders], dst, tokens), 1):
-            row[new_tokens] = count
+        for distance, new_tokens in enumerate(spread([find_senders], dst, tokens), 1):
+            row[new_tokens] = distance
     hops = hops.to(influence.device)
     total = influence.new_zeros(len(rows), int(hops.max()) + 1)
     return HopInfluence(total.scatter_add(1, hops.clamp(min=0), influence.where(hops >= 0, 0.0)))
@@ -123,11 +123,11 @@ def jacobian_norms(
     projections: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "dst src"]:
-    """Measure the influence in any model: the norm of ``d function(x)[dst] / d x[src]``, ``[dst, src]``.
+    """Measure the influence in any model by the norm of ``d function(x)[dst] / d x[src]``, ``[dst, src]``.
 
-    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``. It takes a
-    backward pass for each receiver and channel. With ``projections`` it is the Frobenius norm, estimated
-    from that many backward passes for each receiver: the root mean square of ``|u @ J|``, u standard normal.
+    The norm is the sum of the absolute entries, as in torch_geometric's ``total_influence``. It takes one
+    backward pass for each receiver and channel. With ``projections``, it is an estimate of the Frobenius
+    norm: the root mean square of ``|u @ J|`` over that many standard normal u, with one backward pass each.
 
     ValueError unless ``function`` maps ``[tokens, width]`` to ``[tokens, channels]``.
 

@@ -1,8 +1,8 @@
 """Compute how far information travels: receptive fields, depths, shortest paths and walks.
 
-Every function takes one graph, used in every layer, or a list with a graph for each layer, layer 1 first;
-a list with fewer graphs is cycled. The residual stream always keeps a token's own state, with or without a
-self loop. All functions raise TypeError, ValueError or IndexError for wrong layers or positions.
+Every function accepts one graph for all layers, or a list with one graph for each layer, layer 1 first; a
+shorter list is cycled. The residual stream keeps a token's own state even without a self loop, except in
+walks of exactly n hops. All functions raise TypeError, ValueError or IndexError for wrong arguments.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.analyse._walks import Layers, check_token, sender_lookup, spread, stack
 from gnn_attention.graph import TokenGraph, rules, text
 
-# Functions that compute a [dst, src] table take at most this many tokens.
+# Functions that compute a [dst, src] table accept at most this many tokens.
 MAX_TOKENS = 8192
-# float64 holds every integer below this one.
+# float64 represents every integer up to this one exactly.
 MAX_WALKS = 2.0**53
 
 
@@ -30,8 +30,8 @@ def receptive_field(
 ) -> Int[Tensor, " tokens"]:
     """Return the tokens whose input can influence ``receiver`` after this many layers, in increasing order.
 
-    A walk of at most ``layers`` hops leads from each of these tokens to ``receiver``, or, with
-    ``residual=False`` (no residual stream), a walk of exactly ``layers`` hops does.
+    From each of these tokens, a walk of at most ``layers`` hops leads to ``receiver``. With
+    ``residual=False`` (no residual stream), the walk must have exactly ``layers`` hops.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -52,9 +52,9 @@ def receptive_field(
 
 
 def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
-    """Return the fewest layers after which ``dst`` receives from ``src``, or None if it never does.
+    """Return after how many layers ``dst`` first receives from ``src``, or None if it never does.
 
-    For a single graph this is the length of a shortest path, 0 from a token to itself.
+    For a single graph, this is the length of the shortest path. It is 0 from a token to itself.
 
     >>> from gnn_attention import patterns
     >>> layers_between(patterns.window(100, 4), 0, 99)
@@ -72,8 +72,8 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
     """Return a shortest path of information from ``src`` to ``dst``, or None if there is none.
 
-    The list has ``src``, then the token that holds the information after each layer. If layers differ, a
-    token may repeat, since the residual stream keeps its state. The path has at most ``layers`` layers.
+    The list starts with ``src``, followed by the token that holds the information after each layer. If
+    layers differ, a token may repeat, as the residual stream keeps its state. ``layers`` limits the length.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -108,7 +108,7 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
 def diameter(graphs: Layers) -> int | None:
     """Return the fewest layers after which every token has received from every token, or None.
 
-    For a single graph this is networkx's diameter. ValueError for more than 8192 tokens.
+    For a single graph, this equals networkx's diameter. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
     >>> diameter(patterns.window(9, 3, causal=False)), diameter(patterns.causal(9))
@@ -122,7 +122,7 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
     """Return the fewest layers after which every receiver has received from its senders in ``target``.
 
     Return None if that never happens. ``target`` is a graph, by default the causal one if all layers
-    are causal, else the full one. If ``full`` is the full graph, no receptive field grows beyond
+    are causal, else the full one. For the full graph ``full``, receptive fields stop growing after
     ``layers_to_full_reach(g, ~never_hears(g, full))`` layers. ValueError for more than 8192 tokens.
 
     >>> from gnn_attention import patterns
@@ -193,10 +193,10 @@ def check_all_pairs(function: str, graph: TokenGraph, advice: str) -> None:
 
 
 def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]) -> int | None:
-    """Return the fewest layers whose reach contains ``target``, with about ``2 log2(cycles)`` products."""
+    """Return the fewest layers whose reach contains ``target``, using about ``2 log2(cycles)`` products."""
     layers = [_layer_bits(graph) for graph in graphs]
-    # cycles[p] is the reach of 2^p cycles. The number of cycles is doubled until their reach contains
-    # the target, and is then bisected. Single layers are added last.
+    # A cycle runs each layer once, and cycles[p] is the reach of 2^p cycles. Their number is doubled
+    # until their reach contains the target, and is then bisected. Single layers are added last.
     cycles = [reduce(_compose, layers)]
     while bool((target & ~cycles[-1]).any()):
         double_reach = _compose(cycles[-1], cycles[-1])
@@ -216,10 +216,10 @@ def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]
 
 
 def _compose(earlier: Int[Tensor, "mid bytes"], later: Int[Tensor, "dst bytes"]) -> Int[Tensor, "dst bytes"]:
-    """Compute the reach of ``earlier`` and then ``later``: the boolean product ``later @ earlier``.
+    """Compute the reach of ``earlier`` followed by ``later``: the boolean ``later @ earlier``.
 
-    A table holds all unions of eight rows (the method of four Russians). At 4096 tokens this is ten
-    times as fast as a product of float32 matrices.
+    A table has the union of every subset of eight rows (the method of four Russians). With 4096
+    tokens, this is ten times as fast as a product of float32 matrices.
     """
     product = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
     for index, bits in enumerate(later.T.int()):

@@ -13,10 +13,10 @@ from gnn_attention.analyse._walks import is_square, list_edges, stack
 from gnn_attention.graph import TokenGraph, rules, symbols
 from gnn_attention.graph.edges import RuleEdges
 
-# A summary lists at most this many isolated tokens.
+# A summary lists at most this many isolated receivers, and as many isolated senders.
 MAX_EXAMPLES = 5
 SAME_TOKEN = symbols.dst == symbols.src
-# networkx searches graphs of at most this many edges for cycles.
+# Graphs with more edges are not searched for cycles, because networkx needs a list of the edges.
 MAX_CYCLE_EDGES = 2**20
 
 
@@ -34,12 +34,12 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers that describe a graph; ``str()`` is a small table.
+    """The numbers that describe a graph; ``str()`` returns them as a small table.
 
     ``isolated_dst`` lists receivers without in-edges (their output is exactly 0) and ``isolated_src``
-    senders without out-edges, at most five of each. ``causal`` says that no edge has ``src > dst``, and
-    ``acyclic`` that all directed cycles are self loops (None if finding out needs a list of more
-    than 2^20 edges). The last four fields are None if receivers and senders are different tokens.
+    senders without out-edges, at most five of each. ``causal`` is True if no edge has ``src > dst``, and
+    ``acyclic`` if all directed cycles are self loops (None if only a search of more than 2^20 edges
+    could tell). The last four fields are None if receivers and senders are different tokens.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Summary:
 def summary(graph: TokenGraph) -> Summary:
     """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
-    ValueError for a graph that differs by head or sample: pass a ``select(batch, head)`` of it.
+    ValueError for a graph that differs by head or sample: pass one ``select(batch, head)`` of it.
 
     >>> from gnn_attention import patterns
     >>> print(summary(patterns.window(100, 4)))
@@ -116,11 +116,11 @@ def summary(graph: TokenGraph) -> Summary:
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
-    """Return each token's component: 0, 1, ... in the order of the first tokens of the components.
+    """Return the number of each token's component; components are numbered by their first tokens.
 
-    Two tokens are in one component if a path of edges in either direction joins them, or, with
-    ``strong=True``, if directed paths lead both there and back. ValueError unless the graph is
-    square and the same for all heads and samples.
+    Two tokens are in one component if a path of undirected edges connects them. With
+    ``strong=True``, a directed path must lead from each of them to the other. ValueError unless the
+    graph is square and the same for all heads and samples.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.documents([2, 3])
@@ -134,10 +134,10 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     digraph.add_nodes_from(range(graph.num_dst))
     digraph.add_edges_from(list_edges(graph).T.tolist())
     find = networkx.strongly_connected_components if strong else networkx.weakly_connected_components
-    number = torch.zeros(graph.num_dst, dtype=torch.int64, device="cpu")
+    labels = torch.zeros(graph.num_dst, dtype=torch.int64, device="cpu")
     for index, component in enumerate(sorted(find(digraph), key=min)):
-        number[list(component)] = index
-    return number
+        labels[list(component)] = index
+    return labels
 
 
 def _summarise_degrees(degree: Tensor) -> Degrees:
@@ -152,12 +152,12 @@ def _list_examples(count: int, examples: tuple[int, ...]) -> str:
 
 
 def _square_properties(graph: TokenGraph) -> dict[str, Any]:
-    # Counting the edges of combined graphs needs no list of edges.
+    # Combined graphs can count their edges without listing them.
     loops = (graph & replace_rule(graph, SAME_TOKEN)).num_edges
     past = (graph & replace_rule(graph, rules.causal)).num_edges
     mutual = (graph & graph.T).num_edges
     causal = past == graph.num_edges
-    # If self loops are the only edges with src <= dst, all others lead to earlier tokens.
+    # If self loops are the only edges with src <= dst, all other edges lead to earlier tokens.
     acyclic: bool | None = causal or past == loops
     if not acyclic and mutual == loops:
         acyclic = None

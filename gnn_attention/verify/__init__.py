@@ -1,10 +1,10 @@
-"""Check on your machine that attention equals dense attention in float64, and report the errors.
+"""Compare backends with dense attention in float64 on your machine, and report the errors.
 
-``gnn-attention verify`` runs a selection of checks that covers every pair of backend, graph, dtype,
-option, form and direction, in about a minute; ``--all`` runs every check. :func:`run` does the same from
-Python, and with ``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks`
+``gnn-attention verify`` takes about a minute: it selects checks so that any two values (of backend,
+dtype, ...) occur together in one. ``--all`` runs every check. :func:`run` does the same from Python,
+and with ``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks`
 yields single checks for pytest: ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]),
-ids=lambda c: c.name)``. The rule by which a check passes is in :mod:`gnn_attention.verify.measure`.
+ids=lambda c: c.name)``. :mod:`gnn_attention.verify.measure` explains when a check passes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from gnn_attention.verify.report import Check, Report, Result, environment
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
-# Fewer checks than this are not worth the start of another process.
+# Fewer checks than this run in one process, because starting more would take longer.
 MIN_PARALLEL = 8
 
 
@@ -36,20 +36,21 @@ def run(
     progress: Callable[[Report], None] = lambda report: None,
     resumed: Report | None = None,
 ) -> Report:
-    """Run checks of :func:`checks` and return their :class:`Report`.
+    """Run a selection of :func:`checks` and return a :class:`Report`.
 
     The ``selection`` "pairs" runs a few checks that cover every pair of values, and "all" runs every
-    check; ``only`` instead selects all checks whose label, ``group: name [backend, dtype]``, contains it.
-    ``progress(report)`` is called before the first check and after each check with all
-    results so far. ``jobs`` processes run checks in parallel (only of backends given by name), each with
-    one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run: its
-    results are kept, failures too, and their checks are not run again.
+    check. With ``only``, all checks run whose label ``group: name [backend, dtype]`` contains it.
+    ``progress`` is called with the report so far, before the first check and after each check.
+    ``jobs`` is the number of processes, each with one thread unless ``OMP_NUM_THREADS`` is set. More
+    than one process needs backends given by name. ``resumed`` is the report of an earlier run: the
+    new report includes its results, even failures, and those checks do not run again.
 
     ValueError for an unknown name, device or label, and if ``resumed`` comes from another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}: use 1, or name the backends")
-    device, selection = _resolve_device(device), choice("selection", selection, ("pairs", "all"))
+    device = _resolve_device(device)
+    selection = choice("selection", selection, ("pairs", "all"))
     selected = _select_checks(list(checks(device, backends)), selection, only)
     is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"
     if is_tf32 and any(check.dtype == "float32" for check in selected):
@@ -77,9 +78,9 @@ def run(
 
 
 def checks(device: str | None = None, backends: Sequence[str | Backend] | None = None) -> Iterator[Check]:
-    """Yield all checks of some backends on a device, by default a GPU if there is one.
+    """Yield all checks of ``backends`` on a device, by default on a GPU if there is one.
 
-    By default these are all backends on a GPU, and on a CPU those that support it without compilation.
+    By default, all backends are checked on a GPU, and those that run without compilation on a CPU.
 
     >>> next(checks("cpu")).name
     'full, plain, inputs x1'
@@ -105,7 +106,7 @@ def _select_checks(all_checks: Sequence[Check], selection: str, only: str | None
 
 
 def _cover_pairs(all_checks: Sequence[Check]) -> list[Check]:
-    """Select a few checks that cover every pair of values of a group and every reason to skip."""
+    """Select a few checks that cover all pairs of values in each group and all reasons to skip."""
     rows = []
     for check in all_checks:
         values = {"backend": check.backend, "dtype": check.dtype, **check.factors}

@@ -1,4 +1,4 @@
-"""The graphs of the checks, each with a definition in Python, and the options of their calls."""
+"""Define the graphs of the checks, each with a rule in Python, and the options of ``attend``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from gnn_attention.backends import dropout
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 
-# With many samples, the largest error of a draw is not a matter of luck.
+# With several samples, the largest error depends less on luck.
 HEADS, KV_HEADS, BATCH = 4, 2, 8
 # Channels of keys, of values, and of the tokens of a layer.
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
-# The relative bias has a number for each distance from -3 to 3, and others are clamped to these.
+# The relative bias has one number for each distance from -3 to 3. Others are clamped to this range.
 MAX_DISTANCE = 3
 DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -30,8 +30,8 @@ Inputs = Mapping[str, Tensor]
 class GraphCase:
     """A graph, its definition ``edge(b, h, dst, src) -> bool``, and its edge list if it has one.
 
-    Calls on it have ``sizes`` (samples, heads), ``kv_heads`` and ``dims`` (channels of keys and of
-    values); ``layout`` changes the memory layout of q, k and v.
+    Calls on the graph have ``sizes`` (samples, heads), ``kv_heads`` key/value heads, and ``dims``
+    (channels of keys, channels of values). ``layout`` changes the memory layout of q, k and v.
     """
 
     name: str
@@ -45,7 +45,7 @@ class GraphCase:
 
     @cached_property
     def mask(self) -> Tensor:
-        """Bool ``[batch, heads, dst, src]``, the definition evaluated for each pair."""
+        """The definition, evaluated for each pair: a bool tensor ``[batch, heads, dst, src]``."""
         shape = (*self.sizes, self.graph.num_dst, self.graph.num_src)
         cells = [self.edge(b, h, i + self.graph.dst_offset, j) for b, h, i, j in product(*map(range, shape))]
         return torch.tensor(cells, dtype=torch.bool).reshape(shape)
@@ -73,14 +73,14 @@ class GraphCase:
         return self.mask[0, 0].nonzero().T.flip(0)
 
     def indices(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
-        """Return samples, heads, absolute receivers and senders that broadcast to a mask."""
+        """Return indices of samples, heads, receivers and senders that broadcast to the mask."""
         batch, heads, dst, src = (torch.arange(n, device=device) for n in self.mask.shape)
         return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst.unsqueeze(1) + self.graph.dst_offset, src
 
 
 def graph_cases() -> Iterator[GraphCase]:
     """Yield graphs, most of them asymmetric; some have isolated receivers or differ by head or sample."""
-    # No graph is bound to a local name, so that each is freed once its user drops it.
+    # No local variable keeps a graph, so each graph is freed when its user drops it.
     n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
     document = [0] * 5 + [2] + [3] * 7
@@ -125,7 +125,7 @@ def graph_cases() -> Iterator[GraphCase]:
 
 
 def store_tokens_first(x: Tensor) -> Tensor:
-    """Store ``[B, H, T, D]`` as ``[B, T, H, D]``, as a layer that splits its channels does."""
+    """Store ``[B, H, T, D]`` as ``[B, T, H, D]``, like a layer that splits channels into heads."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -134,7 +134,7 @@ def _ancestors(parents: list[int], node: int) -> list[int]:
 
 
 def _edge_list_case(num_dst: int, num_src: int) -> GraphCase:
-    """Build an irregular bipartite list in no particular order; receivers 0 and 4 are isolated."""
+    """Build a bipartite graph from an unsorted edge list; receivers 0 and 4 are isolated."""
     pairs = product(range(num_src), set(range(num_dst)) - {0, 4})
     edges = [(s, d) for s, d in pairs if (3 * s + 5 * d + s * d) % 3 == 0]
     edges.sort(key=lambda edge: ((edge[0] * 7 + edge[1] * 11) % 17, edge[1], edge[0]))
@@ -147,12 +147,12 @@ GRAPHS = {case.name: case for case in graph_cases()}
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """An option of ``attend``: its arguments, and what it does to dense float64 logits.
+    """An option of ``attend``: its arguments, and its effect on dense float64 logits.
 
     ``extras`` names the inputs besides q, k and v that are drawn and get gradients: the "table" of a relative
     bias, "bias" and "sink_logits". ``score_mod(inputs)`` returns the score_mod, and ``modify(inputs, logits,
-    sample, head, dst, src)`` does the same to logits ``[B, H, dst, src]``. ``additive`` says that both only
-    add to the logits, as a mask of SDPA does. ``arguments`` are other arguments of ``attend``.
+    sample, head, dst, src)`` applies it to logits ``[B, H, dst, src]``. ``additive`` is True if both only add
+    to the logits, as SDPA's mask does. ``arguments`` are the other arguments of ``attend``.
     """
 
     extras: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Feature:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, case: GraphCase) -> bool:
-        """Return whether a graph can have the option: a bias needs one edge set for all heads."""
+        """Return whether a graph fits: a bias needs the same edges in all heads and samples."""
         return "bias" not in self.extras or not case.graph.varying_axes
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Feature:
 
 
 def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Use every argument, and divide by 0 where a causal graph has no edge."""
+    """Change a score by every argument, and divide it by 0 where a causal graph has no edge."""
     return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=0)
 
 
@@ -244,7 +244,7 @@ OPTIONS = FEATURES | {
 
 
 def draw_heads(kind: str, seed: int) -> StandardHeads:
-    """Draw float64 heads: with the usual sizes, or grouped with unusual sizes and biases."""
+    """Draw float64 heads: plain ones of default sizes, or grouped ones of other sizes with biases."""
     rng = torch.Generator().manual_seed(seed)
     heads = StandardHeads(WIDTH, HEADS)
     if kind != KINDS[0]:

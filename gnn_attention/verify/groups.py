@@ -1,6 +1,6 @@
-"""Define the groups of checks by tables of values to combine, and draw the problems of checks.
+"""Define each group of checks by a table of the values it combines, and draw the problems.
 
-Weights are nearly uniform for small inputs, and peaked as in trained heads for "inputs x5".
+Weights are nearly uniform for "inputs x1". For "inputs x5", they are peaked, as in trained heads.
 """
 
 import functools
@@ -34,19 +34,19 @@ SIZES = ("inputs x1", "inputs x5")
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
 LAYER_GRAPHS: tuple[str, ...] = ("causal", "window", "strict_causal", "cross", "listed", "by head")
 LAYER_GRAPHS += ("by sample", "decode rows", "no edges", "causal, 97 tokens")
-# Layers have no sinks.
+# Options with sinks are missing, because layers have no sinks.
 LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
-# A row has the dtype and the other factors of a check.
+# A row maps the names of a check's factors, for example "dtype", to values.
 Row = Mapping[str, str]
 
 
 def build_checks(
     group: str, values: Mapping[str, Iterable[str]], device: str, backends: Sequence[Backend]
 ) -> Iterator[Check]:
-    """Yield the checks of a group on some backends; ``values`` lists the values of each factor.
+    """Yield the checks of a group for ``backends``; ``values`` lists the values of each factor.
 
-    The checks cover every combination of the values of any three factors, dtype included. In groups with
-    sizes of inputs, every pair of values is also checked without gradients.
+    For any three factors (dtype is one), the checks cover every combination of values. In groups
+    with the factor "size", every pair of values is also checked without gradients.
     """
     rows = grid(**{"dtype": DTYPES, **values}) if backends else []
     if "graph" in values:
@@ -68,7 +68,7 @@ def build_checks(
 
 
 def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
-    """Judge a backend on the problem of a row, or by the rule of the row."""
+    """Judge a backend by its errors on the row's problem, or by the row's rule if it names one."""
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
     if "rule" not in row:
         problem = draw_problem(device, **row)
@@ -85,7 +85,7 @@ def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
 @functools.lru_cache(maxsize=1024)
 @torch.no_grad()
 def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -> str | None:
-    """Return why a backend does not support the forward pass of calls with an option, or None."""
+    """Return why a backend does not support a forward pass with an option, or None if it does."""
     problem = draw_problem(device, dtype, "causal", option)
     q, k, v = (problem.inputs[name] for name in "qkv")
     call = AttentionCall.from_arguments(q, k, v, problem.graph, **problem.options(problem.inputs))
@@ -94,12 +94,12 @@ def unsupported_reason(backend: Backend, device: str, dtype: str, option: str) -
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return every combination of the values of each name, as rows."""
+    """Return one row for each way to choose a value for every name."""
     return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
 
 
 def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
-    """Return the indices of rows that cover every combination of ``strength`` values in any row.
+    """Return indices of rows that together include every combination of ``strength`` values found in a row.
 
     The selection is greedy: each step selects the row that adds the most new combinations.
 
@@ -110,7 +110,7 @@ def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     missing, indices = set().union(*combinations_of_rows), list[int]()
     for gain in range(max(map(len, combinations_of_rows), default=0), 0, -1):
         for index, values in enumerate(combinations_of_rows):
-            # Rows that add more than this gain have been selected by now.
+            # Rows that add more combinations were selected earlier.
             if len(values & missing) == gain:
                 indices.append(index)
                 missing -= values
@@ -128,17 +128,19 @@ def draw_problem(
     kind: str = "plain heads",
     rows: tuple[int, ...] | None = None,
 ) -> Problem:
-    """Draw a call on a graph with an option; the size "inputs x5" multiplies its inputs by 5.
+    """Draw a call on a graph with an option; the size "inputs x5" multiplies the tokens by 5.
 
-    With a form and a kind of heads, the problem is a layer. Gradients are computed for the outputs
-    of the receivers in ``rows``, or of all receivers if it is None.
+    If ``form`` is not None, the problem is a layer whose heads have this form and kind. Gradients
+    are those of the outputs of the receivers ``rows``, or of all receivers if ``rows`` is None.
     """
-    case, feature = GRAPHS[graph] if isinstance(graph, str) else graph, OPTIONS[option]
+    case = GRAPHS[graph] if isinstance(graph, str) else graph
+    feature = OPTIONS[option]
     heads = None
     if form is not None:
         heads = FORMS[form](cases.draw_heads(kind, seed=0)).to(device, DTYPES[dtype])
     tokens = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
-    rng, shapes = torch.Generator().manual_seed(0 if heads is None else 1), case.shapes()
+    rng = torch.Generator().manual_seed(0 if heads is None else 1)
+    shapes = case.shapes()
 
     def draw(name: str, factor: float = 1.0) -> Tensor:
         x = torch.randn(*shapes[name], generator=rng, dtype=torch.float64)
@@ -164,8 +166,8 @@ def draw_problem(
     )
 
 
-# The rules below check what no error bound expresses: exact zeros, the reach of NaN and inf, and lse.
-# Called as problems(graph, option="plain", rows=None) -> Problem. All backends share the problems.
+# The rules below check what error bounds cannot: exact zeros, how far NaN and inf spread, and lse.
+# Rules call problems(graph, option="plain", rows=None) -> Problem. All backends share the problems.
 Problems = Callable[..., Problem]
 Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
 
@@ -187,7 +189,7 @@ def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple
 def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     """Check the outputs and the gradients that a poisoned token must not change.
 
-    The option "share" divides by 0 on pairs that are not edges of a causal graph.
+    The option "share" divides by 0 for every pair that is not an edge of a causal graph.
     """
     calls = (
         ("causal", 9, "plain"),
@@ -226,10 +228,10 @@ def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
 
 
 def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    """Pass half of a sink to the call and add the other half by lse, which must act as the whole sink.
+    """Split each sink: pass one half to the call, add the other by lse, and expect the same result.
 
-    With ``exp(a) = exp(sink) / 2``, the second half multiplies the output by ``exp(lse) / (exp(lse) +
-    exp(a))``. This uses the stored lse, so the result is judged as if weights were recomputed from it.
+    For a half sink a, ``exp(a) = exp(sink) / 2``. Adding it multiplies the output by ``exp(lse) / (exp(lse)
+    + exp(a))``. This uses the stored lse, so the limit is that of backends that recompute their weights.
     """
     for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, MIX)):
         problem = problems(name, option)
@@ -243,7 +245,7 @@ def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
 
 
 NAN_RULE = "a NaN that is attended to is not cleaned"
-# A backend is checked by a rule only if it supports the option of that rule.
+# Each rule has an option, and a backend that does not support the option skips the rule.
 RULES: dict[str, tuple[Rule, str]] = {
     "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated_rows, "edge bias"),
     "NaN, inf and 1e4 reach only rows that attend to them": (_check_poison, "softcap"),

@@ -1,11 +1,11 @@
-"""Measure errors in units of a yardstick: the rule by which a check passes.
+"""Measure errors in units of a yardstick, and decide whether a check passes.
 
-The rule is ``error <= 2 * max(yardstick, rounding)`` for outputs, and 3 instead of 2 for gradients.
-The error is the largest absolute difference between the code under test and the float64 truth, the
-yardstick is SDPA's error in the same dtype (over problems a few roundings apart), and the rounding
-is half an ulp of the largest true number. In float64 the limit is 1e-12 of the largest output, or
-of the largest gradient over all inputs, since the gradient of b_K alone is 0 in theory. The rule is
-FlashAttention's (twice the error of a low-precision computation), with SDPA as the yardstick.
+A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients.
+The error is the largest absolute difference from the float64 truth. The yardstick is SDPA's largest
+error in the same dtype, on the same problem and on slightly perturbed copies of it. The rounding is
+``eps / 2`` times the largest number in the truth. In float64, the limit is 1e-12 times the largest
+output, or the largest gradient of any input, because the gradient of b_K is 0 in theory. The rule
+follows FlashAttention's tests, which allow twice the error of a low-precision computation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 # In float64, an error may be at most this fraction of the largest number.
 EXACT = 1e-12
 NUM_PERTURBATIONS = 4
-# Perturbing inputs by this many roundings changes the last bits of every product.
+# Inputs are perturbed by up to this many eps, which changes the last bits of every product.
 MAX_ROUNDINGS = 8
 # A solution is an output and its gradients.
 Solution = tuple[Tensor, Mapping[str, Tensor]]
@@ -35,7 +35,7 @@ class Truth:
 
     ``yardstick`` holds these errors for "out" and every gradient; it is empty for float64.
     ``fused_yardstick`` holds the larger errors of SDPA's fused kernel. They are the yardstick for
-    the gradients of backends that recompute their weights from lse.
+    the gradients of a backend that recomputes the weights from lse in its backward pass.
     """
 
     out: Tensor
@@ -49,16 +49,16 @@ class Truth:
         return replace(self, yardstick={**self.yardstick, **fused})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
-        """Select receivers of the output and senders of the gradients (axis 2 of each)."""
+        """Select receivers (axis 2 of the output) and senders (axis 2 of each gradient)."""
         gradients = {name: g[:, :, senders.to(g.device)] for name, g in self.gradients.items()}
         return replace(self, out=self.out[:, :, receivers.to(self.out.device)], gradients=gradients)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a comparison: the largest error as a share of the allowed one, and where it is.
+    """The outcome of a comparison: ``share`` is the largest error divided by the limit.
 
-    ``output`` and ``gradient`` are the largest errors in units of the yardstick, if there is one.
+    ``output`` and ``gradient`` leave out the limit's factor 2 or 3; ``where`` describes a failure.
     """
 
     share: float
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """True if no error is larger than allowed or NaN."""
+        """True if every error is within its limit, which NaN never is."""
         return self.share <= 1.0
 
 
@@ -102,12 +102,12 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
 
 
 def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
-    """Return the outcome of a condition, which measures no error."""
+    """Return an outcome that passes if the condition is true; no error is measured."""
     return Outcome(0.0) if condition else Outcome(math.inf, where=where)
 
 
 def measure_errors(solution: Solution, truth: Solution) -> dict[str, float]:
-    """Compute the largest error of the output, as "out", and of each gradient."""
+    """Return the largest error of the output, under the name "out", and of each gradient."""
     expected = {"out": truth[0], **truth[1]}
     return {
         name: _largest_error(x, expected[name]) for name, x in {"out": solution[0], **solution[1]}.items()
@@ -115,7 +115,7 @@ def measure_errors(solution: Solution, truth: Solution) -> dict[str, float]:
 
 
 def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest error of each name; a NaN is larger than any number.
+    """Return the largest error under each name; NaN counts as larger than any number.
 
     >>> merge_errors([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
     {'out': 3.0, 'q': 1.0}
@@ -127,13 +127,14 @@ def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compute the gradient of ``sum(out * direction)`` for each input; {} under ``no_grad``."""
+    """Return the gradient of ``sum(out * direction)`` for each input, or {} under ``no_grad``."""
     if not torch.is_grad_enabled():
         return {}
     if not out.requires_grad:
         return {name: torch.zeros_like(x) for name, x in inputs.items()}
-    leaves, weights = list(inputs.values()), direction.to(out.dtype)
-    gradients = torch.autograd.grad(out, leaves, weights, allow_unused=True, materialize_grads=True)
+    leaves = list(inputs.values())
+    grad_out = direction.to(out.dtype)
+    gradients = torch.autograd.grad(out, leaves, grad_out, allow_unused=True, materialize_grads=True)
     return dict(zip(inputs, gradients, strict=True))
 
 
@@ -143,7 +144,7 @@ def badness(ratio: float) -> float:
 
 
 def max_abs(x: Tensor) -> float:
-    """Return the largest absolute value, 0 for an empty tensor."""
+    """Return the largest absolute value, or 0 for an empty tensor."""
     return float(x.detach().abs().amax()) if x.numel() else 0.0
 
 
@@ -169,33 +170,33 @@ def widen_by_roundings(
 ) -> Truth:
     """Return ``truth`` with yardsticks at least as large as the effect of unavoidable roundings.
 
-    SDPA's error may be exactly 0 by luck: for a gradient that is 0 in theory, it subtracts two sums that
-    it computes in the same order. So each yardstick is at least the change of the float64 truth when
+    SDPA's error may be exactly 0 by luck: for a gradient that is 0 in theory, it may subtract two
+    equal sums. So each yardstick is at least as large as the change in the float64 truth when
 
-    * every input is perturbed by up to a rounding of float32, in which sums are computed;
-    * ``delta = sum(grad_out * out)`` is rounded to float32: it is subtracted from ``grad_out . v``, which
-      may be nearly the same number. A kernel that recomputes its weights computes delta from the stored
-      output, so there delta is rounded to the dtype. A change of delta by e is a gradient of -e for lse;
-    * in such a kernel, lse is rounded to float32, in which it is stored: a change of lse by e multiplies
-      all weights of a row, and the gradients through them, by ``exp(-e)``;
-    * in a layer, the gradients of queries, keys and values are rounded to the dtype, in which they are
-      stored: the gradient of b_K is the sum of the keys' gradients, 0 in theory.
+    * every input is perturbed by up to one eps of float32, because sums are computed in float32;
+    * ``delta = sum(grad_out * out)`` is rounded to float32. It is subtracted from ``grad_out . v``, which
+      may be nearly the same number. A kernel that recomputes the weights computes delta from the stored
+      output, so its delta is rounded to the dtype. If delta grows by e, the gradient of lse falls by e;
+    * in such a kernel, the stored lse is rounded to float32. If lse grows by e, all weights of a row,
+      and the gradients through them, are multiplied by ``exp(-e)``;
+    * in a layer, the stored gradients of q, k and v are rounded to the dtype. The gradient of b_K is
+      the sum of the keys' gradients, and it is 0 in theory.
 
-    Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the stored lse.
+    Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, which computes delta in line 4.
     """
     float32_eps, dtype_eps = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
     double_leaves = {name: x.detach().double() for name, x in leaves.items()}
     grad_out = direction.double()
 
-    def perturb_solution(number: int, delta_eps: float, lse_eps: float) -> Solution:
-        rng = torch.Generator().manual_seed(number)
+    def perturb_solution(seed: int, delta_eps: float, lse_eps: float) -> Solution:
+        rng = torch.Generator().manual_seed(seed)
         inputs = {name: x * (1 + float32_eps * _noise(x, rng)) for name, x in double_leaves.items()}
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}
         out, z, lse, *stored = formula(inputs)
         (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)
         delta_error = (grad_z.abs() * z.detach().abs()).sum(-1) * _noise(lse, rng) * delta_eps
         lse_error = grad_z * (lse.detach().abs() * _noise(lse, rng) * lse_eps).unsqueeze(-1)
-        # The product of an intermediate value and an error adds the error to its gradient.
+        # Adding (x * error).sum() to the total adds the error to the gradient of x.
         total = (out * grad_out).sum() + (z * lse_error).sum() + (lse * delta_error).sum()
         gradients = torch.autograd.grad(total, stored, retain_graph=True) if stored else ()
         for x, gradient in zip(stored, gradients, strict=True):
@@ -209,13 +210,13 @@ def widen_by_roundings(
     yardstick = merge_errors([truth.yardstick, largest_errors(float32_eps, 0.0)])
     fused_errors = largest_errors(dtype_eps, float32_eps)
     fused_yardstick = merge_errors([yardstick, truth.fused_yardstick, fused_errors])
-    # A kernel that recomputes its weights rounds its output as all others do.
+    # A kernel that recomputes its weights rounds its output like any other kernel.
     del fused_yardstick["out"]
     return replace(truth, yardstick=yardstick, fused_yardstick=fused_yardstick)
 
 
 def perturb(x: Tensor, number: int) -> Tensor:
-    """Perturb every number by up to 8 roundings of its dtype, with seed ``number``; 0 changes nothing.
+    """Perturb each entry of x by up to 8 eps of its dtype; ``number`` is the seed, and 0 returns x.
 
     >>> x = torch.ones(3, dtype=torch.bfloat16)
     >>> bool(0 < (perturb(x, 1) - x).abs().max() <= MAX_ROUNDINGS * torch.finfo(x.dtype).eps)
@@ -228,5 +229,5 @@ def perturb(x: Tensor, number: int) -> Tensor:
 
 
 def _noise(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw numbers in [-1, 1] of the shape of x."""
+    """Draw a float64 tensor of the shape of x with entries in [-1, 1]."""
     return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1

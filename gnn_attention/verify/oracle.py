@@ -1,8 +1,8 @@
-"""Compute the truth, dense attention in float64 by the sources' formulas, and the yardstick, SDPA.
+"""Compute the truth (dense float64 attention by the sources' formulas) and the yardstick (SDPA).
 
 Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)``
-(seed S4.6), and the layer is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h (x
-W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
+(seed S4.6). A layer of standard heads is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4). A layer of
+merged heads is ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from gnn_attention._support.shapes import Tensor
 
-# A function that changes the logits [B, H, dst, src] of all heads and positions at once.
+# A function that takes the logits [B, H, dst, src] and returns new ones.
 Modify = Callable[[Tensor], Tensor]
 
 
@@ -38,7 +38,7 @@ def attention(
     sink_logits: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """Compute dense attention ``[B, Hq, dst, Dv]``; ``factors`` of dropout multiply the weights."""
+    """Compute dense attention ``[B, Hq, dst, Dv]``; dropout ``factors`` multiply the weights."""
     logits = torch.einsum("bhid,bhjd->bhij", q, per_query_head(k, q)) * scale
     weights = masked_softmax(logits if modify is None else modify(logits), mask, sink_logits)
     weights = weights if factors is None else weights * factors.to(weights.dtype)
@@ -46,7 +46,7 @@ def attention(
 
 
 def per_query_head(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat keys or values for each head of q: key/value head ``h // g`` serves query head h."""
+    """Repeat keys or values: query head h uses key/value head ``h // (Hq // Hkv)``."""
     return x[:, [h // (q.shape[1] // x.shape[1]) for h in range(q.shape[1])]]
 
 
@@ -58,7 +58,7 @@ def layer(
     scale: float,
     modify: Modify | None = None,
 ) -> Tensor:
-    """Compute a layer of standard (``W_Q``, ...) or merged heads (``pattern``, ``message``)."""
+    """Compute a layer of standard heads ("W_Q", ...) or merged heads ("pattern", "message")."""
 
     def linear(letter: str, x: Tensor) -> Tensor:
         y = torch.einsum("bid,hde->bhie", x, weights[f"W_{letter}"])
@@ -67,7 +67,7 @@ def layer(
 
     W_O, b_O = weights.get("W_O"), weights.get("b_O")
     if "pattern" in weights:
-        # The keys of patterns are the states themselves, and messages need no output matrix.
+        # Each pattern is multiplied by the states themselves, and messages need no output matrix.
         pattern, message = weights["pattern"], weights["message"]
         q = torch.einsum("bid,hde->bhie", _append_one(x_dst, pattern.shape[1]), pattern)
         k = _append_one(x_src, pattern.shape[2]).unsqueeze(1)
@@ -80,7 +80,7 @@ def layer(
 
 
 def _append_one(x: Tensor, width: int) -> Tensor:
-    """Return ``[x, 1]`` if matrices of this width have a last row or column of biases, else x."""
+    """Append a 1 to each state if ``width`` includes a row or column of biases; else return x."""
     return pad(x, (0, width - x.shape[-1]), value=1.0)
 
 
@@ -93,7 +93,7 @@ def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tens
 
 
 def reorder_channels(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Permute the channels, which changes only roundings; ``number`` is the seed, and 0 changes nothing."""
+    """Permute the channels, which changes only roundings; ``number`` is the seed, and 0 keeps the order."""
     if not number:
         return q, k
     order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(number)).to(q.device)
@@ -113,10 +113,10 @@ def sdpa(
 ) -> Tensor:
     """Call torch's SDPA in the dtype of q with an additive mask; a sink is one more key with value 0.
 
-    The error on one small input is partly luck, so a yardstick is the largest error over a few orders of
-    the channels, which ``number`` selects. ``fused`` pads keys and values to equally many channels and
-    detaches the mask, because only then does SDPA run its fused kernel. That kernel recomputes weights from
-    lse, so its gradients have larger roundings: it is the yardstick of backends that do the same.
+    ``number`` selects an order of the channels: the error on one input depends on luck, so several
+    orders are tried. ``fused`` pads keys and values to equal widths and detaches the mask, because
+    only then does SDPA run its fused kernel. That kernel recomputes the weights from lse, so its
+    gradients have larger errors. It is the yardstick for backends that recompute the weights, too.
     """
     q, k = reorder_channels(number, q, k)
     shape = *q.shape[:3], k.shape[2]
@@ -126,8 +126,8 @@ def sdpa(
         sink = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if fused:
-            # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel of q,
-            # which only the last key multiplies by 1.
+            # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel of q.
+            # In k, this channel is 1 for the last key and 0 for all other keys.
             channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
             q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, channel], dim=-1)
             sink = torch.zeros_like(sink)
@@ -136,7 +136,7 @@ def sdpa(
     if fused:
         q, k, v = (pad(x, (0, width - x.shape[3])) for x in (q, k, v))
         additive = additive.detach()
-    # Kernels differ on rows without edges: let isolated receivers attend to all, and set them to 0.
+    # Kernels differ on rows without edges, so let these attend to all keys and return 0 for them.
     is_isolated = ~mask.any(-1, keepdim=True)
     additive = torch.where(is_isolated, 0.0, additive)
     # SDPA does not run fused kernels on channels that are not contiguous.

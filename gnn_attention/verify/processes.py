@@ -1,4 +1,4 @@
-"""Run checks in several processes; a check that kills its process fails alone."""
+"""Run checks in several processes; if a check kills its process, only that check fails."""
 
 import itertools
 import multiprocessing
@@ -16,10 +16,10 @@ DIED = "the check ended its process"
 
 
 def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
-    """Run checks in ``jobs`` processes and yield their results in order.
+    """Run checks in ``jobs`` processes and yield their results, in order unless a process dies.
 
-    Checks of one problem share a process and the problem's truth. Checks that a dead process left
-    unfinished run again one by one in a new process. RuntimeError if a process dies before its first check.
+    Checks of one problem share a process and the problem's truth. If a process dies, all unfinished
+    checks run again, one at a time. RuntimeError if a process dies before its first check.
     """
     problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
     batches = [list(batch) for _, batch in problems]
@@ -52,7 +52,7 @@ def run_checks(checks: Sequence[Check], jobs: int) -> Generator[Result]:
 
 
 def _submit(pool: ProcessPoolExecutor, batches: Sequence[list[Check]]) -> list[Future[list[Result]]]:
-    """Start processes that ignore Ctrl-C, which a terminal sends to all; only the parent ends them."""
+    """Start processes that ignore Ctrl-C, so that only the parent process ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         return [pool.submit(_run_batch, batch) for batch in batches]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

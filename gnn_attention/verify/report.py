@@ -1,4 +1,4 @@
-"""Checks, their results, and the report that collects results and the environment of the run."""
+"""Define checks, their results, and the report of a run, which also describes the environment."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 FORWARD = "forward alone"
 MAX_FAILURES = 20
 RULE = """
-Attention along the edges of such graphs, compared with dense attention in float64.
-Allowed errors: in float64 1e-12 of the largest number, else 2 times SDPA's, 3 for gradients."""
+The checks compare attention along the edges of such graphs with dense attention in float64.
+Errors in float64 may be 1e-12 of the largest number. Others may be 2 times SDPA's, 3 for gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class _CheckName:
-    """The four texts that identify a check."""
+    """The four strings that identify a check."""
 
     group: str
     backend: str
@@ -40,15 +40,15 @@ class _CheckName:
 
     @property
     def label(self) -> str:
-        """The text by which ``--only LABEL`` runs this check alone."""
+        """The text that selects only this check with ``--only LABEL``."""
         return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
 
 @dataclass(frozen=True)
 class Result(_CheckName):
-    """The result of a check: whether it passed, or why it was skipped (and so did not pass).
+    """The result of a check: whether it passed, or why it was skipped (``passed`` is then False).
 
-    ``share`` is the largest error as a share of the allowed one, or None if no finite error was measured.
+    ``share`` is the largest error divided by the limit, or None if no finite error was measured.
     """
 
     passed: bool
@@ -59,11 +59,11 @@ class Result(_CheckName):
 
 @dataclass(frozen=True, eq=False)
 class Check(_CheckName):
-    """A named check; call it to run it. An exception is a failure with a message.
+    """A named check; call it to run it. If ``run`` raises an exception, the check fails.
 
-    A call that the backend does not support is tried again without gradients, in case there is no backward
-    pass, and the check is skipped if that fails, too. A selection covers the values of ``factors``,
-    backend and dtype; ``skipped`` says why the check cannot run. ``run`` must be picklable.
+    If the backend refuses the call, it is called again without gradients, in case only the backward pass
+    is missing. If it refuses this, too, the check is skipped. Selections cover pairs of values
+    of ``factors``, backend and dtype. ``skipped`` says why the check cannot run. ``run`` must be picklable.
     """
 
     run: Callable[[], Outcome]
@@ -83,7 +83,7 @@ class Check(_CheckName):
         return self.result(outcome.passed, share=share, message=outcome.where)
 
     def result(self, passed: bool = False, **fields: float | str | None) -> Result:
-        """Build a result of this check with these fields."""
+        """Return a result of this check with these fields."""
         return Result(self.group, self.backend, self.dtype, self.name, passed, **fields)  # type: ignore[arg-type]
 
     def _run_with_or_without_gradients(self) -> Outcome:
@@ -94,7 +94,7 @@ class Check(_CheckName):
             return self.run()
 
     def forward_alone(self) -> Check:
-        """Return the same check without gradients, for which a kernel may take another path."""
+        """Return the same check without gradients, because a kernel may then take another path."""
         factors = {**self.factors, "direction": FORWARD}
         return replace(self, name=f"{self.name}, {FORWARD}", factors=factors)
 
@@ -118,7 +118,7 @@ class Report:
         return [r for r in self.results if not r.passed and r.skipped is None]
 
     def __str__(self) -> str:
-        """Format a picture of a graph, the largest error of each dtype, and the failures."""
+        """Return a picture of a graph, the largest error of each dtype, failures and skips as text."""
         results = [r for r in self.results if r.skipped is None]
         lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), RULE]
         for dtype in dict.fromkeys(r.dtype for r in results):
@@ -136,7 +136,7 @@ class Report:
         return "\n".join([*lines, f"{len(results)} checks, {verdict} ({machine})"])
 
     def to_json(self) -> str:
-        """Return JSON: the environment, and a line for each result, which leaves out empty fields."""
+        """Return JSON with the environment and a line for each result, without empty fields."""
         rows = [{name: x for name, x in asdict(r).items() if x not in (None, "")} for r in self.results]
         head = {"environment": self.environment, "ok": self.ok, "not_started": self.not_started}
         lines = ",\n".join(map(json.dumps, rows))
@@ -155,7 +155,7 @@ class Report:
 
 
 def environment(device: str) -> dict[str, str | None]:
-    """Return the device, the versions, and the sha256 of all Python files of the package."""
+    """Return the device, the versions, and one sha256 of all Python files in the package."""
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     files = [(str(file.relative_to(PACKAGE)), file.read_bytes()) for file in sorted(PACKAGE.rglob("*.py"))]
     return {

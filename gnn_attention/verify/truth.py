@@ -1,4 +1,4 @@
-"""Define problems, which are calls of ``attend`` or a layer, and the truth that judges them."""
+"""Define problems, which are calls of ``attend`` or of a layer, and compute their truth."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import measure, oracle
 from gnn_attention.verify.measure import Solution, Truth, differentiate, measure_errors, merge_errors
 
-# SDPA's fused kernel computes no gradient for its mask, and so none for these inputs.
+# These inputs are part of SDPA's mask, for which the fused kernel computes no gradient.
 MASK_INPUTS = ("table", "bias")
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A call of ``attend`` on the inputs "q", "k", "v", ..., or a layer of ``heads`` on "x_src", "x_dst".
+    """A call of ``attend`` with "q", "k", "v", ..., or of a layer of ``heads`` with "x_src" and "x_dst".
 
-    Inputs have the dtype and device under test. ``dense(inputs, logits)`` returns the new logits
-    ``[B, H, dst, src]``, ``factors`` multiply the weights, and gradients are those of
-    ``(out * direction).sum()`` for all inputs. If ``dense`` only adds to the logits (``additive``) and there
-    are no factors, SDPA is the yardstick; otherwise the formula is, in the inputs' dtype.
+    The inputs have the dtype and device under test. ``dense(inputs, logits)`` returns new logits
+    ``[B, H, dst, src]``, and ``factors`` multiply the weights. The gradients are those of
+    ``(out * direction).sum()``. If ``dense`` only adds to the logits (``additive``) and there are no
+    factors, the yardstick is SDPA. Otherwise, it is dense attention in the inputs' dtype.
 
-    A backend is called with ``graph``, the arguments ``options(inputs)``, and q, k and v in the
-    memory layout of ``layout``. Without a graph, a problem has a truth but cannot be solved.
+    A backend is called with ``graph`` and the arguments ``options(inputs)``. ``layout`` changes the
+    memory layout of q, k and v. Without a graph, a problem has a truth but cannot be solved.
     """
 
     inputs: Mapping[str, Tensor]
@@ -41,7 +41,7 @@ class Problem:
     additive: bool = True
     factors: Tensor | None = None
     heads: Any = None
-    # The yardstick is the largest error over this many problems, the problem itself included.
+    # The yardstick is the largest error over this many problems: this one and perturbed copies.
     neighbours: int = 16
     graph: Any = None
     options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
@@ -49,10 +49,10 @@ class Problem:
 
     @cached_property
     def truth(self) -> Truth:
-        """Output and gradients in float64 for the rounded inputs, and the yardstick's errors in their dtype.
+        """The output and gradients in float64, and the yardstick's errors in the inputs' dtype.
 
-        On one small problem, the largest error depends on luck (half to twice its usual size). It is
-        therefore taken over 16 problems: this one and 15 perturbed ones, each with its own truth.
+        On one small problem, the largest error depends on luck (half to twice the usual). The yardstick is
+        therefore the largest error over 16 problems: this one and 15 perturbed copies.
         """
         inputs = {**self.inputs, **name_parameters(self.heads)}
         with torch.enable_grad():
@@ -73,7 +73,7 @@ class Problem:
     ) -> Solution:
         """Compute output and gradients by the formulas in float64, without the library's projections.
 
-        With a number, compute them in the dtype under test, with reordered channels, by SDPA if possible.
+        With a ``number``, the seed of an order of channels, use the inputs' dtype, and SDPA if possible.
         """
         leaves = make_leaves(inputs, torch.float64 if number is None else self.direction.dtype)
         if number is None and self.heads is not None:
@@ -94,7 +94,7 @@ class Problem:
     def _call(
         self, inputs: Mapping[str, Tensor], number: int | None = None, fused: bool = False
     ) -> tuple[Tensor, ...]:
-        """Return the output, the output of each head, and q, k and v, as in :meth:`evaluate`."""
+        """Return the output, the output of each head, q, k and v; see :meth:`evaluate`."""
         dense, sinks = partial(self.dense, inputs), inputs.get("sink_logits")
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Problem:
 
         if self.heads is None:
             q = inputs["q"]
-            # Keys and values of a single sample serve all samples.
+            # All samples share keys and values that have only one sample.
             k, v = (inputs[name].expand(len(q), -1, -1, -1) for name in "kv")
             z = attention(q, k, v)
             return z, z, q, k, v
@@ -117,7 +117,7 @@ class Problem:
         return outputs
 
     def solve(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> Solution:
-        """Return output and gradients of a backend, by default for the problem's own inputs."""
+        """Return the output and gradients of a backend, by default for the inputs of the problem."""
         leaves = make_leaves(self.inputs if inputs is None else inputs)
         with torch.random.fork_rng([self.direction.device] if self.direction.is_cuda else []):
             torch.manual_seed(0)
@@ -132,14 +132,14 @@ class Problem:
         return out, differentiate(out, self.direction, leaves)
 
     def call(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-        """Call ``attend`` with the options of the problem and those passed here."""
+        """Call ``attend`` with the options of the problem and the ones passed here."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
         return attend(q, k, v, self.graph, backend=name_backend(backend), **options)
 
 
 class _Layer(nn.Module):
-    """A layer whose attention is an argument of each call."""
+    """A layer that is called with the attention function as an argument."""
 
     def __init__(self, heads: nn.Module) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Layer(nn.Module):
 
 
 def name_backend(backend: Backend) -> str | Backend:
-    """Return the name of a built-in backend, as users pass it to ``attend``, or any other backend itself."""
+    """Return a built-in backend's name, as users pass it; return any other backend unchanged."""
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
@@ -161,6 +161,6 @@ def make_leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) 
 
 
 def name_parameters(heads: Any) -> dict[str, Tensor]:
-    """Return the parameters of heads by their names in the formulas, {} without heads."""
+    """Return the parameters of heads by their names in the formulas, or {} without heads."""
     parameters = () if heads is None else heads.named_parameters()
     return {name.removeprefix("standard."): parameter for name, parameter in parameters}
