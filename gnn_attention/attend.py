@@ -44,22 +44,22 @@ def attend(
 
     ``out_dst = sum of w_e v_src`` over the in-edges ``e = src -> dst``, with weights
     ``w = softmax over the in-edges of dst of (score_mod(scale * q_dst . k_src) + bias_e)``.
-    Products have the dtype of q, also under ``torch.autocast``; sums are in float32 or better.
+    Products are in the dtype of q, even under ``torch.autocast``, and sums in float32 or better.
 
     Args:
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
         k: keys of the senders, ``[B or 1, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
         v: values of the senders, ``[B or 1, Hkv, src, Dv]``, with the batch size of k.
-        graph: the senders that each receiver attends to; q has ``num_dst`` queries, k ``num_src`` keys.
-        scale: factor of every ``q . k``; None means ``1 / sqrt(D)``.
-        score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.
+        graph: edges from ``num_src`` senders (rows of k, v) to ``num_dst`` receivers (rows of q).
+        scale: multiplies every ``q . k``; None means ``1 / sqrt(D)``.
+        score_mod: ``score_mod(score, b, h, dst, src) -> score``; see ``gnn_attention.score_mods``.
         bias: a number for each edge in ``graph.edge_index`` order, broadcastable to ``[B, Hq, E]``.
-        sink_logits: ``[Hq]``; each head adds its sink logit to every softmax, without a value.
-        dropout: probability of dropping a weight. It is always applied: pass 0 outside training.
+        sink_logits: ``[Hq]``; each head adds ``exp(sink_logit)`` to its softmax denominators.
+        dropout: probability of dropping a weight. Dropout is always applied: pass 0 in evaluation.
         backend: "auto" (see :func:`explain`), a name in ``list_backends()`` or a :class:`Backend`.
-        return_info: also return an :class:`AttentionInfo` with the lse and the weights of edges.
-        finite: True promises that q, k and v hold no NaN or inf, so attend does not look for them.
-            On a GPU, in compiled programs and under ``torch.func`` it never does.
+        return_info: also return an :class:`AttentionInfo`, which has lse, weights and logits.
+        finite: True promises that q, k and v contain no NaN or inf, and skips the check for them.
+            On a GPU, in compiled programs and under ``torch.func`` there is no such check.
 
     Returns:
         ``out [B, Hq, dst, Dv]`` in q's dtype, exactly 0 for isolated receivers, or ``(out, info)``.
@@ -83,7 +83,7 @@ def attend(
 def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporary: bool = False) -> Result:
     """Run a call on a backend and return ``(out, lse or None)``.
 
-    Pass ``graph_is_temporary`` if the graph was made for this call: "auto" then looks only at its size.
+    Pass ``graph_is_temporary`` if the graph is used only once: "auto" then considers only its size.
     """
     run: Callable[[AttentionCall], Result] | None
     run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
@@ -91,7 +91,7 @@ def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporar
         by_size = graph_is_temporary and backend == "auto"
         choice = dispatch.choose_by_size(call) if by_size else _choose_backend(backend, call)
         run = partial(_run_backend, choice)
-        # On a GPU "auto" replaces a kernel that cannot be compiled or launched.
+        # On a GPU "auto" replaces a backend whose kernel cannot be compiled or launched.
         if backend == "auto" and call.q.device.type in devices.ASYNCHRONOUS:
             run = partial(dispatch.run_or_replace, _run_backend, choice)
         if choice.capabilities.visits_non_edges and isinstance(backend, str) and not call.finite:
@@ -99,13 +99,13 @@ def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporar
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return run(call)
-    # Autocast would compute the products of a backend in a narrower dtype than that of q.
+    # Under autocast a backend would compute products in a narrower dtype than that of q.
     with torch.autocast(device, enabled=False):
         return run(call)
 
 
 def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend) -> Result:
-    """Run parts that split the edges of a call, merge them in one softmax, and return ``(out, lse)``."""
+    """Run parts, each with some of the edges of ``call``, and merge their results into ``(out, lse)``."""
     results = []
     for part in parts:
         bare_part = replace(part, sink_logits=None, with_lse=True)
@@ -120,8 +120,8 @@ def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: 
 def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
     """Choose the backend of a call, and remember it for calls of the same shapes and options."""
     choices = call.backend_names if isinstance(backend, str) else None
-    # In a backward pass this id is not -1. Checkpointing then computes a call again, and must use the
-    # backend of the first run, however much memory is free: another one would save other tensors.
+    # In a backward pass this id is not -1, and checkpointing may run a call again. The second run must
+    # use the backend of the first, even if memory is short now, so that it saves the same tensors.
     if choices and torch._C._current_graph_task_id() != -1:
         name = choices.get(_recomputation_key(backend, call))
         if name is not None:
@@ -157,7 +157,7 @@ def _recomputation_key(backend: str | Backend, call: AttentionCall) -> str:
     # Inside torch.func no value can be read, and reading one on a GPU would wait for the device.
     if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
         return ""
-    # Calls differ in their queries. The sample spans the sequence, since the last ones may be padding.
+    # Different calls have different queries. The sample spans all tokens, as the last may be padding.
     with eager_mode():
         some_queries = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
         return f"{backend} of {float(some_queries.sum()).hex()}"
@@ -195,7 +195,7 @@ class AttentionInfo:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log(sum of exp(logit))`` over in-edges and sink, in float32 or better; -inf if there are none."""
+        """``log(sum of exp(logit))`` over in-edges and sink, in float32 or better; -inf without in-edges."""
         if self._lse is None:
             raise NotImplementedError("the backend returned no lse: use a backend of list_backends()")
         return self._lse
@@ -204,8 +204,8 @@ class AttentionInfo:
         """Return ``exp(logit - lse)`` of every edge, or of ``edges`` only, before dropout.
 
         The order is that of ``graph.edge_index``. ``edges`` are indices ``[K]`` into it, or pairs
-        ``[2, K]`` of senders and receivers. ValueError if the graph differs by head or sample, or if
-        a pair is not an edge; IndexError for an index that is out of range.
+        ``[2, K]`` of senders and receivers. Raises ValueError if the graph differs by head or sample,
+        or if a pair is not an edge, and IndexError if an index is out of range.
         """
         index = self._edge_indices(edges)
         dst = self.call.graph.edges_on(index.device)[1, index]
@@ -264,7 +264,7 @@ class AttentionInfo:
 
 
 def list_backends() -> dict[str, str]:
-    """Return the name of each backend on this machine, with the calls that it supports.
+    """Return a dict that maps the name of each backend to a description of the calls it supports.
 
     >>> sorted(list_backends())
     ['dense', 'flex', 'message_passing', 'mixed', 'reference', 'rows', 'tiles', 'varlen']

@@ -2,8 +2,8 @@
 
 An edge ``src -> dst`` of a head has the score ``q_dst . k_src * scale``, which is its *logit* unless a
 score_mod or bias changes it. The softmax over the in-edges of a receiver turns logits into *weights* and
-returns the logarithm of their normaliser (``lse``). Edges are the last axis ``[..., E]``; their receivers
-are ``dst [E]``. Inputs should be float32 or better, and results have their dtype. Arguments are checked.
+returns the logarithm of their normaliser (``lse``). The last axis of a tensor ``[..., E]`` runs over edges
+with receivers ``dst [E]``. Results have the dtype of the inputs, which should be float32 or better.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
 __all__ += ["softmax", "weights_from_lse"]
 
-# exp(8) and exp(-8) are far from both ends of float32, so logits from -8 to 8 need no shift.
+# exp(8) and exp(-8) are far from the limits of float32, so logits from -8 to 8 need no shift.
 SAFE_LOGIT = 8.0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which to sum numbers: float64 for float64, otherwise float32.
+    """Return the dtype in which to sum values of ``dtype``: float64 for float64, otherwise float32.
 
     >>> accumulation_dtype(torch.bfloat16)
     torch.float32
@@ -30,7 +30,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def per_query_head(x: Tensor, num_heads: int) -> Tensor:
-    """Repeat key/value heads ``[batch, kv_heads, ...]`` for query heads ``[batch, heads, ...]``.
+    """Repeat each key/value head of ``x [batch, kv_heads, ...]`` for the query heads that share it.
 
     With ``g = heads / kv_heads``, key/value head h serves query heads ``h * g .. h * g + g - 1``.
 
@@ -63,8 +63,8 @@ def softmax(
     """Compute the weights ``w_e = exp(l_e) / sum of exp(l_e') over e' with the same dst``, and lse.
 
     ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has
-    weights 0 and lse -inf. ``sink_logits`` (broadcastable to the leading axes) add a term to the sum
-    of each receiver that has in-edges, but no weight (docs/semantics.md, 2). ``check=False``
+    weights 0 and lse -inf. ``exp(sink_logits)``, broadcast over the leading axes, is added to the sum
+    of each receiver that has in-edges, but gets no weight (docs/semantics.md, 2). ``check=False``
     skips the checks, for arguments that come from a graph.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
@@ -80,7 +80,7 @@ def softmax(
     is_traced = is_traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
     can_read_values = not is_traced and logits.device.type == "cpu" and logits.numel() > 0
     if sink_logits is None and can_read_values and needs_no_shift(logits):
-        # torch sums along the first axis in a third of the time that another axis takes.
+        # torch sums along the first axis three times as fast as along any other.
         mass = logits.transpose(0, -1).exp()
         mass64 = mass.double()
         total = mass64.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, mass64)
@@ -112,7 +112,7 @@ def softmax(
 def row_softmax(
     logits: Float[Tensor, "... dst src"], sinks: Float[Tensor, "... dst one"] | None = None
 ) -> tuple[Float[Tensor, "... dst src"], Float[Tensor, "... dst"]]:
-    """Compute weights and lse over the last axis and ``sinks``. Rows of -inf get 0 and -inf."""
+    """Compute weights and lse over the last axis and ``sinks``; rows of -inf get 0 and -inf."""
     if sinks is not None:
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
@@ -131,7 +131,7 @@ def needs_no_shift(logits: Tensor) -> bool:
 def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
-    """Compute the weights ``exp(logit - lse[dst])`` of some edges, or 0 where lse is -inf."""
+    """Compute the weight ``exp(logit - lse[dst])`` of each edge, or 0 where lse is -inf."""
     edge_checks.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
     edge_checks.edges("logits", logits, dst, lse.shape[-1])
     lse_of_edge = lse.gather(-1, dst.expand(logits.shape))
@@ -145,7 +145,7 @@ def add_sinks(
     sink_logits: Float[Tensor, " heads"],
     has_in_edges: Bool[Tensor, "..."],
 ) -> tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]:
-    """Add to a result a logit without value vector for each head: ``lse' = log(e^lse + e^sink)``.
+    """Add each head's sink logit to the softmax of a result: ``lse' = log(e^lse + e^sink)``.
 
     The output is scaled by ``e^(lse - lse')``. Where ``has_in_edges`` (broadcastable to lse) is
     False, the output stays 0 and lse stays -inf (docs/semantics.md, 2).
@@ -188,9 +188,9 @@ def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Floa
     """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
 
     Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
-    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. The
-    gradient would have it, too, although it is 0 where one side has all the weight. A sigmoid that
-    rounds one share to 1 would lose the other share in its derivative.
+    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. So
+    would its gradient, which should be 0 where one side has all the weight. With a sigmoid, a share
+    that is rounded to 1 would have derivative 0, and the other share would be lost.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf.

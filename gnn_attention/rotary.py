@@ -18,10 +18,10 @@ __all__ = ["Rotary"]
 class Rotary:
     """Rotate queries and keys: at position p, channel pair i turns by ``p * base^(-2 i / dim)``.
 
-    The dot product of two rotated vectors depends on their distance only:
+    The dot product of two rotated vectors depends only on the distance of their positions:
     ``(R_p q) . (R_s k) = q . R_(s - p) k``. ``interleaved=False`` pairs channels i and i + dim/2
-    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies``, if passed, are
-    the angles of the pairs at position 1 and replace the powers of ``base`` (Llama 3, YaRN).
+    (Llama, GPT-NeoX), True pairs 2i and 2i + 1 (RoFormer, GPT-J). ``frequencies`` are the angles of
+    the pairs at position 1; if passed, they replace the powers of ``base`` (Llama 3, YaRN).
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
 
@@ -48,7 +48,7 @@ class Rotary:
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "*lead tokens dim"]:
-        """Rotate row t of ``x`` for ``positions[t]``, at least in float32; ValueError if dim is odd."""
+        """Rotate row t of ``x`` to ``positions[t]``, in float32 or better; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
             shape, tokens = list(positions.shape), x.shape[-2]
             raise ValueError(f"positions must have shape [{tokens}], one for each token, got {shape}")
@@ -66,7 +66,7 @@ class Rotary:
         return self.turn(identity.unsqueeze(1), torch.tensor([distance])).squeeze(1)
 
     def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angle of each position and pair of channels, in float64."""
+        """Return the cosines and sines ``[tokens, dim / 2]`` of all angles, in float64."""
         if dim % 2:
             raise ValueError(f"rotary rotates pairs of channels: head_dim must be even, got {dim}")
         options: dict[str, Any] = {"dtype": torch.float64, "device": positions.device}

@@ -1,8 +1,8 @@
 """Functions that change the score of an edge: ``score_mod(score, b, h, dst, src) -> score``.
 
-FlexAttention takes the same functions. ``score`` is the scaled dot product; b, h, dst and src are index
+FlexAttention accepts the same functions. ``score`` is the scaled dot product; b, h, dst and src are index
 tensors (h is the query head, dst and src are absolute positions). Score_mods are applied before
-``bias``. They are objects, not closures, so that they can be printed, copied and pickled.
+``bias``. Those below are objects, not closures, so that they can be printed, copied and pickled.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 # In a compiled program, the arguments of a partial are constants if they have these types.
 CONSTANTS = (Tensor, int, float, str, FunctionType)
-# The functions through which fit_score_mod calls a user's function
+# fit_score_mod calls a user's function through one of these wrappers.
 WRAPPERS = (single_pairs.map_pairs, single_pairs.call_on_tensors)
-# score_mod -> {(device, is_fake): the result of _needs_single_pairs}
+# This maps a score_mod to {(device, is_fake): result of _needs_single_pairs}.
 _probes = WeakIdKeyDictionary()
 
 
@@ -49,9 +49,9 @@ def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
 
 
 def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> ScoreMod:
-    """Return ``score_mod``, mapped over the pairs if it needs single numbers.
+    """Return ``score_mod``, or a function that maps it over all pairs if it supports only single numbers.
 
-    A call on one pair of positions ``(dst, src)``, on the device of ``query``, shows whether it does.
+    To find out, ``score_mod`` is called on one ``pair`` of positions, on the device of ``query``.
     """
     is_fake = hasattr(query, "fake_mode")
     if torch.compiler.is_compiling() and not is_fake:
@@ -114,7 +114,7 @@ def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) ->
 
     def probe() -> bool | None:
         fake_mode = getattr(query, "fake_mode", nullcontext())
-        # A score_mod that draws random numbers must not change those of the call.
+        # A score_mod that draws random numbers must not advance the call's generator.
         with fake_mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
             indices = [torch.full((1, 1, 1, 1), i, device=query.device) for i in (0, 0, *pair)]
             score = torch.zeros(1, 1, 1, 1, device=query.device)
@@ -208,7 +208,7 @@ class log_multiplicity:  # noqa: N801
     """Count a sender, or an edge, m times: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
-    So one edge with ``+ log m`` can replace the m parallel edges of a multigraph.
+    One edge with ``+ log m`` can replace the m parallel edges of a multigraph.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -231,7 +231,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
 
-    ``table`` is ``[heads, 2 * reach + 1]``. Distances beyond ``reach`` use the entries at its ends.
+    ``table`` is ``[heads, 2 * reach + 1]``. Distances beyond ``reach`` use the first or last entry.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).
@@ -273,7 +273,7 @@ class RelativeBias(nn.Module):
 
 
 class chain(nn.Module):  # noqa: N801
-    """Apply score_mods from left to right. It is a module, so that its parameters are trained.
+    """Apply score_mods from left to right. A chain is a module, so that its parameters are trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)

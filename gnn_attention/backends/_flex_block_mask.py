@@ -1,8 +1,8 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
 All graphs share one ``mask_mod`` (:func:`is_edge`), which looks up pairs in a table of integers. The table
-has five numbers (before :data:`HEADER`), an offset for each tile, at which its bits begin, and a bit for each
-pair. Tiles with the same edges share their bits; all empty tiles do.
+begins with five numbers (before :data:`HEADER`). The offset of each tile's bits follows, and then the bits,
+one for each pair. All empty tiles share their bits, and so do all full tiles.
 """
 
 import itertools
@@ -16,10 +16,10 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
-BITS = 32  # an integer of the table holds the bits of 32 pairs
-TILES_AT_ONCE = 2**14  # the masks of this many tiles are computed together; for CUDA they take 256 MiB
-BLOCKS = {"cpu": 64, "cuda": 128}  # the side of a tile in tokens, which is the fastest on each device
-# A kernel is compiled for each length of the table, so only few lengths are allowed.
+BITS = 32  # Each integer of the table holds the bits of 32 pairs.
+TILES_AT_ONCE = 2**14  # At most this many masks are computed at once; for CUDA they take 256 MiB.
+BLOCKS = {"cpu": 64, "cuda": 128}  # Tiles of this side, in tokens, are the fastest on each device.
+# A kernel is compiled for each length of the table, so tables are padded to one of a few lengths.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
 Tables = tuple[Tensor, tuple[Tensor, ...]]
@@ -30,8 +30,8 @@ def block_size(device: torch.device) -> int:
 
 
 def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The ``mask_mod`` of every graph: it reads the bit of the pair; ``block`` is a power of 2."""
-    # Shifts replace divisions, since dividing signed integers costs more than all other operators.
+    """The ``mask_mod`` of every graph, which reads the bit of a pair. ``block`` is a power of 2."""
+    # Shifts replace divisions: dividing signed integers would cost more than all other operators.
     shift = block.bit_length() - 1
     first_tile = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
     tile = first_tile + (dst >> shift) * table[STRIDE_ROW] + (src >> shift)
@@ -43,9 +43,9 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
     """Return the table ``[capacity]`` of a graph, and four or eight lists as in a ``BlockMask``.
 
-    Lists come in pairs: how many tiles each row has, ``[batch or 1, heads or 1, rows]``, and their columns,
-    ``[..., rows, columns]``. The first pair has the partial tiles, the second the full ones. On CUDA two more
-    pairs list the tiles by column, and all lists are only as wide as needed. Everything is int32.
+    Lists come in pairs: the number of tiles in each row, ``[batch or 1, heads or 1, rows]``, and the columns
+    of these tiles, ``[..., rows, columns]``. The first pair is for partial tiles, the second for full tiles.
+    On CUDA two more pairs list the tiles by column, and lists are only as wide as needed. All are int32.
     """
     block = block_size(device)
     full, partial = _split_tiles(tiles(graph, block))
@@ -54,11 +54,11 @@ def make_tables(graph: TokenGraph, device: torch.device) -> Tables:
 
 
 def table_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """Bound the bytes of :func:`make_tables` without making tables; on CUDA they may take a few more."""
+    """Estimate the bytes of :func:`make_tables` without calling it; on CUDA it may take a few more."""
     tiling = tiles(graph, block_size(device))
     num_lists = 3 if device.type == "cpu" else 5
     num_slices = (graph.batch or 1) * (graph.heads or 1)
-    # Full tiles that the border of the mask cuts become partial.
+    # Full tiles that cross the border of the mask become partial.
     num_cut = min(tiling.num_full, num_slices * (tiling.rows + tiling.columns))
     return 4 * (_table_length(tiling, tiling.num_partial + num_cut) + num_lists * _count_tiles(tiling))
 

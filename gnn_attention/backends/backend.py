@@ -1,4 +1,4 @@
-"""A backend as a value, whose capabilities state which calls it supports."""
+"""The class of backends, and the capabilities that state which calls a backend supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
 
 UnsupportedReason = Callable[[AttentionCall], str | None]
-Support = bool | str  # supported everywhere, nowhere, or only on the named type of device
+Support = bool | str  # A string is the only type of device that supports the option.
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
 NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
 REMEDIES = {
@@ -37,7 +37,7 @@ class RefusalError(NotImplementedError):
 
 
 class CompilationError(NotImplementedError):
-    """Raised if the kernel cannot be compiled for the call; ``auto`` then tries another backend."""
+    """Raised if a kernel cannot be compiled for the call; ``auto`` then tries another backend."""
 
 
 def _support_every_call(call: AttentionCall) -> None:
@@ -46,14 +46,14 @@ def _support_every_call(call: AttentionCall) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The calls that a backend supports; an option is True, False, or the only device type that has it.
+    """The calls that a backend supports; an option is True, False, or the one device type that has it.
 
-    ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend runs a graph
-    that differs by sample or head; otherwise it runs one slice at a time. ``cached``: support depends only
-    on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel assumes finite
-    tokens; ``attend`` checks them, except for a backend passed as a value. ``parallel_edges``:
+    ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend runs graphs
+    that differ by sample or head; otherwise ``attend`` runs it on one slice at a time. ``cached``: support
+    depends only on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel needs
+    finite tokens, so ``attend`` checks them, unless the backend is passed as a value. ``parallel_edges``:
     "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)
-    or "refused". ``instead`` names what to use for unsupported calls.
+    or "refused". ``instead`` says what to use for unsupported calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def unsupported_reason(
     capabilities: Capabilities, more_reasons: UnsupportedReason, call: AttentionCall
 ) -> str | None:
     """Return why the call is unsupported and what to do, or else ``more_reasons(call)``."""
-    # Second derivatives cannot be foreseen here; the backward pass refuses them.
+    # A second derivative cannot be foreseen here; the backward pass refuses it.
     q = call.q
     instead = capabilities.instead
     if capabilities.devices and q.device.type not in capabilities.devices:
@@ -140,7 +140,7 @@ class Backend:
 
     ``capabilities`` state the supported devices, dtypes and options. ``unsupported_reason(call) -> reason or
     None`` adds other limits, such as memory; the attribute checks both. ``compiled``: the first
-    call takes seconds, so ``verify`` runs it on a CPU only if it is named. ``recomputes``: the backward pass
+    call takes seconds, so ``verify`` skips it on a CPU unless it is named. ``recomputes``: the backward pass
     recomputes the weights from lse, so ``verify`` also allows the errors of SDPA's fused kernel. Your own
     backend can be passed to ``attend(..., backend=...)`` and ``verify.run(backends=[...])``.
     """
@@ -168,7 +168,7 @@ class Backend:
             if not is_met:
                 value = describe_type(getattr(self, name))
                 raise TypeError(f"{name} of a Backend must be {requirement}, got {value}")
-        # dataclasses.replace passes the joined function; this takes the caller's own function out of it.
+        # dataclasses.replace passes the joined function, so the caller's own function is taken out of it.
         if isinstance(reason, partial) and reason.func is unsupported_reason:
             reason = reason.args[1]
         object.__setattr__(self, "unsupported_reason", partial(unsupported_reason, self.capabilities, reason))

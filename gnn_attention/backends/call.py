@@ -21,11 +21,11 @@ from gnn_attention.score_mods import ScoreMod
 
 # Queries are gathered in chunks of about this many bytes. The allocator reuses a tensor of this size.
 GATHERED_BYTES = 2**22
-COMPILED_EDGES = 2**16  # edges in a chunk of a compiled program, which repeats the code for each chunk
+COMPILED_EDGES = 2**16  # A compiled program repeats its code for each chunk of this many edges.
 
 
 def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    # `deprecated` would mark the method itself.
+    # `deprecated` marks the function that it gets, which must not be the method itself.
     return wraps(method)(lambda *arguments, **options: method(*arguments, **options))
 
 
@@ -33,10 +33,10 @@ def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
 class AttentionCall:
     """Arguments of :func:`gnn_attention.attend`, from which a backend computes ``out`` and ``lse``.
 
-    A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``; lse may be None if not ``with_lse``.
+    A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``; lse may be None unless ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
-    of an edge is ``score_mod(scale * q . k) + bias``. A slice begins at sample ``first_sample`` and head
-    ``first_head`` of the whole call, whose indices score_mod and dropout use. ``seed`` is the seed of
+    of an edge is ``score_mod(scale * q . k) + bias``. In score_mod and dropout, the samples
+    and heads of a slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of
     dropout. ``finite``: the caller promises that q, k and v are finite.
     """
 
@@ -158,7 +158,7 @@ class AttentionCall:
         dtype = edge_softmax.accumulation_dtype(self.q.dtype)
         chunk_size = COMPILED_EDGES
         if not torch.compiler.is_compiling():
-            # The backward pass of a chunk allocates gradients of the size of q and k, so chunks are large.
+            # The backward pass of a chunk allocates gradients as large as q and k, so chunks are large.
             min_edges = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
             bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
             chunk_size = max(min_edges, GATHERED_BYTES // max(1, bytes_per_edge))
@@ -169,7 +169,7 @@ class AttentionCall:
             q = self.q.to(dtype).index_select(2, dst)
             return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
 
-        # The backward pass gathers the ends again, so that they need not be saved.
+        # The backward pass gathers q and k again, so that gathered copies need not be saved.
         chunks = torch.split(pairs, chunk_size, dim=1)
         return torch.cat([recompute(score_chunk, src, dst) for src, dst in chunks], dim=-1)
 
@@ -184,7 +184,7 @@ class AttentionCall:
         return self.score_mod is None and self.bias is None and not self.dropout
 
     def slices(self) -> list[list[AttentionCall]]:
-        """Split the call by sample and head if the graph differs; :func:`join_slices` joins the results."""
+        """Split the call along the axes by which the graph differs; :func:`join_slices` joins the results."""
         batch, heads = self.q.shape[:2]
         samples = [None] if self.graph.batch is None else range(batch)
         head_indices = [None] if self.graph.heads is None else range(heads)
@@ -250,7 +250,7 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty ``[B, H, T, width]`` that lies in memory as ``[B, T, H, width]``, like projections."""
+    """Return an empty tensor ``[B, H, T, width]`` that lies in memory as ``[B, T, H, width]``."""
     batch, heads, tokens, _ = like.shape
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
@@ -274,7 +274,7 @@ def select_slice(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
 
 
 def _select_slices(graph: TokenGraph) -> bool:
-    # A graph cannot be a constant of a compiled program, so the program reads the slices from here.
+    # A graph cannot be a constant of a compiled program, so a program reads slices from this list.
     slices = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
     graph._slices[:] = slices
     return True

@@ -1,4 +1,4 @@
-"""Cost of attention on this machine: the constants by which ``backend="auto"`` estimates times.
+"""Cost of attention on this machine: the constants with which ``backend="auto"`` estimates times.
 
 The time of a pass is a sum over the kernel calls, rectangles, cells (pairs inside rectangles), edges and
 nodes that a backend visits. The defaults were measured on two cores of a current server CPU;
@@ -18,17 +18,17 @@ from gnn_attention._support import atomic_files, checks
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
-VARIABLE = "GNN_ATTENTION_COSTS"  # this environment variable may hold the path of the constants
+VARIABLE = "GNN_ATTENTION_COSTS"  # This environment variable may hold the path to the constants.
 
 
 @dataclass(frozen=True)
 class Work:
-    """Counts of what one head of one sample visits in one pass over a graph."""
+    """Counts of the work in one pass over a graph, for one head of one sample."""
 
     calls: int = 0
     rectangles: int = 0
     cells: int = 0
-    weighted_cells: float = 0.0  # cells of tall rectangles cost less, and count for less than one
+    weighted_cells: float = 0.0  # Cells of tall rectangles cost less, and count as less than one.
     edges: int = 0
     nodes: int = 0
     masked_pairs: int = 0
@@ -47,9 +47,9 @@ class Work:
 class Costs:
     """Nanoseconds of a forward pass for a head of 64 channels in float32; training takes 3.5 times that.
 
-    ``call``: one kernel call of any size. ``rectangle``: one of its rectangles. ``cell``: one pair inside a
+    ``call``: one kernel call of any size. ``rectangle``: one rectangle of a call. ``cell``: one pair inside a
     rectangle. ``edge``, ``node``: one edge or node of a list. ``masked_pair``, ``plain_pair``: one pair in
-    scaled_dot_product_attention with or without a mask (of a causal graph, only half the pairs count).
+    scaled_dot_product_attention with or without a mask (only half the pairs of a causal graph count).
     """
 
     call: float = 60_000.0
@@ -61,7 +61,7 @@ class Costs:
     plain_pair: float = 1.75
 
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
-        """Estimate the time of a forward pass with ``heads`` heads (times samples) of ``dim`` channels."""
+        """Estimate the seconds of a forward pass; ``heads`` counts the heads of all samples."""
         width = dim / 64.0
         pairs = work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
         dense = (work.weighted_cells * self.cell + pairs) * width + work.rectangles * self.rectangle
@@ -107,7 +107,7 @@ def read(path: Path) -> Costs:
 
 
 def save(constants: Costs, path: Path | None = None) -> Path:
-    """Write the constants to a file, where later processes find them, and return its path."""
+    """Write the constants to a file for later processes, and return the path of the file."""
     path = path or path_of_costs()
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, json.dumps({"costs": asdict(constants)}, indent=1) + "\n")

@@ -26,9 +26,9 @@ from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL_MASK = 2**18  # masks of up to this many pairs are cached in the dtype of q, larger ones as bool
+SMALL_MASK = 2**18  # Masks of up to this many pairs are cached in q's dtype, larger masks as bool.
 DEVICES_OF_FLASH = ("cuda",)
-AUTO_LIMIT = 4 * 2**30  # "auto" avoids this backend if mask and logits need more bytes
+AUTO_LIMIT = 4 * 2**30  # "auto" avoids this backend if mask and logits need more bytes.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -60,7 +60,7 @@ def bytes_needed(call: AttentionCall) -> int:
 
     On a CPU SDPA never stores logits. On CUDA its flash kernel supports half precision if q and v have the
     same width, at most 256. Its memory-efficient kernel also supports float32, but no grouped heads. Both
-    need rows whose bytes are a multiple of 16; SDPA pads the rows for the flash kernel.
+    need rows whose length is a multiple of 16 bytes; SDPA pads rows only for the flash kernel.
     """
     q, k, v = call.q, call.k, call.v
     pairs = call.graph.num_dst * call.graph.num_src
@@ -87,7 +87,7 @@ def _needs_no_mask(graph: TokenGraph) -> bool:
 def scatter_bias(bias: Tensor, graph: TokenGraph) -> Tensor:
     """Scatter a bias ``[batch, heads, edges]`` to a table ``[batch, heads, dst, src]``, 0 elsewhere.
 
-    Parallel edges share ``log(sum of e^bias)``; if there are any, pairs without an edge get -inf.
+    Parallel edges share the entry ``log(sum of e^bias)``; in their graphs, non-edges have -inf.
     """
     src, dst = graph.edges_on(bias.device)
     pair, num_pairs = dst * graph.num_src + src, graph.num_dst * graph.num_src

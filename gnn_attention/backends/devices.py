@@ -6,7 +6,7 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-ASYNCHRONOUS = ("cuda",)  # on these devices, reading a value makes the host wait
+ASYNCHRONOUS = ("cuda",)  # On these devices, reading a value makes the host wait.
 
 
 def is_compiling_or_capturing(x: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """Choice of the backend for ``backend="auto"``, with its reasons.
 
-A small graph goes to one dense call. For others on a CPU, :mod:`gnn_attention.backends.plan.work` counts what
-each backend would visit (pairs, cells of tiles, edges, nodes), exactly for lists, approximately for rules,
-and :mod:`gnn_attention.backends.cost_model` turns the counts into times. The fastest backend that supports
-the call is chosen, but ``flex``, which compiles before it runs, is used on a CPU only by name.
+A small graph runs in one dense call. For larger graphs on a CPU, :mod:`gnn_attention.backends.plan.work`
+counts what each backend would visit (pairs, cells of tiles, edges and nodes), exactly for lists and roughly
+for rules, and :mod:`gnn_attention.backends.cost_model` turns the counts into times. The fastest backend that
+supports the call is chosen, but ``flex``, which compiles before it runs, is used on a CPU only by name.
 
 On CUDA the choice is the first backend in :data:`ON_CUDA` with no reason against it.
 """
@@ -27,10 +27,10 @@ from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL = 128 * 128  # up to this many pairs, one dense call is fastest
-FEW_NUMBERS = 2**20  # up to this many edges x heads x channels, a plan takes longer than it saves
-PAIRS_OF_A_MASK = 2**15  # a dense kernel visits this many pairs while a mask is built from a list
-PAIRS_OF_MESSAGES = 2**12  # up to this many pairs, a dense call with its mask beats message passing
+SMALL = 128 * 128  # Up to this many pairs, one dense call is fastest.
+FEW_ELEMENTS = 2**20  # If all messages have at most this many elements, making a plan does not pay.
+MASK_COST = 2**15  # Building a mask from a list costs as much as a dense kernel for this many pairs.
+DENSE_PAIRS = 2**12  # Up to this many pairs, a dense call and its mask beat message passing.
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWDOWN = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -51,14 +51,14 @@ STRENGTHS = {
     "message_passing": "it has so few messages that planning its edges would take longer",
 }
 
-TILE = 128  # FlexAttention's kernels for CUDA have tiles of 128 x 128 pairs
+TILE = 128  # FlexAttention's kernels for CUDA have tiles of 128 x 128 pairs.
 # FlexAttention is faster than rows if at least this share of the pairs in its tiles are edges.
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
 FILLED = 1 / 8
 # These errors are due to the call or to memory, and say nothing about a kernel.
 CALL_ERRORS = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
 Result = tuple[Tensor, Tensor | None]
-Refusals = list[tuple[str, str]]  # names of backends, each with the reason against it
+Refusals = list[tuple[str, str]]  # Each refusal names a backend and the reason against it.
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ def explain(
 ) -> Explanation:
     """Explain which backend ``backend="auto"`` chooses for ``heads`` heads of width ``dim``.
 
-    ``device``: None or "cpu" for this machine's CPU (default ``dtype``: float32), "cuda" for any
-    GPU, present or not (default ``dtype``: bfloat16), where backends are listed in the order in
-    which they are tried. Costs are for one sample, or for ``graph.batch`` samples if the graph
-    differs by sample. Raises ValueError for another device, TypeError if ``graph`` or ``dtype`` has
-    the wrong type.
+    ``device`` is None or "cpu" for this machine's CPU, or "cuda" for any GPU, present or not. The
+    default ``dtype`` is float32 on a CPU and bfloat16 on a GPU. Costs are for one sample, or for
+    ``graph.batch`` samples if the graph differs by sample. For "cuda", backends are listed in the
+    order in which they are tried, without costs. Raises ValueError for another device, and
+    TypeError if ``graph`` or ``dtype`` has the wrong type.
 
     >>> from gnn_attention import patterns
     >>> [explain(patterns.window(n, 64), heads=8, dim=64).choice for n in (128, 512)]
@@ -265,7 +265,7 @@ def _rank_candidates(call: AttentionCall) -> tuple[Candidate, ...]:
     names = memoized(_rank_backends, call.graph, call.q.shape[1], call.q.shape[3], kind)
     num_pairs = (_count_work(call.graph, names[0]) or Work()).pairs
     num_edges = (_count_work(call.graph, "rows") or Work()).edges
-    if _has_few_messages(call, num_edges, num_pairs or FEW_NUMBERS):
+    if _has_few_messages(call, num_edges, num_pairs or FEW_ELEMENTS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -275,10 +275,10 @@ def has_few_pairs(graph: TokenGraph) -> bool:
 
 
 def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, more_pairs: int = 0) -> bool:
-    """True if the messages hold few numbers, and no more than another kernel visits pairs."""
+    """True if the messages have few elements, at most one for each pair another kernel visits."""
     batch, heads, _, dim = call.q.shape
-    numbers = batch * heads * num_edges * max(dim, call.v.shape[3])
-    return numbers <= min(FEW_NUMBERS, batch * heads * num_pairs + more_pairs)
+    elements = batch * heads * num_edges * max(dim, call.v.shape[3])
+    return elements <= min(FEW_ELEMENTS, batch * heads * num_pairs + more_pairs)
 
 
 def choose_by_size(call: AttentionCall) -> Backend:
@@ -303,9 +303,9 @@ def _candidates_by_size(call: AttentionCall) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in ON_CUDA if candidate.backend not in ("varlen", "flex"))
     batch, heads, num_dst, dim = call.q.shape
     num_pairs = num_dst * call.graph.num_src
-    if num_pairs <= PAIRS_OF_MESSAGES:
+    if num_pairs <= DENSE_PAIRS:
         names: tuple[str, ...] = ("dense", "rows", "reference")
-    elif _has_few_messages(call, call.graph.num_edges, num_pairs, PAIRS_OF_A_MASK):
+    elif _has_few_messages(call, call.graph.num_edges, num_pairs, MASK_COST):
         names = ("message_passing", "rows", "reference")
     else:
         costs = cost_model.costs()
@@ -321,7 +321,7 @@ def _choose_first(candidates: Iterable[Candidate], call: AttentionCall) -> Backe
 
 
 def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tuple[Candidate, Refusals]:
-    """Return the first candidate that supports the call, and the reasons against the ones before it."""
+    """Return the first candidate that supports the call, and the reasons against all earlier ones."""
     refusals: Refusals = []
     for candidate in candidates:
         backend = BACKENDS[candidate.backend]
@@ -360,7 +360,7 @@ def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Ex
 
 
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
-    """Rank the backends by estimated time; if two are equal, the simpler comes first."""
+    """Rank the backends by estimated time; ties go to the simpler backend."""
     if not graph.edges.has_structure:
         # If senders are chosen in every step, counting their tiles does not pay.
         costs = cost_model.costs()

@@ -1,7 +1,7 @@
 """Dropout by a hash of the seed, sample, head, receiver and sender of an edge.
 
-Thus all backends and ranks drop the same edges, in the backward pass too. The random numbers are those
-of SplitMix64, with one generator for each sample and head, at the index of the pair:
+Thus all backends and ranks drop the same edges, in the backward pass too. The random numbers come
+from SplitMix64, with a generator for each sample and head, which is evaluated at the index of a pair:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
 
@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-WEIGHTS_AT_ONCE = 2**18  # random numbers for this many weights take 4 MiB
+WEIGHTS_AT_ONCE = 2**18  # Random numbers for this many weights take 4 MiB.
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -59,7 +59,7 @@ def drop_weights(
     first_sample: int = 0,
     first_head: int = 0,
 ) -> Float[Tensor, "batch heads ..."]:
-    """Return ``weights / (1 - p)`` where kept, else 0; dst and src are absolute and broadcast.
+    """Divide kept weights by ``1 - p`` and zero the others; dst and src are absolute and broadcast.
 
     >>> weights, ends = torch.ones(1, 1, 6), torch.arange(6)
     >>> drop_weights(weights, torch.tensor(1), 0.5, ends, ends).unique().tolist()
@@ -70,7 +70,7 @@ def drop_weights(
     if seed is None:
         raise ValueError(f"dropout {probability} needs a seed, got None; give seed=draw_seed(device)")
     sample, head = sample_and_head(weights, first_sample, first_head)
-    # Each random number takes 16 bytes, so those of large tensors are drawn head by head.
+    # Each random number takes 16 bytes, so numbers for large tensors are drawn head by head.
     is_large = weights.numel() > WEIGHTS_AT_ONCE and not torch.compiler.is_compiling()
     chunks = torch.split(head, 1, dim=1) if is_large else [head]
     masks = [mask(seed, sample, heads, dst, src, probability) for heads in chunks]

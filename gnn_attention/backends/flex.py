@@ -3,11 +3,11 @@
 On a CPU it runs forward only and returns no lse; on CUDA it runs forward and backward. FlexAttention compiles
 a kernel for each ``mask_mod``, in 3 to 10 seconds. So all graphs share one mask_mod, which reads a table of
 bits (``_flex_block_mask``) and takes 1.1 to 1.4 times as long as the graph's own rule. Numbers of tokens are
-symbolic. A new kernel is compiled for a call with another
+symbolic. A new kernel is compiled for a call that has another
 
 * dtype, device, number of threads, number of heads, channels, scale, or layout of q, k and v;
 * kind of batch (one sample or many) or of graph (it may differ by sample, by head, by both or by neither);
-* size of the table (``_flex_block_mask.CAPACITIES``), or score_mod whose numbers or shapes differ.
+* size of the table (``_flex_block_mask.CAPACITIES``), or a score_mod with other numbers or shapes.
 """
 
 import importlib.util
@@ -33,9 +33,9 @@ from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_m
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-MOST_KERNELS = 128  # a process compiles at most 128, which stay in memory; only a loop needs more
-MOST_BYTES = 4 * 2**30  # the lists of tiles and the table of bits take at most 4 GiB
-FEWEST_CHANNELS = 16  # a kernel for CUDA needs 16; tokens with fewer are padded with zeros
+MAX_KERNELS = 128  # Kernels stay in memory; only a loop over new kinds of calls needs more.
+MAX_BYTES = 4 * 2**30  # The lists of tiles and the table of bits take at most 4 GiB.
+MIN_CHANNELS = 16  # Kernels for CUDA need 16 channels; tokens with fewer are padded with zeros.
 _FAILED_KERNELS: set[str] = set()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -79,7 +79,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     else:
         reason = _cpu_cannot_compile()
     gib = 0.0 if reason else bytes_needed(call) / 2**30
-    limit = MOST_BYTES / 2**30
+    limit = MAX_BYTES / 2**30
     if gib > limit:
         return f"the lists of tiles would take {gib:.1f} GiB, but the limit is {limit:.0f} GiB"
     return reason
@@ -91,7 +91,7 @@ def bytes_needed(call: AttentionCall) -> int:
 
 
 def _try_score_mod(call: AttentionCall) -> Tensor:
-    """Apply the score_mod to the first pair, to check its result and whether it has parameters."""
+    """Apply the score_mod to the first pair, to check the result and see if it needs a gradient."""
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
     return call.apply_score_mod(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
@@ -111,22 +111,22 @@ def _cpu_cannot_compile() -> str | None:
 
 @constant
 def _has_triton() -> bool:
-    """True if FlexAttention's kernels can compile, or, without a GPU, if Triton is installed."""
+    """True if Triton can compile for this GPU, or, without a GPU, if Triton is installed."""
     from torch.utils._triton import has_triton, has_triton_package
 
     return bool(has_triton() if torch.cuda.is_available() else has_triton_package())
 
 
 def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
-    """Pad x to the channels that a kernel needs, and to two tokens, as one would need its own kernel."""
-    # A score_mod must not be called for an added token, because its tables may end at the last one.
+    """Pad x to the channels that a kernel needs, and to two tokens (one would need another kernel)."""
+    # A score_mod must not be called for an added token: its tables may have no entry for that token.
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
-    channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
+    channels = max(0, (1 if x.device.type == "cpu" else MIN_CHANNELS) - x.shape[3])
     return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
 
 
 def _convert_score_mod(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
-    """Convert the tensors of a score_mod, since a kernel cannot convert tensors that it indexes."""
+    """Convert a score_mod's tensors to float32: a kernel cannot convert tensors that it indexes."""
     if isinstance(score_mod, alibi):
         return partial(_add_alibi, _make_tensor(score_mod.slopes, device))
     if isinstance(score_mod, (relative_bias, RelativeBias)):
@@ -139,8 +139,8 @@ def _convert_score_mod(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
 
 
 @constant
-def _make_tensor(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float32, device=device)
+def _make_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _add_alibi(slopes: Tensor, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def _run_flex(
     run_kernel = partial(attention, (q, k, v), (table, lists), score_mod, scale, with_lse)
     # Kernels for CPUs support no captured numbers and no captured tensors of symbolic size, so numbers
     # are constants, and only marked tensors are dynamic. Too many kernels raise an error.
-    limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
+    limits = {"recompile_limit": MAX_KERNELS, "accumulated_recompile_limit": 2 * MAX_KERNELS}
     constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
     config: AbstractContextManager[Any] = torch._dynamo.config.patch({**limits, **constants})
     try:
@@ -210,7 +210,7 @@ def _choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _mark_dynamic(x: Tensor, *axes: int) -> Tensor:
-    """Return a view of x whose sizes along ``axes`` are symbols to the compiler."""
+    """Return a view of x whose sizes along ``axes`` are symbolic to the compiler."""
     view = x.view_as(x)
     torch._dynamo.maybe_mark_dynamic(view, list(axes))
     return view
@@ -223,7 +223,7 @@ def _translate_error(error: Exception) -> Exception:
 
     if isinstance(error, FailOnRecompileLimitHit):
         return NotImplementedError(
-            f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: "
+            f"backend 'flex' has compiled {MAX_KERNELS} kernels, one for each kind of call: "
             "give a score_mod its numbers as a tensor, or call torch.compiler.reset()"
         )
     if isinstance(error, (TorchDynamoException, InductorError)):

@@ -1,8 +1,8 @@
 """Attention by message passing: gather both ends of all edges, score, softmax over in-edges, sum.
 
 It computes ``out_dst = sum over src -> dst of w_e v_src`` as a graph layer does, with torch operators, which
-have every derivative. It needs neither a plan nor sorted edges, so it is the fastest for few edges, above
-all if the graph changes in every step. Its messages take ``edges x heads x channels`` numbers.
+have derivatives of every order. It needs neither a plan nor sorted edges, so it is fastest for few edges,
+above all if the graph changes in every step. Its messages have ``edges x heads x channels`` elements.
 """
 
 import torch
@@ -17,14 +17,14 @@ from gnn_attention.graph import TokenGraph, memoized
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
 
-COPIES = 8  # training makes up to 8 tensors of the messages' size: gathered q, k and v, products, gradients
-LONGEST_SUM = 64  # at most 64 messages are added one after the other in float32
+COPIES = 8  # Training makes up to 8 tensors as large as all messages.
+MAX_TERMS = 64  # Sums of more terms are computed in float64.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     src, dst = call.graph.edges_on(call.q.device)
-    # Messages to a receiver, and gradients to a sender, are added in turn; long sums need float64.
-    has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
+    # Messages to a receiver and gradients to a sender are added one by one; long sums need float64.
+    has_hubs = call.graph.num_edges > MAX_TERMS and memoized(_has_hubs, call.graph)
     accumulation_dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     out, lse = attend_along(call, torch.float64 if has_hubs else accumulation_dtype, src, dst)
     return out.to(call.q.dtype), None if lse is None else lse.to(accumulation_dtype)
@@ -39,8 +39,8 @@ def attend_along(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
-    The edges must include every in-edge of each of their receivers. The call holds the queries of
-    the receivers from ``first_receiver`` on, and the bias, if any, of these edges.
+    The edges must include every in-edge of each of their receivers. The queries of the
+    call begin at receiver ``first_receiver``, and its bias, if any, is for these edges only.
     """
     batch, heads, num_dst = call.q.shape[:3]
     receiver = dst - first_receiver if first_receiver else dst
@@ -63,7 +63,7 @@ def attend_along(
 
 
 def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) -> Rows:
-    """Return a row for each token, which has all its heads, one sample after the other."""
+    """Return ``[batch * tokens, heads, dim]``, one row for all heads of a token."""
     # torch gathers and sums along the first axis three times as fast as along any other.
     x = x if x.shape[1] == heads else edge_softmax.per_query_head(x, heads)
     return x.transpose(1, 2).flatten(0, 1)
@@ -77,7 +77,7 @@ def _row_index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
 
 
 def _has_hubs(graph: TokenGraph) -> bool:
-    return any(int(torch.bincount(side).max()) > LONGEST_SUM for side in graph.edge_index)
+    return any(int(torch.bincount(side).max()) > MAX_TERMS for side in graph.edge_index)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -85,9 +85,9 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Return an upper bound of the extra memory: messages and tensors of their size, in float64."""
-    numbers = call.q.shape[0] * call.q.shape[1] * max(call.q.shape[3], call.v.shape[3])
-    return COPIES * call.graph.num_edges * numbers * torch.float64.itemsize
+    """Return an upper bound of the extra memory: tensors as large as the messages, in float64."""
+    elements = call.q.shape[0] * call.q.shape[1] * max(call.q.shape[3], call.v.shape[3])
+    return COPIES * call.graph.num_edges * elements * torch.float64.itemsize
 
 
 BACKEND = Backend(

@@ -1,6 +1,6 @@
 """Tokens with NaN or inf: an edge carries them, a non-edge carries nothing (docs/semantics.md, 3).
 
-A kernel that visits non-edges assumes finite tokens, since 0 times NaN is NaN; ``attend`` checks them.
+If a kernel visits non-edges, ``attend`` checks that tokens are finite, since 0 times NaN is NaN.
 """
 
 import math
@@ -16,17 +16,17 @@ from gnn_attention.backends import devices, rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
 HALF = {torch.float16, torch.bfloat16}
-MOST_EDGES = 2**22  # receivers with more are split into ranges; lists of this many edges take about 100 MB
+MAX_EDGES = 2**22  # Lists of this many edges take about 100 MB; graphs with more edges are split.
 Result = tuple[Tensor, Tensor | None]
 
 
 def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Result:
-    """Return ``run(call)``, or run the call edge by edge if a token is found not to be finite."""
+    """Return ``run(call)``, or run the call edge by edge if a token has NaN or inf."""
     out, lse = run(call)
     is_opaque = torch.compiler.is_compiling() or call.q.device.type in ("meta", *devices.ASYNCHRONOUS)
     if is_opaque or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return out, lse
-    # NaN and inf in v reach the output, so a smaller output is checked; gradients need v itself.
+    # NaN and inf in v reach the output, so it is checked if it is smaller and nothing needs gradients.
     is_small = out.numel() < call.v.numel() and not any_needs_gradients((call.q, call.k, call.v))
     values = out if is_small else call.v
     return (out, lse) if _are_finite(call.q, call.k, values) else _run_along_edges(call)
@@ -48,7 +48,7 @@ def _run_along_edges(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Run the call edge by edge, in ranges of receivers whose lists of edges fit into memory."""
     graph, bias = call.graph, call.bias
     half = graph.num_dst // 2
-    if graph.num_edges <= MOST_EDGES or not half:
+    if graph.num_edges <= MAX_EDGES or not half:
         return recompute(rows.run, replace(call, with_lse=True))  # type: ignore[no-any-return]
     results = []
     for start, stop in ((0, half), (half, graph.num_dst)):

@@ -1,7 +1,7 @@
 """Attention edge by edge in float64 (float32 if the device has no better), within 2 GiB: the oracle.
 
 Edges are processed in chunks of receivers, and the backward pass recomputes each chunk, so that a causal
-graph of 2048 tokens with 8 heads of 64 stays within 2 GiB. A call that needs more is refused.
+graph of 2048 tokens with 8 heads of 64 channels fits. A call that needs more is refused.
 """
 
 from dataclasses import replace
@@ -26,12 +26,12 @@ CHUNK_BYTES = MEMORY_LIMIT // 7
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     src, dst = call.graph.edges_on(call.q.device)
-    # Edges are sorted by receiver, then sender, so that their order in the list does not matter.
+    # Edges are sorted by receiver, then sender, so that the result does not depend on their order.
     order = torch.argsort(dst * call.graph.num_src + src)
     chunks = [(0, call.graph.num_dst, call.graph.num_edges)]
     limit = _max_edges_at_once(call)
     if call.graph.num_edges > limit:
-        # A program compiled for any batch size has no number for the limit, but can compare it.
+        # In a program compiled for any batch size, the limit is symbolic, but it can be compared.
         max_edges = 1
         while 2 * max_edges <= limit:
             max_edges *= 2
@@ -81,7 +81,7 @@ def _run_chunk(
 
 
 def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
-    """Split the rows into (start, stop, edges), each with at most ``max_edges`` edges or a single row."""
+    """Split rows into chunks (start, stop, edges) with at most ``max_edges`` edges or a single row each."""
     chunks, start, count = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
         if count and count + degree > max_edges:

@@ -3,8 +3,8 @@
 On CUDA a call runs in our Triton kernel (``gpu.row_attention``) if that supports its score_mod, width and
 dtype. Other calls run along the same edges with torch operators. A plain call is one fused operator, which
 saves no weights of edges. A call with a score_mod, bias or dropout computes the logits of all
-edges, for all heads at once if they are few, else head by head, and recomputes them in the backward pass.
-Only edges are read, so a non-edge carries nothing.
+edges (for all heads at once if edges are few, else head by head) and recomputes them in the backward pass.
+Only edges are read, so non-edges have no influence.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 
-EDGES_AT_ONCE = 2**19  # up to this many edges x samples x heads, all logits are computed together
-MEMORY_LIMIT = 2**34  # edge lists and numbers on edges take at most 16 GiB; int32 would allow more edges
+EDGES_AT_ONCE = 2**19  # Up to this many edges x samples x heads, all logits are computed together.
+MEMORY_LIMIT = 2**34  # Lists and values of edges take at most 16 GiB; int32 would allow more.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +75,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory: edge list, two numbers for each edge, and rows of one head."""
+    """Estimate the extra memory: the edge list, two values for each edge, and rows of one head."""
     if has_kernel(call):
         return row_attention.bytes_needed(call)
     itemsize = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
@@ -86,7 +86,7 @@ def bytes_needed(call: AttentionCall) -> int:
 
 
 def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Run a decoding step without lists of edges; the query heads of a group become rows."""
+    """Run a decoding step without lists of edges; query heads of a group are rows of a matrix."""
     pointers = None if torch.compiler.is_compiling() else call.graph.edges.pointers()
     src = call.graph.edges_on(call.q.device)[0] if pointers is None else pointers[1].to(call.q.device)
     dtype = edge_softmax.accumulation_dtype(call.q.dtype)

@@ -1,8 +1,8 @@
 """Attention along the tiles of a graph: dense kernels on rectangles that contain edges.
 
 The plan is computed once for each graph (``plan.planner``). A plain call is one fused operator on views of
-the tokens. A call with a score_mod, bias or dropout is written out, a few rectangles at a time. ``mixed``
-runs plain calls along well filled tiles and a list of all other edges, in one plan.
+the tokens. A call with a score_mod, bias or dropout runs as separate operators, on a few rectangles at a
+time. ``mixed`` runs plain calls along well filled tiles and a list of all other edges, in one plan.
 """
 
 from dataclasses import replace
@@ -19,8 +19,8 @@ from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes, mixed_work
 from gnn_attention.graph import memoized
 
-MASK_LIMIT = 2**32  # bytes
-MOST_EDGES = 2**28  # at most this many edges may lie outside of well filled tiles; their list takes a few GiB
+MASK_LIMIT = 2**32  # Masks take at most 4 GiB.
+MAX_EDGES = 2**28  # A list of this many edges, outside of well filled tiles, takes a few GiB.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -48,9 +48,9 @@ def bytes_needed(call: AttentionCall) -> int:
 
 def _mixed_unsupported_reason(call: AttentionCall) -> str | None:
     num_edges = memoized(mixed_work, select_slice(call.graph, 0, 0)).edges
-    if num_edges <= MOST_EDGES:
+    if num_edges <= MAX_EDGES:
         return None
-    return f"{num_edges} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"
+    return f"{num_edges} edges are left outside of well filled tiles, the limit is {MAX_EDGES}"
 
 
 def _mixed_bytes_needed(call: AttentionCall) -> int:

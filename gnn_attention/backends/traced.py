@@ -2,7 +2,7 @@
 
 Under ``torch.compile`` and ``torch.export`` ``TokenGraph.from_edges`` returns a :class:`TracedEdges`, and
 ``from_indices`` and ``from_block_indices`` return a :class:`TracedIndices`. An operator checks the values;
-from an index it also makes the lists of rows with their transpose, or a table of blocks. Their sizes depend
+for an index it also makes the edge rows and their transpose, or a table of blocks. Their sizes depend
 only on the shape of the index, so new values need no new program. On a GPU the host waits for the operator.
 """
 
@@ -34,23 +34,23 @@ Lists = tuple[Tensor, ...]
 
 @dataclass(eq=False, repr=False)
 class TracedGraph(TokenGraph):
-    """A graph whose edges are not known yet; it exists only during a trace, so it has no memo."""
+    """A graph whose edges are not known yet; it exists only in a trace, so it caches nothing."""
 
     def __post_init__(self) -> None:
-        """Skip the memo, which a compiler would have to trace."""
+        """Make no memo for cached results, since a compiler would have to trace it."""
 
     __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
 @dataclass(eq=False, repr=False)
 class TracedEdges(TracedGraph):
-    """The result of ``from_edges`` in a trace, which raises the same errors."""
+    """The graph that ``from_edges`` returns in a trace, after the same checks as outside."""
 
     @classmethod
     def from_edge_index(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
-        """Return the graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order of edges.
+        """Return the graph of an ``edge_index [2, E]`` or ``EdgeIndex``, with edges in the same order.
 
-        The sizes of an EdgeIndex are not read: compilers do not guard attributes of tensors.
+        The sizes of an EdgeIndex are not read, since compilers do not guard attributes of tensors.
         """
         index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
         if torch.compiler.is_compiling():
@@ -99,7 +99,7 @@ define(
 class TracedIndices(TracedGraph):
     """The result of ``from_indices`` and ``from_block_indices`` in a trace."""
 
-    # The tensors of plan.EdgeRows, or the sorted index of blocks.
+    # The tensors of a plan.EdgeRows, or the sorted index of blocks.
     lists: Lists = ()
     block_size: int = 0
     causal: bool = False
@@ -129,7 +129,7 @@ class TracedIndices(TracedGraph):
         )
 
     def __post_init__(self) -> None:
-        """Refuse graphs that operators make from this one, because the lists do not hold their edges."""
+        """Refuse graphs derived from this one, because ``lists`` would not hold their edges."""
         if self.edges is not UNKNOWN:
             _refuse_edges()
 

@@ -1,4 +1,4 @@
-"""Packed documents, all full, all causal or all under one window, by torch's flash attention on CUDA.
+"""Packed documents that are all full, all causal or share a window, by torch's flash attention on CUDA.
 
 The kernel visits no pair outside of a document or window, saves no weights of edges, and
 returns lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` runs such graphs.

@@ -1,7 +1,7 @@
-"""Which senders a cache has in its buffers while tokens arrive in chunks; all layers have the same.
+"""The senders in the buffers of a cache, the same for all layers, while tokens arrive in chunks.
 
-The rows of a buffer are in the order of their positions. When a chunk needs the room of senders
-without later receivers, the other rows are copied. A buffer is larger by a constant factor at most.
+Rows are sorted by position. A chunk that does not fit goes to a new buffer, after copies of the rows
+that receivers still need. A buffer has at most ``4 * (rows in use + SPARE)`` rows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import map_tokens
 
-SPARE = 16  # A new buffer has this many rows more than five quarters of the rows it needs.
+SPARE = 16  # A new buffer for n rows has n // 4 + SPARE spare rows.
 
 
 @dataclass(frozen=True, eq=False)
 class ResidentSenders:
-    """The senders in the buffers after the tokens ``0 .. stop - 1``; the last chunk began at ``start``.
+    """The senders in the buffers after tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
-    Row i is the token ``positions[i]``, in ascending order. The chunk followed ``old_count`` rows. Only
-    ``moved_rows`` of them were kept, in new buffers of ``capacity`` rows; None means that all stayed.
+    Row i holds token ``positions[i]``; positions ascend. The last chunk followed ``old_count`` rows
+    or, if ``moved_rows`` is not None, copies of only these rows, in buffers of ``capacity`` rows.
     """
 
     graph: TokenGraph
@@ -93,7 +93,7 @@ class ResidentSenders:
 
     @cached_property
     def chunk_graph(self) -> TokenGraph:
-        """The graph from the rows to the last chunk: a rule, or a list whose senders are renumbered."""
+        """The graph whose senders are the rows and whose receivers are the tokens of the last chunk."""
         graph, count, rows = self.graph, self.count, len(self.positions)
         name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
         if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
@@ -111,10 +111,10 @@ class ResidentSenders:
 
 
 def append_rows(buffer: Tensor | None, new_rows: Tensor, senders: ResidentSenders) -> Tensor:
-    """Return the buffer ``[B, H, capacity, D]`` of a layer with the rows of the last chunk.
+    """Append the rows of the last chunk to a layer's buffer ``[B, H, capacity, D]``, and return it.
 
-    Without autograd, new rows are written to the same buffer after all valid rows, so that nothing
-    has changed if the result is dropped. With autograd the result has exactly the resident rows.
+    Without autograd, new rows are written to the same buffer after all valid rows, so a caller may
+    still discard the result. With autograd, the result is new and has exactly the resident rows.
     """
     old_rows = new_rows[:, :, :0] if buffer is None else buffer[:, :, : senders.old_count]
     if senders.moved_rows is not None:
@@ -122,7 +122,7 @@ def append_rows(buffer: Tensor | None, new_rows: Tensor, senders: ResidentSender
     if torch.is_grad_enabled():
         return torch.cat([old_rows, new_rows], dim=2)
     old_count, count = old_rows.shape[2], old_rows.shape[2] + new_rows.shape[2]
-    # A tensor made in inference mode cannot be written to outside it.
+    # An inference tensor cannot be written to outside inference mode.
     is_frozen = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()
     must_copy = senders.moved_rows is not None or is_frozen
     if buffer is None or must_copy or buffer.shape[2] < count or buffer.requires_grad:

@@ -1,12 +1,12 @@
 """Decoding: a new token is a new node whose edges the graph defines.
 
-A cache stores keys and values of the tokens so far, so that only new keys and values are computed.
-Tokens arrive in chunks of any size, in the order of a graph that is fixed from the start: a chunk is
-*appended* (its tokens send), and then *attends*. The results are those of a pass over all tokens.
+A cache stores keys and values of all tokens so far, so that only those of new tokens are computed.
+Tokens arrive in chunks of any size, in the order of a graph that is fixed from the start. A chunk is
+*appended* (its tokens send), and then *attends*. The results equal those of a pass over all tokens.
 
-A :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers for each token and layer; a
-:class:`PatternMessageCache` stores ``2 * heads * width``, or, with ``keep="states"``, ``width + 1``, since
-``sum w (x W_M) = (sum w x) W_M``. A sender is dropped after its last receiver.
+For each token and layer, a :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers, and a
+:class:`PatternMessageCache` up to ``2 * heads * width``, or ``width + 1`` with ``keep="states"``, since
+``sum w (x W_M) = (sum w x) W_M``. A sender is dropped when no later receiver needs it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
-    """The base of both caches, with buffers ``[B, H, capacity, D]`` for each layer.
+    """Base class of both caches, with buffers ``[B, H, capacity, D]`` for each layer.
 
-    ``_senders`` says which token each row is. ``_pending_layers`` have not received the last chunk yet.
+    ``_senders`` says which token each row holds. ``_pending_layers`` still wait for the last chunk.
     """
 
     def __init__(self, graph: TokenGraph, layers: int = 1) -> None:
@@ -64,19 +64,19 @@ class TokenCache:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the buffers of all layers in bytes, including spare rows."""
+        """The number of bytes that the buffers of all layers take, including spare rows."""
         return sum(x.numel() * x.element_size() for buffers in self._buffers for x in buffers)
 
     def check_graph(self, graph: TokenGraph) -> None:
-        """Raise ValueError unless this is a cache of the graph."""
+        """Raise ValueError unless this cache was made for ``graph``."""
         if graph is not self.graph and graph != self.graph:
             raise ValueError(f"this is a cache of {self.graph!r}, got {graph!r}; make a new cache for it")
 
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
         """Continue sample i from the past of sample ``index[i]``, as in beam search.
 
-        Samples may be repeated or left out. Raises TypeError unless ``index`` lists integers
-        ``[B]``, IndexError for a sample out of range, ValueError for a graph that differs by sample.
+        Samples may be repeated or left out. Raises TypeError unless ``index`` lists integers,
+        IndexError if a sample is out of range, and ValueError if the graph differs by sample.
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
@@ -126,7 +126,7 @@ class TokenCache:
         return tuple(x[:, :, self._senders.indices_in_use.to(x.device)] for x in self._buffers[layer])
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
-        """Append the next chunk of a layer, ``rows`` of ``[B, H, chunk, D]``, after all checks."""
+        """Check the tensors ``[B, H, chunk, D]`` of a layer's next chunk, and append them."""
         senders, old_buffers = self._senders, self._buffers[layer]
         count = rows[0].shape[2]
         if not count:
@@ -152,7 +152,7 @@ class TokenCache:
         self._senders = senders
 
     def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
-        """Return attention of the last chunk; keys or values of a single head serve all heads."""
+        """Compute attention for the last chunk; a single head of k or v serves all heads."""
         senders, buffers = self._senders, self._buffers[layer]
         if layer in self._pending_layers or not senders.count:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
@@ -176,9 +176,9 @@ class TokenCache:
 class KeyValueCache(TokenCache):
     """Keys and values of the tokens so far, for one or several layers over one graph.
 
-    ``cache.update(heads, x)`` runs the attention layer on new tokens alone; :meth:`append` and
-    :meth:`attend` are its two halves, for keys and values from elsewhere. Every layer must get a
-    chunk before the next chunk. If autograd records, gradients flow back to all chunks.
+    ``cache.update(heads, x)`` runs an attention layer on new tokens. To compute keys and values
+    yourself, call its two halves, :meth:`append` and :meth:`attend`. Every layer must get a chunk
+    before any layer gets the next one. If autograd records, gradients flow back to all chunks.
 
     All layers share the ``graph``, whose receivers and senders are the same tokens, in order of arrival.
 
@@ -195,7 +195,7 @@ class KeyValueCache(TokenCache):
         """Append the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
 
         Raises ValueError for tokens beyond the graph, a receiver that attends to a token after the
-        chunk, a new shape or dtype, or layers with different chunks; the cache is unchanged then.
+        chunk, a new shape or dtype, or layers with different chunks; the cache is then unchanged.
         """
         edge_checks.axes(k=(k, "B Hkv T D"), v=(v, "B Hkv T Dv"))
         self._append((k, v), checks.index("layer", layer, self.layers))
@@ -209,7 +209,7 @@ class KeyValueCache(TokenCache):
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch heads chunk value_dim"]:
-        """Return the rows of the last chunk in ``attend(q, k, v, graph, ...)`` over all tokens so far.
+        """Compute the rows of ``attend(q, k, v, graph, ...)`` for the last chunk, over all tokens so far.
 
         ``score_mod`` gets absolute positions; other arguments and errors are as in
         :func:`gnn_attention.attend`. Raises ValueError before the first chunk.
@@ -229,7 +229,7 @@ class KeyValueCache(TokenCache):
         """Return the updates that a layer with these heads computes for new tokens with states ``x``.
 
         This is :meth:`append` and :meth:`attend`, with rotations by absolute positions; an error leaves
-        the cache unchanged. ``score_mod`` gets the head numbers of the layer, even of sharded heads.
+        the cache unchanged. ``score_mod`` gets the layer's head numbers, even if heads are sharded.
         """
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
@@ -256,10 +256,10 @@ class PatternMessageCache(TokenCache):
     """Patterns and messages of the tokens so far for each head, or the states that determine them.
 
     Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2:
-    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. Senders make
-    these patterns, ``p_j = x_j W_K W_Q^T``, in heads with ``side="sender"``. With ``side="receiver"``
-    the receiver makes the pattern, and the cache stores a sender's state, once for all heads, and
-    messages; ``keep="states"`` stores only the state, of which a message is a linear map (S1.4). Raises
+    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. With
+    ``side="sender"``, senders compute the patterns, ``p_j = x_j W_K W_Q^T``. With ``side="receiver"``,
+    receivers do; the cache then stores messages and, once for all heads, states. ``keep="states"``
+    stores only states, since a message is a linear map of its sender's state (S1.4). Raises
     TypeError for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.
 
     >>> from gnn_attention import patterns
@@ -284,7 +284,7 @@ class PatternMessageCache(TokenCache):
             raise ValueError("keep='states' needs heads with side='receiver': others send patterns")
 
     def append(self, x: States) -> None:
-        """Step 1: append what the next tokens send; raises as :meth:`KeyValueCache.append`."""
+        """Step 1: append what the next tokens send; see :meth:`KeyValueCache.append` for errors."""
         if self.keep == "states":
             arrays.check_states(x, self.heads.source_width, next(self.heads.parameters()).dtype)
             states = functional.pad(arrays.to_product_dtype(x), (0, 1), value=1.0)
@@ -299,12 +299,12 @@ class PatternMessageCache(TokenCache):
         """Steps 2 and 3: return the updates of the last chunk, whose states are ``x``."""
         q = self.heads.receive(x)
         if self.keep == "states":
-            # The last channel, 1 in every state, counts only if the heads have biases.
+            # The last channel is 1 in every state, and matters only if the heads have biases.
             q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
         z = self._attend(q, 0, self.heads.scale, score_mod, sink_logits=sink_logits, backend=backend)
         if self.keep == "messages":
             return self.heads.collect(z)
-        # z holds weighted sums of states ``[x, 1]``, whose messages are the weighted sums of messages.
+        # z holds weighted sums of states ``[x, 1]``. The message of such a sum is the sum of the messages.
         if isinstance(self.heads, MergedHeads):
             message = self.heads.message
             return self.heads.collect(z[..., : message.shape[1]].to(message.dtype) @ message)
@@ -312,7 +312,7 @@ class PatternMessageCache(TokenCache):
         z = z.to(standard.W_V.dtype)
         values = z[..., :-1] @ arrays.repeat_for_query_heads(standard.W_V, standard.num_heads)
         if standard.b_V is not None:
-            # The last channel is the sum of the weights: 0 for an isolated receiver.
+            # The last channel is the sum of the weights, which is 0 for an isolated receiver.
             biases = arrays.repeat_for_query_heads(standard.b_V, standard.num_heads)
             values = values + z[..., -1:] * biases.unsqueeze(1)
         return standard.collect(values)
@@ -326,7 +326,7 @@ class PatternMessageCache(TokenCache):
     def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
         """Return copies of patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.
 
-        If receivers make the patterns, these are states ``[B, 1, senders, width]`` and messages, or
+        If receivers compute the patterns, return states ``[B, 1, senders, width]`` and messages, or
         only states. Raises ValueError before the first chunk.
         """
         first, *messages = self._gather_senders(0)

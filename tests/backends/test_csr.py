@@ -14,7 +14,7 @@ WAYS = {"folded": 10**9, "head by head": 0}
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
+    monkeypatch.setattr(csr_primitives, "MAX_EDGES", WAYS[request.param])
     return request.param
 
 

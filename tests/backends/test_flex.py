@@ -261,7 +261,7 @@ def test_too_many_kernels_are_an_error(compile_options, monkeypatch):
 
     Graphs share one kernel, which is compiled for the current number of threads.
     """
-    monkeypatch.setattr(flex, "MOST_KERNELS", 1)
+    monkeypatch.setattr(flex, "MAX_KERNELS", 1)
     graphs = patterns.causal(20), patterns.window(20, 4)
     q, k, v = (x.float() for x in draw(graphs[0], batch=2))
     before = count_kernels()

@@ -103,7 +103,7 @@ RANGES = [x for x in product(LONG, OPTIONS) if x[0] in ("listed", "rows") or x[1
 def test_ranges_of_receivers_equal_one_call(name, option, backend, monkeypatch):
     """They keep the positions, order of edges, samples and heads of the graph, and the gradients."""
     graph, ranges, run = LONG[name], [], rows.run
-    monkeypatch.setattr(nonfinite, "MOST_EDGES", 12)
+    monkeypatch.setattr(nonfinite, "MAX_EDGES", 12)
     monkeypatch.setattr(rows, "run", lambda call: ranges.append(call.graph.num_dst) or run(call))
     inputs = [x.detach() for x in qkv(N, graph.num_src, batch=2)]
     inputs[2][1, :, BAD] = torch.nan

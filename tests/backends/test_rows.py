@@ -43,7 +43,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Check every third feature in float64, and one in each other dtype; ``verify`` checks all."""
     monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
     if not at_once:
-        monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
+        monkeypatch.setattr(csr_primitives, "MAX_EDGES", 0)
     number, features = list(GRAPHS).index(graph), list(FEATURES)
     options = {"float64": features[number % 3 :: 3]}
     for index, dtype in enumerate(("bfloat16", "float16", "float32")):

@@ -1,4 +1,4 @@
-"""Attention over all pieces of a plan as one operator, merged by log-sum-exp.
+"""Attention over all pieces of a plan as one operator, which merges their results by log-sum-exp.
 
 The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
 pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved for each
@@ -26,11 +26,11 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
-    """Run a plain call on a graph without batch or heads, by its plan of this ``kind``."""
+    """Run a plain call on a graph without batch or heads, by its plan of the given ``kind``."""
     q, k, v = call.q, call.k, call.v
     sinks = call.sink_logits
     if are_eager((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
-        # The operator would add nothing but its dispatch.
+        # The operator would only add the cost of its dispatch.
         plan = memoized(_plan_on_device, call.graph, kind, q.device)
         out, lse = _forward(q, k, v, _expand_sinks(q, sinks), plan, call.scale)
     else:
@@ -48,7 +48,7 @@ def _plan_on_device(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
 
 
 def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
-    """Run a plain call on a graph that differs by sample or head, with a plan over its folded tokens.
+    """Run a plain call on a graph that differs by sample or head; ``plan`` is for the folded tokens.
 
     ``has_in_edges`` replaces ``call.has_in_edges`` if the edges of the graph are not known yet.
     """
@@ -118,7 +118,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: 
         lse.fill_(-torch.inf)
     inputs = [q, k, v]
     if plan.rectangles:
-        # Most CPUs emulate float16.
+        # Most CPUs emulate float16, which is slow.
         if is_unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
             inputs = [x.to(sum_dtype) for x in inputs]
         inputs = _pad_channels(max(q.shape[3], v.shape[3]), inputs)

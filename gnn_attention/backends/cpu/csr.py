@@ -1,7 +1,7 @@
 """Attention over a list of edges, forward and backward, on plain tensors without autograd.
 
 The backward pass recomputes the weights from lse. Only edges are read, so that a non-edge has no
-influence. Memory is needed for one head at a time (for all if each has its own edges): two numbers
+influence. Memory is needed for one head at a time (for all if each head has its own edges): two numbers
 for each edge and a few rows for each token. To save memory, the softmax is computed in place, and a
 row is divided by its total after the sum over its edges; ``edge_softmax.py`` divides each weight.
 """

@@ -1,4 +1,4 @@
-"""Differentiable products and sums over a list of edges, for calls with further steps between them.
+"""Differentiable products and sums over a list of edges, for calls that compute more between them.
 
 Three bilinear maps connect values of edges ``[B, Hq, E]`` (receiver by receiver) and rows of
 tokens, and the derivatives of each are maps of the same three kinds:
@@ -6,7 +6,7 @@ tokens, and the derivatives of each are maps of the same three kinds:
 * ``products(q, k, edges) -> [B, Hq, E]``: ``w_e = q_dst . k_src``
 * ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``
 * ``outgoing(w, x, edges, kv_heads) -> [B, Hkv, src, D]``: ``y_src = sum over out-edges of w_e x_dst``,
-  also over the query heads of a group
+  summed over the query heads of a group, too
 
 ``edges`` are the tensors of :class:`plan.plan.EdgeRows`. The maps are registered with torch for
 compilers, ``torch.export`` and ``torch.vmap``, and can be differentiated any number of times. The

@@ -1,8 +1,8 @@
 """Products and weighted sums over a list of edges, for one head, in plain torch functions.
 
-``torch.sparse.sampled_addmm`` multiplies the rows at the two ends of each edge; ``embedding_bag`` sums
-weighted rows for each token. Both read only the tokens of edges. A bag adds its terms one by one, so
-that its error grows with their number: sums over long rows are split into chunks.
+``torch.sparse.sampled_addmm`` multiplies the rows at both ends of each edge; ``embedding_bag`` sums
+weighted rows for each token. Both read only the tokens of edges. A bag adds its terms one by one,
+and rounding errors add up, so sums over long rows are split into chunks.
 
 Many heads with few edges are faster together, as one head of a larger graph, which has a copy of the
 receivers for each query head, and a copy of the senders for each key/value head.
@@ -24,8 +24,8 @@ from gnn_attention.backends.plan.csr import sort_edges
 from gnn_attention.backends.plan.plan import EdgeRows
 
 CHUNK = 64  # At most this many terms are added one by one.
-MOST_EDGES = 10**5  # Up to this many edges in all heads, the heads are faster together.
-MOST_CACHED = 4  # At most this many results are cached for each list of edges.
+MAX_EDGES = 10**5  # Up to this many edges in all heads, the heads are faster together.
+MAX_CACHED = 4  # At most this many results are cached for each list of edges.
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
@@ -67,11 +67,11 @@ def _split_long_rows(ptr: Int[Tensor, " rows_and_one"]) -> Chunks | None:
     count = (length + CHUNK - 1) // CHUNK
     row_bounds = torch.cat([count.new_zeros(1), count.cumsum(0)])
     row = torch.repeat_interleave(count)
-    number = torch.arange(len(row), device=ptr.device) - row_bounds[row]
-    return torch.cat([ptr[row] + CHUNK * number, ptr[-1:]]).to(ptr.dtype), row_bounds
+    chunk_in_row = torch.arange(len(row), device=ptr.device) - row_bounds[row]
+    return torch.cat([ptr[row] + CHUNK * chunk_in_row, ptr[-1:]]).to(ptr.dtype), row_bounds
 
 
-# The results for each list of edges, under its ``ptr`` or ``out_ptr``.
+# The results for a list of edges are cached under its ``ptr`` or ``out_ptr``.
 _cache: MutableMapping[Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
 
 
@@ -82,7 +82,7 @@ def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
     if result is results:
         result = compute(ptr)
         # Other threads may change ``results`` at the same time.
-        if len(results) >= MOST_CACHED:
+        if len(results) >= MAX_CACHED:
             results.pop(next(iter(list(results)), None), None)
         results[key] = result
     return result
@@ -91,7 +91,7 @@ def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
 class Buffers:
     """Buffers in one dtype for one head at a time: values of edges and rows of tokens."""
 
-    # Each head overwrites what the last one left: a new page of memory costs more than arithmetic.
+    # Each head overwrites the values of the last head: new memory pages cost more than arithmetic.
 
     def __init__(self, edges: EdgeRows, dtype: torch.dtype) -> None:
         self.edges, self.dtype = edges, dtype
@@ -168,7 +168,7 @@ def group_heads(
     samples, heads = shape
     if not edges.src.numel():
         return Buffers(edges, dtype), []
-    if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
+    if samples * heads > 1 and samples * heads * edges.src.numel() <= MAX_EDGES:
         return Buffers(_repeat_edges(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
     group = heads // kv_heads
     return Buffers(edges, dtype), [
@@ -179,7 +179,7 @@ def group_heads(
 
 
 def _repeat_edges(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
-    """Repeat edges for ``slices`` sets of receivers and ``kv_slices`` sets of senders; cached."""
+    """Repeat edges for ``slices`` copies of the receivers and ``kv_slices`` of the senders."""
 
     def repeat(ptr: Tensor) -> EdgeRows:
         num_dst, num_src = ptr.numel() - 1, edges.out_ptr.numel() - 1

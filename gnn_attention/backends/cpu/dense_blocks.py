@@ -1,6 +1,6 @@
 """Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
-The kernel is ATen's flash attention for CPUs, which is private (tests pin all that is used here).
+The kernel is ATen's flash attention for CPUs, which is private (tests check all that is used here).
 The backward pass recomputes ``w = exp(logit - lse)`` from the lse of all pieces, so that the
 gradients of the pieces add up exactly. All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) with
 adjacent channels and any other strides; token-major memory is fastest.
@@ -29,7 +29,7 @@ def forward(
 ) -> None:
     """Write ``out`` and ``lse``, merged with their earlier contents unless ``piece.is_first``."""
     lse = lse.unsqueeze(-1)
-    # Each call makes out, and copies of q, k and v if their tokens are gathered.
+    # Each call allocates out, and copies of q, k and v if their tokens are gathered.
     dst_copies = 1 + isinstance(piece.dst, Gathered)
     src_copies = 2 * isinstance(piece.src, Gathered)
     for sample, part in _split_calls(piece, q, k, dst_copies, src_copies):
@@ -63,7 +63,7 @@ def backward(
     lse is +inf contributes nothing.
     """
     lse = lse.unsqueeze(-1)
-    # Each call makes the gradients of q, k and v, and copies of all tensors if gathered.
+    # Each call allocates gradients of q, k and v, and copies of all tensors if they are gathered.
     dst_copies = 1 + 3 * isinstance(piece.dst, Gathered)
     src_copies = 2 + 2 * isinstance(piece.src, Gathered)
     for sample, part in _split_calls(piece, tensors[1], tensors[2], dst_copies, src_copies):
@@ -101,9 +101,9 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 def _split_calls(
     piece: Rectangles, q: Tensor, k: Tensor, dst_copies: int, src_copies: int
 ) -> Iterator[tuple[int | slice, Rectangles]]:
-    """Split a piece into few calls: for some groups of one sample, or one group of some samples.
+    """Split a piece into calls, each for some groups of one sample or one group of some samples.
 
-    For each head, a call makes ``dst_copies`` rows for each receiver, and ``src_copies`` for each sender.
+    For each head, a call allocates ``dst_copies`` rows for each receiver and ``src_copies`` for each sender.
     """
     samples: Iterable[int | slice]
     batch = q.shape[0]

@@ -1,7 +1,7 @@
 """Attention over rectangles in differentiable torch, for a score_mod, a bias and dropout.
 
-Some rectangles, of all samples and heads, are computed at a time, and recomputed for gradients, so
-that only a small part of the logits is ever in memory.
+Only a few rectangles are computed at a time, for all samples and heads, and again in the backward
+pass, so that only a small part of the logits is ever in memory.
 """
 
 import torch
@@ -14,8 +14,8 @@ from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
-LOGITS_AT_ONCE = 2**22  # bytes
-MOST_PARTS = 32  # Each part makes gradients as large as q, k and v, so parts must be few.
+LOGITS_AT_ONCE = 2**22  # The logits of a part take about this many bytes.
+MAX_PARTS = 32  # Each part makes gradients as large as q, k and v, so parts must be few.
 
 
 def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     pieces = [piece for piece in plan.pieces if isinstance(piece, Rectangles)]
     batch, heads = call.q.shape[:2]
     cell_bytes = batch * heads * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.cells for piece in pieces) // MOST_PARTS)
+    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.cells for piece in pieces) // MAX_PARTS)
     bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
     parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
     results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
@@ -46,7 +46,7 @@ def isolated_rows(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
 
 
 def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
-    """Compute ``out [B, Hq, groups * size, Dv]`` and lse of the receivers of some rectangles."""
+    """Compute ``out [B, Hq, groups * size, Dv]`` and lse of the receivers in ``part``."""
     dst, src = _list_tokens(part.dst, call.q.device), _list_tokens(part.src, call.q.device)
     bias = None
     if part.masks is not None:
@@ -126,7 +126,7 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
 
 
 def _in_edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return where the sorted in-edges of each receiver begin, and the order that sorts a list."""
+    """Return where the sorted in-edges of each receiver begin, and an order that sorts listed edges."""
     degree = graph.in_degree()
     order = None if graph.edges.listed() is None else receiver_order(graph)[0]
     return (degree.cumsum(0) - degree).to(device), None if order is None else order.to(device)
