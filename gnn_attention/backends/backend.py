@@ -46,10 +46,10 @@ def _support_every_call(call: AttentionCall) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The calls that a backend supports; an option is True, False, or the one device type that has it.
+    """The calls that a backend supports; an option is True, False, or the one device type that supports it.
 
     ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend runs graphs
-    that differ by sample or head; otherwise ``attend`` runs it on one slice at a time. ``cached``: support
+    that differ by sample or head; otherwise ``attend`` passes it one slice at a time. ``cached``: support
     depends only on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel needs
     finite tokens, so ``attend`` checks them, unless the backend is passed as a value. ``parallel_edges``:
     "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)
@@ -139,10 +139,10 @@ class Backend:
     """A way to compute attention: ``run(call) -> (out, lse or None)``.
 
     ``capabilities`` state the supported devices, dtypes and options. ``unsupported_reason(call) -> reason or
-    None`` adds other limits, such as memory; the attribute checks both. ``compiled``: the first
-    call takes seconds, so ``verify`` skips it on a CPU unless it is named. ``recomputes``: the backward pass
-    recomputes the weights from lse, so ``verify`` also allows the errors of SDPA's fused kernel. Your own
-    backend can be passed to ``attend(..., backend=...)`` and ``verify.run(backends=[...])``.
+    None`` adds other limits, such as memory; the attribute then checks both. ``compiled``: the first call
+    takes seconds, so ``verify`` skips the backend on a CPU unless it is named. ``recomputes``: the backward
+    pass recomputes the weights from lse, so ``verify`` also allows the errors of SDPA's fused kernel. Your
+    own backend can be passed to ``attend(..., backend=...)`` and ``verify.run(backends=[...])``.
     """
 
     name: str

@@ -35,9 +35,9 @@ class AttentionCall:
 
     A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``; lse may be None unless ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
-    of an edge is ``score_mod(scale * q . k) + bias``. In score_mod and dropout, the samples
-    and heads of a slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of
-    dropout. ``finite``: the caller promises that q, k and v are finite.
+    of an edge is ``score_mod(scale * q . k) + bias``. For score_mod and dropout, the samples and heads of a
+    slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of dropout. The
+    caller promises with ``finite`` that q, k and v are finite.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -245,7 +245,6 @@ def are_eager(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
-    """True if a gradient of one of the tensors may be computed."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 

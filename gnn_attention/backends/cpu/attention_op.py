@@ -53,7 +53,6 @@ def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = 
     ``has_in_edges`` replaces ``call.has_in_edges`` if the edges of the graph are not known yet.
     """
     sinks = call.sink_logits
-    # Sinks are added before the output is rounded.
     dtype = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (fold(x.to(dtype), call.graph) for x in (call.q, call.k, call.v))
     out, lse = attention(q, k, v, plan, call.scale)
