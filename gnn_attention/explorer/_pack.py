@@ -67,7 +67,7 @@ def check_length(tokens: Sequence[Any] | Tensor) -> None:
     if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if (n := len(tokens)) > MAX_TOKENS:
-        raise ValueError(f"text_or_tokens has {n} tokens, and a page shows at most {MAX_TOKENS}: shorten it")
+        raise ValueError(f"text_or_tokens has {n} tokens, at most {MAX_TOKENS} fit: shorten it, or give ids")
 
 
 def check_size(model: dict[str, Any], advice: str) -> None:
@@ -109,7 +109,7 @@ def _encode_model(model: LanguageModel, name: str) -> dict[str, Any]:
     with torch.device("meta"):
         standard = LanguageModel(config)
     if other := sorted(set(state) ^ set(standard.state_dict())):
-        raise ValueError(f"model must be a LanguageModel whose heads are without biases; differs in {other}")
+        raise ValueError(f"model must be a LanguageModel with standard, bias-free heads; differs in {other}")
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
     ours = load_trained()[0].state_dict()

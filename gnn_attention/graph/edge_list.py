@@ -112,12 +112,12 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
         (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
         (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
         (kind.__module__ == "torch.nn.attention.bias", "a copy of a CausalBias is empty: pass the original"),
-        (is_wrapper, "use MaskedTensor.to_tensor(0) or DTensor.full_tensor(); a traced tensor has none"),
+        (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
     )
     for applies, remedy in obstacles:
         if applies:
             raise ValueError(
-                f"{name} must hold values, as an ordinary tensor does, "
+                f"{name} must hold values, as an ordinary, untraced tensor does, "
                 f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
             )
     # numpy() fails inside a transform. Integers have no gradient, so they can be unwrapped.

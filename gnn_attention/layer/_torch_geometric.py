@@ -215,7 +215,7 @@ def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
     x_src, x_dst = pair
     if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
         raise ValueError(
-            "x_src and x_dst must both be [N, d], or both [B, T, d] with one batch size, "
+            "x must be [N, d] or [B, T, d], and x_src and x_dst of a pair must have the same axes and batch, "
             f"got {list(x_src.shape)} and {list(x_dst.shape)}"
         )
     num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]

@@ -302,7 +302,7 @@ draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 se
 arcs(cross(2, 3)) -> ValueError: arcs\(\) needs the same senders and receivers, .*graph\(\)
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 numbers
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: got 4 numbers, 3 of them finite
-draw.graph(causal(150)) -> ValueError: at most 10000 edges are drawn, got 11325; use mask\(\)
+draw.graph(causal(150)) -> ValueError: at most 10000 edges fit, got 11325: use algebra.restrict or mask\(\)
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* got \(0, 1\)
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65

@@ -84,7 +84,7 @@ class TestData:
         bias[0].unembedding = torch.nn.Linear(12, 256)
         for options, error, match in (
             ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
-            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
+            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, at most 512 fit: shorten it, or give ids"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
             ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
@@ -94,7 +94,7 @@ class TestData:
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
             ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),
             ({"model": no_gelu}, ValueError, "with a GELU in each"),
-            ({"model": bias}, ValueError, r"without biases; differs in \['unembedding.bias'\]"),
+            ({"model": bias}, ValueError, r"bias-free heads; differs in \['unembedding.bias'\]"),
         ):
             with pytest.raises(error, match=match):
                 explorer.page(**({tokens: TEXT} | options))

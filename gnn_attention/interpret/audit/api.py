@@ -92,9 +92,7 @@ def audit(
     graphs = _read_graphs(graph)
     shape = tuple(checks.sizes("input_shape", input_shape, 1))
     if not shape or shape[0] != graphs[0].num_src:
-        raise ValueError(
-            f"input_shape must be (T, width) or (T,), T = {graphs[0].num_src} senders, got {shape}"
-        )
+        raise ValueError(f"input_shape must be (T, width) or (T,) with T = {graphs[0].num_src}, got {shape}")
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
     probes = _read_inputs(inputs, shape)

@@ -105,8 +105,8 @@ class Runner:
             return Sample(value.to(self.device, self.dtype))
         size = len(self.embedding.weight)
         if not bool(((value >= 0) & (value < size)).all()):
-            ids = f"ids from {int(value.min())} to {int(value.max())}"
-            raise IndexError(f"inputs must be token ids in 0 .. {size - 1}, the vocabulary, got {ids}")
+            ids = f"{int(value.min())} .. {int(value.max())}"
+            raise IndexError(f"inputs must be ids of the model's tokenizer, 0 .. {size - 1}, got {ids}")
         return self._embed_ids(value.long())
 
     def _embed_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
