@@ -372,10 +372,7 @@ class TestWeights:
                 assert_no_overlap(axis)
         assert tick_names(figure.axes[0].yaxis) == tick_names(figure.axes[heads - 1].xaxis) == words
 
-    @pytest.mark.parametrize(
-        ("words", "angle"),
-        [(["to", "be"], 0), (["infrastructure"] * 30, 90)],
-    )
+    @pytest.mark.parametrize(("words", "angle"), [(["to", "be"], 0), (["infrastructure"] * 30, 90)])
     def test_few_letters_lie_flat_and_long_names_do_not(self, words, angle):
         axes = draw.weights(torch.rand(len(words), len(words)), labels=words).axes[0]
         assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}
