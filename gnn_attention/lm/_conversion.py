@@ -1,4 +1,4 @@
-"""Convert the weights of an installed package once, to a folder that transformers reads fast."""
+"""Convert the weights of an installed package once, into a folder that transformers loads fast."""
 
 import hashlib
 import tempfile
@@ -18,7 +18,7 @@ PREFIX = ".converting-"
 
 @dataclass(frozen=True)
 class Model:
-    """The weights of a model: a ``file`` of the package ``module``, which ``pip`` installs.
+    """The weights of a model: a ``file`` in the package ``module``, and its ``pip`` arguments.
 
     ``read(file)`` returns a model of transformers in float32, and its tokenizer or None.
     """
