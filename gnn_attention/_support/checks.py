@@ -59,7 +59,7 @@ def check_order(name: str, values: object) -> None:
     # The nodes of a networkx graph are a mapping and a set, but have a fixed order.
     is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
     if is_dict or isinstance(values, (set, frozenset)):
-        raise TypeError(f"{name} must be a list, since the order counts, got {describe_type(values)}")
+        raise TypeError(f"{name} must be a list, because order matters, got {describe_type(values)}")
 
 
 def sizes(
@@ -74,7 +74,7 @@ def sizes(
     items = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(items, str) or not isinstance(items, Iterable):
         value = quote(values)
-        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single one give [{value}]")
+        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single value pass [{value}]")
     return [size(f"each of {name}", value, minimum) for value in items]
 
 

@@ -77,7 +77,7 @@ def run_draw(args: argparse.Namespace) -> int:
 
 def _draw_as_text(graph: TokenGraph, kind: str | None, labels: list[str] | None) -> str:
     if kind not in (None, "mask"):
-        raise ValueError(f"--kind {kind} needs a file to draw into: add for example -o picture.svg")
+        raise ValueError(f"--kind {kind} needs a file to draw into, such as -o picture.svg")
     text = str(graph)
     # If a graph has no picture, str returns its repr.
     if text == repr(graph):

@@ -43,11 +43,11 @@ def run_explore(args: argparse.Namespace) -> int:
     atomic_files.check_output_path("-o", args.out)
     out = Path(args.out)
     if out.exists() and not args.force and not is_ours(out):
-        raise ValueError(f"-o {out} exists and is no page of the explorer: give another name, or --force")
+        raise ValueError(f"-o {out} exists and is not an explorer page: use another name or --force")
     is_language_model = args.model == LANGUAGE_MODEL
     default = SENTENCE if is_language_model else explorer.FIRST
     if not (text := default if args.text is None else read_text(args.text)):
-        raise ValueError("text must not be empty: give one such as 'Llamas do not output words'")
+        raise ValueError("text must not be empty: pass one such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
         if is_language_model:

@@ -83,7 +83,7 @@ def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {shape}")
     if num_heads is None:
-        raise ValueError(f"{name} has its heads side by side, shape {shape}: give num_heads")
+        raise ValueError(f"{name} has its heads side by side, shape {shape}: pass num_heads")
     if shape[1] % num_heads:
         raise ValueError(f"{name} of shape {shape} (row layout) does not split into {num_heads} heads")
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()

@@ -102,7 +102,7 @@ class StandardHeads(HeadsBase):
         right = arrays.repeat_for_query_heads(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                raise ValueError("rotary heads have a pattern matrix for each distance: give distance")
+                raise ValueError("rotary heads have a pattern matrix for each distance: pass distance")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -161,7 +161,7 @@ class StandardHeads(HeadsBase):
             count, dim = matrix.shape[0], matrix.shape[2]
             result.register_parameter(name, arrays.read_parameter(name, array, (count, dim), (count * dim,)))
         if b_O is not None and W_O is None:
-            raise ValueError("b_O needs W_O: give both or neither")
+            raise ValueError("b_O needs W_O: pass both or neither")
         result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (heads, width)))
         for name, parameter in result.named_parameters():
             if parameter.dtype != W_Q.dtype:
@@ -197,7 +197,7 @@ def head_sizes(
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
     if head_dim is None and width % num_heads:
-        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: give head_dim")
+        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: pass head_dim")
     head_dim = width // num_heads if head_dim is None else checks.size("head_dim", head_dim, 1)
     value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
     return width, num_heads, head_dim, value_dim, num_kv_heads

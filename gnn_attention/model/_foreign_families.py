@@ -142,7 +142,7 @@ def _make_rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary
     embedding = site.rotary_embedding
     if embedding is None:
         raise ValueError(
-            f"rope_type {kind!r} keeps its frequencies outside the module: give the whole model and layer"
+            f"rope_type {kind!r} keeps its frequencies outside the module: pass the whole model and layer"
         )
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
     logit_factor = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
@@ -155,7 +155,7 @@ def _make_t5_bias(site: AttentionSite) -> ScoreMod | None:
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
-        raise ValueError("T5 keeps its relative position bias in layer 0: give the whole model and layer")
+        raise ValueError("T5 keeps its relative position bias in layer 0: pass the whole model and layer")
     # All distances of at least `reach` share one bias.
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()

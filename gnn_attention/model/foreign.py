@@ -98,11 +98,11 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
     if part is None:
         part, *more_parts = [name for name in parts if name != "cross"] or parts
         if more_parts:
-            raise ValueError(f"the model attends in several parts: give part, one of {', '.join(parts)}")
+            raise ValueError(f"the model attends in several parts: pass part, one of {', '.join(parts)}")
     checks.choice("part", part, parts)
     names = [name for name in families if _part_of_name(name) == part]
     if layer is None and len(names) > 1:
-        raise ValueError(f"give layer: the model has {len(names)} layers with attention")
+        raise ValueError(f"pass layer: the model has {len(names)} layers with attention")
     name = names[checks.index("layer", layer or 0, len(names))]
     # The rotary embedding is that of the innermost enclosing module that has one.
     embedding = None
