@@ -222,7 +222,7 @@ class TestCommand:
         assert "".join(token["text"] for token in data_of(out)["tokens"]) == explorer.FIRST
         out.write_text("my notes")
         assert main(["explore", "abc", "-o", str(out)]) == 2
-        message = "exists and is no page of the explorer: give another name, or --force"
+        message = "exists and is not an explorer page: use another name or --force"
         assert message in capsys.readouterr().err
         assert out.read_text() == "my notes"
         assert main(["explore", "again", "-o", str(out), "--force"]) == 0
@@ -232,7 +232,7 @@ class TestCommand:
         ("arguments", "words"),
         [
             (["@latin.txt"], "can't decode byte 0xff in position 2"),
-            ([""], "text must not be empty: give one such as"),
+            ([""], "text must not be empty: pass one such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
             (["a", "--model", "none.safetensors"], "model 'none.safetensors' is no file"),
