@@ -11,7 +11,7 @@ from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cli.attribute import describe_effect, load, read_text
-from gnn_attention.explorer._html import is_ours
+from gnn_attention.explorer._html import is_explorer_page
 from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
 from gnn_attention.interpret.trace import Attribution, attribute
@@ -42,7 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run_explore(args: argparse.Namespace) -> int:
     atomic_files.check_output_path("-o", args.out)
     out = Path(args.out)
-    if out.exists() and not args.force and not is_ours(out):
+    if out.exists() and not args.force and not is_explorer_page(out):
         raise ValueError(f"-o {out} exists and is not an explorer page: use another name or --force")
     is_language_model = args.model == LANGUAGE_MODEL
     default = SENTENCE if is_language_model else explorer.FIRST

@@ -178,7 +178,7 @@ class TestFile:
         path = page.save(tmp_path / "page.html")
         assert path.read_bytes().decode("utf-8") == page.html
         assert [child.name for child in tmp_path.iterdir()] == ["page.html"]
-        assert _html.is_ours(path)
+        assert _html.is_explorer_page(path)
         with pytest.raises(OSError, match="nowhere"):
             page.save(tmp_path / "nowhere" / "page.html")
         # A frame may be decoded in any encoding, and the hashes must be right in each.
