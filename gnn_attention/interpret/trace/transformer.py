@@ -110,10 +110,11 @@ def record_calls(
     with ExitStack() as stack:
         stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
         # A linear layer inside an adapter (LoRA) is only a part of the projection.
-        adapted = {id(getattr(module, "base_layer", None)) for module in model.modules()}
+        adapters = [module for module in model.modules() if "base_layer" in module._modules]
+        parts = {id(part) for adapter in adapters for part in adapter.modules()}
         for linear in model.modules():
             is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
-            if is_linear and id(linear) not in adapted:
+            if is_linear and id(linear) not in parts:
                 stack.enter_context(linear.register_forward_hook(recorder.match_projection))
         yield recorder.traces
     recorder.finish_call()
