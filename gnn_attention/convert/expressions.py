@@ -190,11 +190,10 @@ class _Reader:
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """Call a function; any exception becomes a ValueError that quotes the text of ``node``."""
-        signature = inspect.signature(function)
         # A builder that lacks an argument gets the number of tokens `n` as its first argument.
-        if self.n is not None and next(iter(signature.parameters), "") == "n":
+        if self.n is not None and next(iter(inspect.signature(function).parameters), "") == "n":
             try:
-                signature.bind(*positional, **named)
+                inspect.signature(function).bind(*positional, **named)
             except TypeError:
                 positional = (self.n, *positional)
         try:

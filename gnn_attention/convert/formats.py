@@ -211,7 +211,7 @@ def from_pyg(
         edges, values = read_sparse_entries("adj_t", edges)
         weights = values if weight is True else weights
     elif not isinstance(edges, Tensor) or edges.dtype == torch.bool or edges.is_floating_point():
-        raise kind_error("expected a torch_geometric Data, EdgeIndex, relation, adj_t or edge_index", edges)
+        raise kind_error("expected a torch_geometric Data, EdgeIndex, data[key], adj_t or edge_index", edges)
     elif hasattr(edges, "sparse_size"):
         sizes.append(edges.sparse_size()[::-1])
     num_dst = _agree_on_size("num_dst", [size[0] for size in sizes])

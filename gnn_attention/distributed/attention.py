@@ -94,8 +94,8 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     rows = collectives.exchange(rows, hood.send, hood.receive, graph.group)
     batch, kv_heads, _, dim = call.k.shape
     k_rows, v_rows = rows.index_select(0, hood.order).tensor_split([batch * kv_heads * dim], dim=1)
-    k = k_rows.view(-1, batch, kv_heads, dim).permute(1, 2, 0, 3)
-    v = v_rows.view(-1, batch, kv_heads, call.v.shape[3]).permute(1, 2, 0, 3)
+    k = k_rows.view(len(k_rows), batch, kv_heads, dim).permute(1, 2, 0, 3)
+    v = v_rows.view(len(v_rows), batch, kv_heads, call.v.shape[3]).permute(1, 2, 0, 3)
     local_call = _use_positions(replace(call, graph=hood.graph, k=k, v=v), hood)
     if call.dropout and hood.has_gaps and backend == "auto":
         backend = "rows"

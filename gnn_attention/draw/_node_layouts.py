@@ -40,7 +40,7 @@ def draw_edges(
     from matplotlib.path import Path
 
     if len(curves) > MAX_EDGES:
-        raise ValueError(f"at most {MAX_EDGES} edges are drawn, got {len(curves)}; use mask() or restrict()")
+        raise ValueError(f"at most {MAX_EDGES} edges fit, got {len(curves)}: use algebra.restrict or mask()")
     if not len(curves):
         return
     spacing = 10 / math.sqrt(len(curves))

@@ -344,7 +344,7 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
         raise ValueError(
             f"weights must be [dst, src] or [heads, dst, src] of at most {LARGEST_MASK} tokens a side, got "
-            f"{list(tables.shape)}: pass one sample, as weights[b] or info.weight_matrix()[b]"
+            f"{list(tables.shape)}: pass one sample, as weights[b], info.weight_matrix()[b] or pattern[b]"
         )
     tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
     if graph is not None and tables.shape[1:] != (graph.num_dst, graph.num_src):

@@ -65,7 +65,7 @@ class GraphContext:
         """Raise ValueError if a mask without positions cannot be aligned, or may hide padding."""
         caller = f"{self.caller}: {module_name(module)}"
         if graph.num_dst != graph.num_src:
-            raise ValueError(f"{caller} got a mask without positions: leave attention_mask to the model")
+            raise ValueError(f"{caller} has no positions for {graph!r}: leave attention_mask to the model")
         if has_mask and self.is_replacement:
             raise ValueError(f"{caller} cannot see padding in a 4-D mask: pass a 2-D one, or replace=False")
 

@@ -325,7 +325,7 @@ def use_graph(
     if not isinstance(graph_or_function, TokenGraph):
         if not callable(graph_or_function):
             kind = type(graph_or_function).__name__
-            raise TypeError(f"graph_or_function must be a TokenGraph or a function, got {kind}")
+            raise TypeError(f"graph_or_function must be a TokenGraph or f(layer, head, length), got {kind}")
         checks.check_signature("graph_or_function", graph_or_function, "layer", "head", "length")
     checks.instance("model", model, nn.Module)
     return _contexts.activate(GraphContext(model, graph_or_function, bool(replace)))
