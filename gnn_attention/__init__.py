@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# The lines list graphs, attention along them, heads and the layer, then models and tools for them.
+# The groups are graphs, attention along graphs, heads and the layer, and tools for models.
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
 __all__ += ["audit", "cache", "cost", "distributed", "explorer", "lm", "model", "trace", "use_graph"]
 __all__ += ["verify"]
 
-# The "module" or "module:attribute" from which a name is loaded on first use.
+# Each name is loaded on first use from this "module" or "module:attribute".
 _ON_DEMAND = {
     "MessagePassingAttention": "layer:MessagePassingAttention",
     "analyse": "analyse",

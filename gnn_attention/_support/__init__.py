@@ -1,1 +1,1 @@
-"""Helpers that every package uses and that know nothing about attention."""
+"""General helpers that the other packages share."""

@@ -44,7 +44,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def check_output_path(option: str, path: str | None) -> None:
-    """Raise ValueError if the file of ``option`` cannot be created; "-" and None are accepted."""
+    """Raise ValueError if ``path`` is a folder or its parent is not one; "-" and None are accepted."""
     if path in (None, "-"):
         return
     folder = Path(str(path)).parent

@@ -1,4 +1,4 @@
-"""Checkpointing, and tests for the kind of derivative that a call needs."""
+"""Checkpoint a function, and detect forward-mode and nested derivatives."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Tensor
 def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``function(*arguments)``, and call it again in the backward pass to save memory.
 
-    ``torch.func`` transforms do not support checkpointing; under them all intermediates are saved.
+    ``torch.func`` transforms do not support checkpointing, so a transform saves all intermediates.
     """
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return function(*arguments)

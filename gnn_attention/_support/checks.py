@@ -59,7 +59,7 @@ def check_order(name: str, values: object) -> None:
     # The nodes of a networkx graph are a mapping and a set, but have a fixed order.
     is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
     if is_dict or isinstance(values, (set, frozenset)):
-        raise TypeError(f"{name} must be a list, since the order counts, got {describe_type(values)}")
+        raise TypeError(f"{name} must be a list, because order matters, got {describe_type(values)}")
 
 
 def sizes(
@@ -67,15 +67,15 @@ def sizes(
 ) -> list[int]:
     """Return ``values`` as a list of ints of at least ``minimum``, or raise an error of :func:`size`.
 
-    A set is accepted if ``any_order``. ``kind`` names the values in the error.
+    Sets are accepted if ``any_order`` is true. ``kind`` names the values in the error.
     """
     if not any_order:
         check_order(name, values)
-    numbers = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+    items = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(items, str) or not isinstance(items, Iterable):
         value = quote(values)
-        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single one give [{value}]")
-    return [size(f"each of {name}", value, minimum) for value in numbers]
+        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single value pass [{value}]")
+    return [size(f"each of {name}", value, minimum) for value in items]
 
 
 def integers(name: str, values: object, kind: str, any_order: bool = False) -> list[int]:

@@ -1,4 +1,4 @@
-"""Operators that autograd, compilers, ``torch.export``, ``torch.vmap`` and ``torch.func`` support."""
+"""Define operators that support autograd, compilers, ``torch.export``, ``vmap`` and ``torch.func``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,28 +29,28 @@ def operator(
 ) -> Callable[..., Any]:
     """Define ``torch.ops.gnn_attention.<name>`` and return a function that calls it.
 
-    ``run`` computes the result, ``fake`` returns empty tensors of its shapes, ``save(ctx, inputs, output)``
-    and ``backward(ctx, *grads)`` are methods of a ``torch.autograd.Function``. The schema lists the
-    tensors first; ``torch.vmap`` merges a mapped axis into the first axis of each tensor, its samples.
+    ``run`` computes the result; ``fake`` returns empty tensors of the same shapes. ``save(ctx, inputs,
+    output)`` and ``backward(ctx, *grads)`` are used as in a ``torch.autograd.Function``. The schema lists
+    the tensors first. ``torch.vmap`` merges the mapped axis into each tensor's first axis, the samples.
     """
     qualified_name = define(name, schema, run, fake)
     torch.library.register_autograd(qualified_name, backward, setup_context=save)
     op = getattr(torch.ops.gnn_attention, name)
 
     def call(*arguments: Any) -> Any:
-        # For a registered operator torch would silently drop the tangents.
+        # torch silently drops the tangents of a registered operator.
         if has_forward_derivative(x for x in arguments if isinstance(x, Tensor)):
             raise NotImplementedError(
                 f"the operator {name} has no forward-mode derivative; use backend='message_passing'"
             )
         return (function if torch._C._are_functorch_transforms_active() else op)(*arguments)
 
-    # The rule calls ``call``, because under vmap inside a gradient ``op`` has no derivative.
+    # The rule calls ``call``, because ``op`` has no derivative when vmap runs inside a gradient.
     vmap_rule = _make_vmap_rule(call, schema.split("->")[0].count("Tensor "))
     torch.library.register_vmap(qualified_name, vmap_rule)
 
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        # For a list, autograd.Function expects None, but a registered derivative returns a list.
+        # A registered derivative returns a list for a list; autograd.Function expects None instead.
         return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
     # torch.func.grad supports an autograd.Function, but not a registered derivative.

@@ -37,7 +37,7 @@ def _leave_modes() -> Iterator[None]:
 def eager_mode() -> AbstractContextManager[None]:
     """Context in which torch computes real values, outside of all modes, traces and transforms.
 
-    Facts about a graph are computed in this mode, so that no trace records them and training can use them.
+    Graph properties are computed here, so that no trace records them and none is an inference tensor.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]

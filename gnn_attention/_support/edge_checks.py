@@ -1,6 +1,6 @@
-"""Checks of the arguments of edge arithmetic; each error names the argument.
+"""Check the arguments of functions on edges; each error names the argument.
 
-They read types and shapes, which a compiler can also read, and on a CPU the receivers of the edges.
+The checks read types and shapes, even in compiled programs, and receivers in eager mode on a CPU.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
     for name, (x, axis_names) in tensors.items():
         floats(name, x, f"[{axis_names}]")
         names = axis_names.removeprefix("... ").split()
-        lead = x.dim() - len(names)
-        if lead < 0 or (lead and not axis_names.startswith("...")):
+        start = x.dim() - len(names)
+        if start < 0 or (start and not axis_names.startswith("...")):
             raise ValueError(f"{name} must be [{axis_names}], got {list(x.shape)}")
-        for axis, size in zip(("...", *names), (x.shape[:lead], *x.shape[lead:]), strict=True):
+        for axis, size in zip(("...", *names), (x.shape[:start], *x.shape[start:]), strict=True):
             if sizes.setdefault(axis, size) != size:
                 raise ValueError(
                     f"{name} must be [{axis_names}] with {axis} = {sizes[axis]}, "

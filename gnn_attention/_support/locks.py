@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-# All locks of a module belong to one thread; each is (thread, is_brief), the outermost first.
+# One thread holds all locks of a module. Each is a pair (thread, is_brief), the outermost first.
 _locks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
 _released = threading.Condition()
 
 
 @contextmanager
 def lock_modules(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
-    """Context in which only this thread changes the modules; it waits until others release ``brief`` locks.
+    """Context in which no other thread changes the modules; it first waits for the ``brief`` locks of others.
 
-    Raises NotImplementedError if another lock is not brief, since its thread may wait for this one.
+    Raises NotImplementedError if a lock of another thread is not brief: that thread may wait for this one.
     """
     thread = threading.get_ident()
     with _released:
@@ -60,7 +60,7 @@ def ignore_warnings(message: str = "") -> Iterator[None]:
 
 @functools.cache
 def accept_sparse_matrices() -> None:
-    """Make torch issue its only warning about sparse CSR tensors here, where the warning is ignored."""
+    """Make torch issue its one-time warning about sparse CSR tensors here, where it is ignored."""
     with ignore_warnings("Sparse CSR tensor support"):
         pointer = torch.tensor([0], dtype=torch.int32, device="cpu")
         values = torch.zeros(0, device="cpu")

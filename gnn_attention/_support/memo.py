@@ -1,4 +1,4 @@
-"""Immutable values, a memo of the results computed from them, and their ids in compiled programs."""
+"""Immutable values that memoize results; a compiled program refers to a value by its id."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Frozen:
-    """Base class of dataclasses that have a memo and, like frozen ones, raise an error if changed.
+    """Base class of dataclasses that have a memo and, like frozen dataclasses, forbid assignment.
 
-    They are not declared frozen: Dynamo would read all fields, and before torch 2.12 not as constants.
+    With ``frozen=True``, Dynamo would read all fields, and before torch 2.12 not as constants.
     """
 
     _memo: Any
@@ -29,7 +29,7 @@ class Frozen:
 
     @not_compiled
     def __post_init__(self) -> None:
-        # FSDP2 would walk through a dict without end if a cached result holds the value itself.
+        # FSDP2 walks through plain dicts, endlessly if a cached result holds the value itself.
         self._memo = UserDict()
         self._id = f"{type(self).__name__} {next(_COUNTER)}"
         _ALIVE[self._id] = self
@@ -53,7 +53,7 @@ class Frozen:
 
 
 def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
-    """Return ``function(value, *arguments)``, computed once; ``function`` must be a global."""
+    """Compute ``function(value, *arguments)`` only once; ``function`` must be a global function."""
     if torch.compiler.is_dynamo_compiling():
         return _memoize_by_id(function, value._id, *arguments)[0]
     key = (function, *arguments)
@@ -72,7 +72,7 @@ def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
 
 
 # Compilers treat an id as a constant and compare it before they reuse a program. The result is in a tuple
-# because torch before 2.11 mistakes all tensors that such a function returns for one and the same.
+# because torch before 2.11 treats all tensors that constant functions return as the same tensor.
 @constant
 def _memoize_by_id(function: Callable[..., T], value_id: str, *arguments: Any) -> tuple[T]:
     return (memoized(function, _ALIVE[value_id], *arguments),)

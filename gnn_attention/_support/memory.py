@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gnn_attention._support.dynamo import constant
 
-WORTH_ASKING = 2**28  # bytes; smaller requests are not checked
-DEFAULT_BYTES = 2**40  # assumed if the system does not report its memory
+WORTH_ASKING = 2**28  # Requests for fewer bytes are not checked.
+DEFAULT_BYTES = 2**40  # This is assumed if the system does not report its memory.
 FILES_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 FILES_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-CGROUPS = {"memory": FILES_V1, "": FILES_V2}  # the controllers of a group -> its folder and file names
+CGROUPS = {"memory": FILES_V1, "": FILES_V2}  # The keys are a group's controllers.
 
 
 @constant

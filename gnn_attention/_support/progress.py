@@ -1,7 +1,7 @@
 """Progress of a long command on stderr: a bar on a terminal, a line every 5 s elsewhere.
 
-``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]`` is tqdm's format. A
-separate thread prints this line, and so updates it during steps of any length.
+tqdm formats the line: ``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]``.
+A separate thread prints it, so that it is also updated during a long step.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from tqdm import tqdm
 
-LINE_SECONDS = 5.0  # seconds between lines
-BAR_SECONDS = 0.5  # seconds between updates of the bar on a terminal
+LINE_SECONDS = 5.0  # A line is printed this often if stderr is not a terminal.
+BAR_SECONDS = 0.5  # The bar on a terminal is updated this often.
 
 
 class Progress:
@@ -51,7 +51,7 @@ class Progress:
         self.advance(int(self.note != ""), note)
 
     def meter(self, columns: int | None = None) -> str:
-        """Return the line to show, whose bar fills ``columns``."""
+        """Return the line to show; the bar makes it ``columns`` characters wide."""
         texts = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
         elapsed = time.monotonic() - self.start_time
         line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.done_before, **texts)
@@ -65,7 +65,7 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._finished.set()
         if self.show:
-            # The wait is limited, since a full pipe that nobody reads blocks the thread forever.
+            # The wait is limited, since the thread blocks forever on a full pipe that nobody reads.
             self._thread.join(1.0)
 
     def _show(self) -> None:

@@ -1,8 +1,8 @@
 """Call functions of one pair, such as FlexAttention's mask_mods and score_mods, on many pairs.
 
 Such a function may look up vectors in tables by its indices and multiply or sum them. With tensors of
-indices it would raise an error, or silently compute something else, so ``torch.vmap`` calls it. A
-function of elementwise operators alone is called directly, which is faster.
+indices it would raise an error, or silently compute something else, so ``torch.vmap`` calls it. If
+all its operators are elementwise, it is called directly, which is faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +21,15 @@ from gnn_attention._support.shapes import Tensor
 
 T = TypeVar("T")
 BROADCASTING_PACKAGES = ("gnn_attention", "transformers")
-# More pairs than this are mapped in chunks, because vmap copies the table rows that they look up.
-MOST_PAIRS = 2**16
+# vmap maps at most this many pairs at once, because it copies the table rows that they look up.
+MAX_PAIRS = 2**16
 # Elementwise operators that lack torch's tag "pointwise".
 POINTWISE = {"_to_copy", "alias", "detach", "expand", "floor_divide", "full_like", "masked_fill"}
 POINTWISE |= {"masked_fill_", "ones_like", "rsub", "zeros_like"}
 
 
 class _LookUps(TorchFunctionMode):
-    """Look up ``table[index]`` by an operator: ``vmap`` cannot turn an index into a Python number."""
+    """Replace ``table[index]`` by an operator, as ``vmap`` cannot convert indices to Python numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -47,13 +47,13 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
 
-    # vmap reads the name of its function, which a callable object may lack in a compiled program.
+    # vmap reads its function's ``__name__``, which a callable may lack in a compiled program.
     def call_pair(*indices: Tensor) -> Tensor:
         return function(*indices)
 
     pairs = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
     # A compiled program would repeat the function for each chunk, and it fuses the look-ups anyway.
-    chunk_size = None if torch.compiler.is_compiling() or pairs[0].numel() <= MOST_PAIRS else MOST_PAIRS
+    chunk_size = None if torch.compiler.is_compiling() or pairs[0].numel() <= MAX_PAIRS else MAX_PAIRS
     with _LookUps():
         call_pairs = torch.vmap(call_pair, randomness="different", chunk_size=chunk_size)
         result: Tensor = call_pairs(*(end.reshape(-1) for end in pairs))
@@ -63,7 +63,7 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
 
 
 def call_on_tensors(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """Call ``function`` with tensors of all pairs, or raise TypeError if it fails on them."""
+    """Call ``function`` on all pairs at once; raise TypeError if it fails."""
     try:
         return function(*ends)
     except torch.OutOfMemoryError:
@@ -76,7 +76,7 @@ def call_on_tensors(name: str, function: Callable[..., Tensor], *ends: Tensor) -
 
 
 def broadcasts(function: Any) -> bool:
-    """True for functions of packages whose functions are known to broadcast."""
+    """Return whether ``function`` is from a package whose functions are known to broadcast."""
     while isinstance(function, partial):
         function = function.func
     owner = function if isinstance(function, FunctionType) else type(function)
@@ -96,7 +96,7 @@ def needs_single_pairs(
 
     ``call(function)`` returns the checked result for the pairs ``ends``, which all have four axes.
     """
-    # A user's function may raise anything when called with tensors of indices, and under vmap.
+    # A user's function may raise any exception if it gets tensors of indices, or under vmap.
     with suppress(Exception), _OperatorProbe(ends) as probe:
         call(function)
         if probe.is_elementwise:

@@ -2,12 +2,12 @@
 
 import re
 
-_JOINERS = {"\u200c", "\u200d"}  # they join letters in Persian, Indic scripts and emoji
+_JOINERS = {"\u200c", "\u200d"}  # They join letters in Persian and Indic scripts, and emoji.
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
 
 
 def make_printable(text: str, line_end: str = " ") -> str:
-    """Replace unprintable characters (by spaces), lone surrogates (U+FFFD), line ends (``line_end``).
+    """Replace line ends by ``line_end``, lone surrogates by U+FFFD, other unprintable characters by spaces.
 
     >>> make_printable("a\\x1b[31m\\tb")
     'a [31m b'
@@ -29,6 +29,6 @@ def token_label(text: str, longest: int = 32) -> str:
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """Return a text of another library on one line, cut if it is too long."""
+    """Convert a text to one printable line of at most ``longest`` characters."""
     line = " ".join(make_printable(text).split())
     return line if len(line) <= longest else f"{line[: longest - 4]} ..."

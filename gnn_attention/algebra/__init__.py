@@ -1,17 +1,17 @@
 """Functions that make graphs from graphs, beyond the operators ``| & - ^ ~ .T @ **`` of a graph.
 
-``stacks`` joins graphs of the same nodes, one for each head or sample. ``products`` makes graphs on more
+``stacks`` joins graphs on the same nodes, one for each head or sample. ``products`` makes graphs on more
 tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``walks`` computes closures.
 
-The result is a rule made of the operands' rules, so no edges are enumerated, except in ``closure``.
-If all operands store edge lists, so does a result without ``stacks``, in the order of its docstring.
+The result is a rule that evaluates the operands' rules; only ``closure`` enumerates edges. Except in
+``stacks``, the result stores an edge list if all operands do, in the order that the docstring states.
 Graphs may differ by head and by sample, except along the axis that ``stacks`` adds.
 The results of ``products`` and of ``restrict`` begin at position 0.
 
-All functions raise TypeError for an argument that is not a graph (or not an integer, or not a
-sequence of them), IndexError for a token that does not exist, and ValueError for no graph at
-all, for graphs with different nodes, heads or batch, and for a graph that is not square or does
-not begin at position 0 where the function requires it. Docstrings name further errors.
+All functions raise TypeError for an argument of the wrong type, and IndexError for a token that
+does not exist. They raise ValueError for no graph, for graphs with different nodes, heads or
+batch, and for a graph that is not square or does not begin at position 0 where a function requires
+this. Docstrings name further errors.
 """
 
 import inspect

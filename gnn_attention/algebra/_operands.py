@@ -1,4 +1,4 @@
-"""Helpers of all functions: they check the operands, collect edge lists and name the result."""
+"""Helpers for all functions here: they check operands, collect edge lists and name results."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from gnn_attention.graph import TokenGraph, text
 
 
 def check_sizes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
-    """Return the heads and the batch of a graph made of ``graphs``; raise an error if they do not fit."""
+    """Return the heads and the batch that ``graphs`` share; raise an error if these differ."""
     for graph in graphs:
-        if isinstance(graph, Sequence):
+        if isinstance(graph, (list, tuple)):
             raise TypeError(f"{function} takes graphs, got a {type(graph).__name__}; use {function}(*graphs)")
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"{function} takes graphs (TokenGraph), got {type(graph).__name__}")
@@ -55,10 +55,10 @@ def check_positions(
     name: str, values: object, count: int, kind: str = "positions", any_order: bool = False
 ) -> list[int]:
     """Return ``values`` as integers in ``0 .. count - 1``; errors call them ``kind``."""
-    numbers = checks.integers(name, values, kind, any_order)
-    if outside := [number for number in numbers if not 0 <= number < count]:
+    integers = checks.integers(name, values, kind, any_order)
+    if outside := [integer for integer in integers if not 0 <= integer < count]:
         raise IndexError(f"{name} must be {kind} in 0 .. {count - 1}, got {outside[0]}")
-    return numbers
+    return integers
 
 
 def collect_edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
@@ -68,7 +68,7 @@ def collect_edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
 
 
 def format_call(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:
-    """Return a call as Python text, without empty ``arguments``; over 6 graphs become their number."""
+    """Return a call as Python text, without empty ``arguments``; over 6 graphs appear as a count."""
     names = [graph.name for graph in graphs]
     names = names if len(names) <= 6 else [text.format_list(names, "graphs")]
     return f"{function}({', '.join([*names, *filter(None, arguments)])})"

@@ -1,6 +1,6 @@
 """Graphs on more tokens than their operands have: the disjoint sum and the Cartesian product.
 
-In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture that is read
+In a product the pair (i, j) is token ``i * n2 + j``: j varies fastest, as in an image that is read
 row by row. The product of a graph on the rows and a graph on the columns is a graph on the grid.
 """
 
@@ -93,7 +93,7 @@ def block_rule(blocks: Sequence[Block]) -> Rule:
 
 
 def block_edges(blocks: Sequence[Block]) -> Tensor:
-    """Return the edges of the mask of :func:`block_rule`, block by block."""
+    """Return the edges of the mask that :func:`block_rule` describes, block by block."""
     lists = [
         graph.coalesce().edge_index + torch.tensor([[column], [row]], device="cpu")
         for graph, row, column in blocks

@@ -1,4 +1,4 @@
-"""Several graphs of the same nodes as one graph: one for each head, or one for each sample."""
+"""Join graphs on the same nodes into one: each becomes a head, or a sample, of the result."""
 
 import operator
 from dataclasses import replace

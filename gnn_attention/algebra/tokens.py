@@ -1,6 +1,6 @@
-"""The same graph on other tokens: on some of them, in another order, or with new ones.
+"""Change the tokens of a graph: select some, put them in another order, or add new ones.
 
-A list names the tokens of the result in their order: ``restrict(g, [5, 2])`` has token 5 at position 0.
+A list names old tokens in their new order: in ``restrict(g, [5, 2])``, token 5 of g is at position 0.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ __all__ = ["extend", "restrict"]
 
 @not_compiled
 def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = None) -> TokenGraph:
-    """Return the induced subgraph: ``tokens`` in the order of the list, and the edges among them.
+    """Return the induced subgraph on ``tokens``, which are renumbered in the order of the list.
 
     The mask is ``mask[i, j] = g.mask()[tokens[i], src[j]]``; with ``src=None`` the senders are the
     same tokens. The result begins at position 0, so ``restrict(g, range(num_dst), range(num_src))``

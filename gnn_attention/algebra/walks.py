@@ -17,9 +17,9 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
 
     The walk has 1 to ``hops`` hops, or any number if ``hops`` is None:
     ``g | g ** 2 | ... | g ** hops``. ``reflexive=True`` adds ``g ** 0``, a self loop for every
-    token, as for a state that each layer keeps: then the edges are the pairs between which ``hops``
-    layers over g pass messages. The closure computes about log2(hops) products; its edge list
-    is sorted by receiver, then sender. This is networkx's ``transitive_closure``.
+    token, as if each layer kept the token's state. Then there is an edge wherever ``hops`` layers
+    over g pass a message. The closure computes about log2(hops) products; its edge list is sorted
+    by receiver, then sender. This is networkx's ``transitive_closure``.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)
@@ -47,7 +47,7 @@ def _close_slice(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
 
 
 def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:
-    """Return ``(g ** 0 | g) ** hops`` by repeated squaring, which ends early once no edge is added."""
+    """Return ``(g ** 0 | g) ** hops`` by repeated squaring. Stop once a square adds no edge."""
     result, power = g**0, g**0 | g**1
     while hops:
         result = result @ power if hops % 2 else result

@@ -138,7 +138,7 @@ def jacobian_norms(
     x = x.detach().requires_grad_()
     out = function(x)
     if not isinstance(out, Tensor) or out.dim() != 2 or x.dim() != 2 or len(out) != len(x):
-        raise ValueError(f"function must map x to [tokens, channels], got {quote(out)} for {quote(x)}")
+        raise ValueError(f"x [tokens, width] must map to [tokens, channels], got {quote(out)} for {quote(x)}")
     generator = torch.Generator().manual_seed(seed)
     norms = []
     for dst in _select_tokens("receivers", receivers, len(x)).tolist():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
 import torch
-from typing_extensions import deprecated
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
@@ -24,9 +24,14 @@ GATHERED_BYTES = 2**22
 COMPILED_EDGES = 2**16  # A compiled program repeats its code for each chunk of this many edges.
 
 
-def _another_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    # `deprecated` marks the function that it gets, which must not be the method itself.
-    return wraps(method)(lambda *arguments, **options: method(*arguments, **options))
+def _old_name(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call_method(*arguments: Any, **options: Any) -> Any:
+        text = f"AttentionCall.{name} is now called AttentionCall.{method.__name__}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return method(*arguments, **options)
+
+    return call_method
 
 
 @dataclass(eq=False)
@@ -209,17 +214,12 @@ class AttentionCall:
             first_head=self.first_head + (h or 0),
         )
 
-    @classmethod
-    @deprecated("AttentionCall.checked is now called AttentionCall.from_arguments")
-    def checked(cls, *arguments: Any, **options: Any) -> AttentionCall:
-        """The old name of :meth:`from_arguments`."""
-        return cls.from_arguments(*arguments, **options)
-
     # This release keeps the names that the methods had in 0.2.0.
-    modified = deprecated("call.modified is now called call.apply_score_mod")(_another_name(apply_score_mod))
-    dropped = deprecated("call.dropped is now called call.apply_dropout")(_another_name(apply_dropout))
-    parts = deprecated("call.parts is now called call.slices")(_another_name(slices))
-    part = deprecated("call.part is now called call.select")(_another_name(select))
+    checked = classmethod(_old_name("checked", from_arguments.__func__))  # type: ignore[attr-defined]
+    modified = _old_name("modified", apply_score_mod)
+    dropped = _old_name("dropped", apply_dropout)
+    parts = _old_name("parts", slices)
+    part = _old_name("part", select)
 
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:

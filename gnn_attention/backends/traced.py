@@ -206,9 +206,9 @@ def _attend_to_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
 
 def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: bool, causal: bool) -> Lists:
     graph = TokenGraph.from_indices(index, num_src, count, coalesce, causal)
-    tensors = edge_rows(graph, index.device).tensors
-    pairs = zip(tensors, _fake_chosen_edges(index, count, num_src), strict=True)
-    return tuple(torch.cat([x, x.new_zeros(len(padded) - len(x))]) for x, padded in pairs)
+    sizes = [len(x) for x in _fake_chosen_edges(index, count, num_src)]
+    pairs = zip(edge_rows(graph, index.device).tensors, sizes, strict=True)
+    return tuple(torch.cat([x, x.new_zeros(size - len(x))]) for x, size in pairs)
 
 
 def _fake_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *options: bool) -> Lists:

@@ -18,10 +18,10 @@ from gnn_attention.interpret.trace import Effect, attribute, prune
 def find_edges(
     model: nn.Module, ids: Tensor, share: float, count: int, metric: str, progress: Progress
 ) -> tuple[list[Effect], dict[str, Any]]:
-    """Return the ``count`` strongest edges, and numbers such as the loss along a ``share`` of the pairs.
+    """Find the ``count`` strongest edges, and measure the loss along a ``share`` of all pairs.
 
-    Effects are measured on the losses of all tokens, then squared and summed. For the metric "last",
-    they are signed effects on the loss of the last token. ValueError for fewer than two tokens.
+    A pair is an edge in one head. Its effect is the root of the summed squares of its effects on all
+    losses, or with the metric "last" its signed effect on the last loss. ValueError below two tokens.
     """
     # Imported here because it needs transformers, an optional package.
     from gnn_attention.huggingface import use_graph
@@ -45,9 +45,9 @@ def find_edges(
     loss = mean_loss()
     with use_graph(model, pruned):
         pruned_loss = mean_loss()
-    numbers = {"tokens": ids.shape[1], "metric": metric, "pairs": pairs, "loss": loss}
-    numbers |= {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": pruned_loss}
-    return effects.top(count), numbers
+    summary = {"tokens": ids.shape[1], "metric": metric, "pairs": pairs, "loss": loss}
+    summary |= {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": pruned_loss}
+    return effects.top(count), summary
 
 
 def read_text(text: str) -> str:
@@ -56,14 +56,14 @@ def read_text(text: str) -> str:
 
 
 def load(name: str, text: str, progress: Progress) -> tuple[nn.Module, Any, Tensor, list[str]]:
-    """Load a model and its tokenizer; return both, and the tokens of a text as ids and words."""
+    """Load a model and its tokenizer; return both, and the tokens of a text as ids and as words."""
     # Imported here because it needs transformers, an optional package.
     from gnn_attention import lm
 
     progress.begin(f"loading {name}")
     model, tokenizer = lm.load(name)
     if tokenizer is None:
-        raise ValueError(f"--model {name} has no tokenizer to read a text: take smollm2")
+        raise ValueError(f"--model {name} has no tokenizer to read a text: use smollm2")
     model.requires_grad_(False)
     ids = tokenizer(text, return_tensors="pt").input_ids
     return model, tokenizer, ids, [tokenizer.decode([token]) for token in ids[0].tolist()]
@@ -80,7 +80,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("text", help="the text that the model reads, or @FILE")
     add("--model", default="smollm2", help="a model of gnn_attention.lm (default smollm2)")
-    keep = "share of all pairs of a head and an edge to keep (default 0.05)"
+    keep = "share of the (head, edge) pairs to keep (default 0.05)"
     add("--keep", type=float, default=0.05, metavar="SHARE", help=keep)
     add("--edges", type=int, default=10, metavar="N", help="number of edges to print (default 10)")
     metric = "measure effects on the losses of all tokens (default), or on the last loss"
@@ -94,11 +94,11 @@ def run_attribute(args: argparse.Namespace) -> int:
     with Progress("attribute", unit="passes") as progress:
         model, _, ids, words = load(args.model, read_text(args.text), progress)
         ids = ids[:, : args.tokens]
-        edges, numbers = find_edges(model, ids, args.keep, args.edges, args.metric, progress)
+        edges, summary = find_edges(model, ids, args.keep, args.edges, args.metric, progress)
     texts = [describe_effect(edge, words) for edge in edges]
-    numbers["edges"] = [{**edge._asdict(), "text": text} for edge, text in zip(edges, texts, strict=True)]
+    summary["edges"] = [{**edge._asdict(), "text": text} for edge, text in zip(edges, texts, strict=True)]
     title = "layer.head: receiver <- sender, effect of the cut on the loss"
     losses = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
     losses += "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
-    atomic_files.write_json(args.json, numbers, "\n".join([title, *texts, losses.format_map(numbers)]))
+    atomic_files.write_json(args.json, summary, "\n".join([title, *texts, losses.format_map(summary)]))
     return 0

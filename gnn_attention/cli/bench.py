@@ -1,7 +1,7 @@
 """The command ``gnn-attention bench``: time ``attend`` and installed peers on a few graphs.
 
-It takes one or two minutes. ``python -m benchmarks`` in the repository also measures memory, more
-graphs and more peers; ``gnn-attention verify`` checks that the results are right.
+The command takes one or two minutes. ``python -m benchmarks`` in the repository also measures
+memory, more graphs and more peers; ``gnn-attention verify`` checks that the results are right.
 """
 
 import argparse
@@ -52,7 +52,7 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph, and q, k and v ``[3, 1, H, T, D]`` in the memory layout of a projection."""
+    """A graph, and q, k, v ``[3, 1, H, T, D]`` in the memory layout of a projection's output."""
 
     title: str
     graph: TokenGraph
@@ -60,7 +60,7 @@ class Problem:
     backward: bool
 
     def bind(self, function: Function) -> Callable[[], object]:
-        """Return a call of the function on the inputs, with their gradients if ``backward``."""
+        """Return a call of ``function`` on the inputs, followed by a backward pass if ``backward``."""
         leaves = [x.detach().requires_grad_(self.backward) for x in self.inputs]
         if self.backward:
             return lambda: torch.autograd.grad(function(*leaves), leaves, self.inputs[0])
@@ -115,7 +115,7 @@ def _prepare_conv(problem: Problem) -> Function | str:
     return function
 
 
-# A peer prepares what users reuse (mask, edges, kernel) and returns f(q, k, v), or the reason to skip it.
+# A peer prepares what users reuse (mask, edges, kernel). It returns f(q, k, v) or why to skip it.
 PEERS: dict[str, Callable[[Problem], Function | str]]
 PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv": _prepare_conv}
 
@@ -127,7 +127,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = ["cpu", "cuda", *gpus] if gpus else ["cpu"]
     add("--device", default="cpu", choices=devices, help="where to run (default %(default)s)")
-    add("--dtype", choices=list(DTYPES), help="dtype of q, k and v (default: float32, on a GPU bfloat16)")
+    add("--dtype", choices=list(DTYPES), help="dtype of q, k and v (default: float32, or bfloat16 on a GPU)")
     add("--no-peers", action="store_true", help="time attend alone")
     atomic_files.add_json(command)
     command.set_defaults(run=run_bench)
@@ -149,9 +149,9 @@ def measure(
 ) -> dict[str, Any]:
     """Time every method on every graph, with and without backward; return the record of ``--json``.
 
-    ``cases`` has a row for each graph, pass and method, with its ``seconds``, their ``ratio`` to those
-    of attend, and ``system``, the share of processor time that the operating system used. If a method
-    was skipped, its row has the reason as ``skipped`` instead. Rows of attend also have the ``backend``.
+    ``cases`` has a row for each graph, pass and method. A row has the ``seconds`` of a call, their
+    ``ratio`` to those of attend, and ``system``, the operating system's share of processor time. If a
+    method was skipped, its row has the reason as ``skipped``. Rows of attend also have the ``backend``.
     """
     cases = list[dict[str, Any]]()
     rng = torch.Generator(device).manual_seed(0)
@@ -169,7 +169,7 @@ def measure(
         runnable = [sample for sample in samples.values() if isinstance(sample, Samples)]
         end = time.monotonic() + SECONDS
         while len(baseline.seconds) < ROUNDS and time.monotonic() < end:
-            # The methods alternate, so that a ratio compares two times taken one after the other.
+            # The methods alternate, so that each ratio compares calls made at about the same time.
             for sample in runnable:
                 sample.measure_round()
         rows = [{**case, "method": name, **_summarise(x, baseline)} for name, x in samples.items()]
@@ -183,7 +183,7 @@ def measure(
 
 @dataclass
 class Samples:
-    """A call, the seconds of each round, and the processor seconds in total and in the system."""
+    """A call, its mean seconds in each round, and its processor seconds, total and ``system``."""
 
     call: Callable[[], object]
     seconds: list[float] = field(default_factory=list)
@@ -206,7 +206,7 @@ class Samples:
 
 
 def _prepare_samples(name: str, problem: Problem) -> Samples | str:
-    """Prepare a peer and call it once, which compiles its kernels; or return the reason to skip it."""
+    """Prepare a peer and call it once to compile its kernels, or return the reason to skip it."""
     try:
         if isinstance(function := PEERS[name](problem), str):
             return function
@@ -227,7 +227,7 @@ def _summarise(sample: Samples | str, baseline: Samples) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Format a record as a table: a row for each graph and pass, a column for each method."""
+    """Format a record as a table, with rows for graphs and passes and columns for methods."""
     cases = record["cases"]
     names = list(dict.fromkeys(case["method"] for case in cases))
     reasons = list(dict.fromkeys(case["skipped"] for case in cases if "skipped" in case))
@@ -241,8 +241,8 @@ def table(record: dict[str, Any]) -> str:
             rows[-1].append(f"{case['seconds'] * 1e3:.3g} ({case['ratio']:.2g}x), {case['system']:.0%}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; "
-    head += "{device}, {threads} threads, torch {torch}"
-    notes = ["cells: ms (ratio to attend), share of system time, mostly for new pages of memory"]
+    title = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; "
+    title += "{device}, {threads} threads, torch {torch}"
+    notes = ["cells: ms (ratio to attend), share of system time, mostly spent on new memory pages"]
     notes += [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join([head.format_map(record), "", *lines, "", *notes])
+    return "\n".join([title.format_map(record), "", *lines, "", *notes])

@@ -31,18 +31,18 @@ KINDS: Mapping[str, Callable[..., Any]] = {
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention draw``."""
     add = command.add_argument
-    add("expression", help="file, or builders with | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
-    add("--undirected", action="store_true", help="let edges go both ways if the file does not say")
+    add("expression", help="file, or builders joined by | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
+    add("--undirected", action="store_true", help="make edges undirected if the file does not say")
     add("-o", "--out", metavar="FILE", help=".svg, .png or .pdf file (default: print a mask)")
     add("--kind", choices=list(KINDS), help="kind of picture (default mask)")
-    add("--token", type=int, metavar="N", help="receiver of --kind layers or hops (default: last)")
-    add("--layers", type=int, metavar="L", help="layers of --kind layers (default 3) or hops")
+    add("--token", type=int, metavar="N", help="receiver for --kind layers or hops (default: last)")
+    add("--layers", type=int, metavar="L", help="number of layers in --kind layers (default 3) or hops")
     command.set_defaults(run=run_draw)
 
 
 def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[str] | None]:
     """Return the graph of an expression, or the graph and labels of a file; describe a file on stderr."""
-    # Path.exists would raise for a long expression. For a file, load says which endings it reads.
+    # Path.exists would raise for a long expression. files.load raises an error for files of other types.
     if Path(text).suffix.lower() not in files.READERS and not os.path.exists(text):  # noqa: PTH110
         if undirected:
             raise ValueError(f"--undirected needs a file of edges, got the expression {text!r}")
@@ -77,9 +77,9 @@ def run_draw(args: argparse.Namespace) -> int:
 
 def _draw_as_text(graph: TokenGraph, kind: str | None, labels: list[str] | None) -> str:
     if kind not in (None, "mask"):
-        raise ValueError(f"--kind {kind} needs a file to draw into: add for example -o picture.svg")
+        raise ValueError(f"--kind {kind} needs a file to draw into, such as -o picture.svg")
     text = str(graph)
-    # A graph without a picture prints as its repr.
+    # If a graph has no picture, str returns its repr.
     if text == repr(graph):
         raise ValueError(
             f"text shows one head and at most {LARGEST_PICTURE} tokens, got {graph!r}: add -o a.svg"

@@ -11,15 +11,15 @@ from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cli.attribute import describe_effect, load, read_text
-from gnn_attention.explorer._html import is_ours
+from gnn_attention.explorer._html import is_explorer_page
 from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
 from gnn_attention.interpret.trace import Attribution, attribute
 
-# The model of gnn_attention.lm that can read a text, and the text that it reads by default.
+# This model of gnn_attention.lm has a tokenizer. By default it reads SENTENCE.
 LANGUAGE_MODEL = "smollm2"
 SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
-# The page of this model shows 4 layers and 10 edges by default, and graphs with these shares of edges.
+# Its page shows 4 layers by default, and graphs with these shares of edges; 10 edges are printed.
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
 
@@ -31,7 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("-o", "--out", default="explorer.html", metavar="FILE", help="file to write (default %(default)s)")
     model = "smollm2, a file of gnn_attention.model.save, or a Hugging Face model's name or folder"
     add("--model", metavar="NAME", help=model)
-    graph = "a graph to show, e.g. 'window(n, 4)', where n counts tokens and room; may be repeated"
+    graph = "a graph to show, e.g. 'window(n, 4)', where n is tokens plus room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
     add("--room", type=int, default=16, metavar="N", help="number of tokens that may be added (default 16)")
     add("--layers", type=int, nargs="+", metavar="L", help="layers of a Hugging Face model to show")
@@ -42,12 +42,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run_explore(args: argparse.Namespace) -> int:
     atomic_files.check_output_path("-o", args.out)
     out = Path(args.out)
-    if out.exists() and not args.force and not is_ours(out):
-        raise ValueError(f"-o {out} exists and is no page of the explorer: give another name, or --force")
+    if out.exists() and not args.force and not is_explorer_page(out):
+        raise ValueError(f"-o {out} exists and is not an explorer page: use another name or --force")
     is_language_model = args.model == LANGUAGE_MODEL
     default = SENTENCE if is_language_model else explorer.FIRST
     if not (text := default if args.text is None else read_text(args.text)):
-        raise ValueError("text must not be empty: give one such as 'Llamas do not output words'")
+        raise ValueError("text must not be empty: pass one such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
         if is_language_model:
@@ -67,12 +67,12 @@ def _explore_language_model(
 ) -> tuple[explorer.Page, list[str]]:
     """Return the page of a language model, and lines that link to its strongest edges.
 
-    The effect of an edge is what cutting it adds to the log probability of the likeliest next token. The page
-    shows the layers of ``--layers``, or those with the strongest edges, and graphs of the strongest edges.
+    An edge's effect is the change in the likeliest next token's log probability if the edge is cut. The page
+    shows the layers of ``--layers``, or those with the largest effects, and graphs of the strongest edges.
     """
     model, tokenizer, ids, words = load(args.model, text, progress)
     check_length(ids[0])
-    progress.begin("measuring what each edge does to the next token")
+    progress.begin("measuring the effect of each edge on the next token")
     with torch.no_grad():
         log_p, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
     effects = attribute(model, ids, lambda logits: logits[0, -1].float().log_softmax(-1)[token])

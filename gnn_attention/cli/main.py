@@ -1,6 +1,6 @@
 """Parse the arguments of ``gnn-attention`` and run one of its commands.
 
-The module of a command is imported when the command or its help is called. The exit code is 0 if
+A command's module is imported only for that command or its help. The exit code is 0 if
 all checks passed, 1 if a check failed, 2 for wrong arguments and 130 after Ctrl-C.
 """
 
@@ -29,7 +29,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of ``sys.argv``, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        # A closed stream is None, and a replaced one may not be a file.
+        # A closed stream is None, and a replacement may lack this method.
         with suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

@@ -13,7 +13,7 @@ from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.verify.report import Report
 
-# A run that is killed loses at most the checks of this many seconds.
+# A killed run loses at most the checks of its last SAVE_INTERVAL seconds.
 SAVE_INTERVAL = 10.0
 
 
@@ -22,7 +22,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run_verify)
     add = command.add_argument
     add("--all", action="store_true", help="run all checks (default: a few that cover all pairs of values)")
-    add("--only", metavar="LABEL", help="run only checks whose label contains this text; failures print it")
+    add("--only", metavar="LABEL", help="run only checks with this text in their label, which failures print")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--backend", action="append", choices=list(BACKENDS), help="check only this backend; may be repeated")
     atomic_files.add_json(command)

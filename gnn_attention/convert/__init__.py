@@ -1,4 +1,4 @@
-"""Convert masks, edge lists, matrices and graphs of other libraries to graphs, and back."""
+"""Convert a TokenGraph from and to masks, edge lists, matrices and graphs of other libraries."""
 
 from gnn_attention.convert.formats import (
     from_edge_index,

@@ -1,4 +1,4 @@
-"""Read graph files: edge lists and tables are parsed here, other formats by networkx and scipy."""
+"""Read graph files. Edge lists and tables are parsed here; networkx or scipy parses the others."""
 
 import ast
 import csv
@@ -13,18 +13,18 @@ from typing import Any
 import networkx as nx
 
 MOST_TOKENS = 2**24
-# This attribute holds the place of an edge in its file, because networkx groups edges by sender.
+# Each edge stores its place in the file under this key, because networkx groups edges by sender.
 PLACE_KEY = "place in the file"
 
-# The columns of senders and receivers may have these names.
+# The header of a table may use these names for the columns of senders and receivers.
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
 TARGETS = ("target", "dst", "to", "receiver", "node2", "id2", "v", "end", "tail", "destination")
-# The first line of an edge list may state the number of tokens, because the last may have no edges.
+# The first line of an edge list may state the number of tokens, as some tokens may have no edges.
 _SIZE = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The dictionary after an edge may contain spaces, but is one cell.
+# A dictionary of edge attributes may contain spaces, but it is one cell.
 _CELL = re.compile(r"\{.*|\S+")
-# A line of another format begins like this; in DIMACS the whole line with the sizes must match.
+# Lines of other formats begin like this. A DIMACS line with sizes must match as a whole.
 _OTHER_FORMAT = re.compile(
     r"(\S+ )?(\S*[,;:]|[-=<>/]{2,}|\{\S*|\*[a-z]\S*|%%MatrixMarket)( |$)|p [a-z]+ \d+ \d+$", re.I
 )
@@ -35,7 +35,7 @@ def are_integers(labels: Iterable[str]) -> bool:
 
 
 def parse_number(value: object) -> float | None:
-    """Return the number in a text or an attribute, or None if there is none, as in Python's 1_000."""
+    """Convert a text or an attribute to a float. Return None if it has a "_" or is not a number."""
     try:
         return None if "_" in str(value) else float(str(value))
     except ValueError:
@@ -49,7 +49,7 @@ def _check_count(count: int) -> int:
 
 
 def add_tokens(network: Any, count: int) -> None:
-    """Add the tokens among 0 .. count - 1 that have no edges."""
+    """Add each token of 0 .. count - 1 that the network lacks because it has no edges."""
     labels = {str(node) for node in network}
     network.add_nodes_from(label for label in map(str, range(_check_count(count))) if label not in labels)
     if len(network) > count:
@@ -58,7 +58,7 @@ def add_tokens(network: Any, count: int) -> None:
 
 
 def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None = None) -> Any:
-    """Read one edge from each line; networkx would silently skip lines that it cannot read."""
+    """Read one edge from each line and refuse bad lines, which networkx would silently skip."""
     rows = _split_rows(text, delimiter)
     header = _find_columns(rows, weight) if delimiter and rows else None
     src, dst, weight_column, type_column = header or (0, 1, 2, -1)
@@ -90,10 +90,10 @@ def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None
 
 
 def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]:
-    """Return the number and the cells of each line, without comments."""
+    """Return the line number and the cells of each row, without comments and empty rows."""
     if delimiter is None:
         lines = [_CELL.findall(line.partition("#")[0]) for line in text.split("\n")]
-        # Lines that begin with % are comments, except the header of MatrixMarket.
+        # Lines that begin with % are comments, except a MatrixMarket header, which is refused.
         return [(n, row) for n, row in enumerate(lines, 1) if row and not re.match("%(?!%M)", row[0])]
     if delimiter == ",":
         # Spreadsheets write semicolons in countries whose decimal separator is a comma.
@@ -105,7 +105,7 @@ def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]
 
 
 def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tuple[int, int, int, int] | None:
-    """Return the columns of sender, receiver, weight and Gephi's Type in a header, -1 for a missing one."""
+    """Return the indices of source, target, weight (or -1) and Type (or -1), or None without a header."""
     line, cells = rows[0]
     names = [cell.lower() for cell in cells]
     # "from_node" and "FromNodeId" count as "from".
@@ -170,7 +170,7 @@ def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     return network
 
 
-# A reader takes a text, the name of the weight and an empty graph, and returns a networkx graph.
+# A reader gets a file's text, the weight attribute and an empty graph; it returns a networkx graph.
 READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     **dict.fromkeys((".edges", ".edgelist"), _read_table),
     ".adjlist": _read_adjacency_list,

@@ -14,7 +14,7 @@ from gnn_attention.convert import expressions
 
 __all__ = ["EXAMPLES", "Entry", "entries"]
 
-# One example of each builder, in the order of the modules of `patterns`.
+# Each builder has one example here. They are in the order of the modules of `patterns`.
 _EXAMPLES = """
 full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64);
 cross(24, 64); causal_aligned(16, 64, 'lower_right'); encoder_decoder(32, 32); window(64, 8);
@@ -54,7 +54,7 @@ EXAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A builder: its name, module, first sentence of documentation, and an expression to draw."""
+    """A builder: its name, module, the first sentence of its docstring, and an example to draw."""
 
     name: str
     family: str
@@ -63,7 +63,7 @@ class Entry:
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
-    """Return the entry of each name, by default of all builders; ValueError for an unknown name."""
+    """Return the entries of builders by name, or of all. Raises ValueError for an unknown name."""
     result = []
     for name in patterns.__all__ if names is None else names:
         if name not in EXAMPLES:

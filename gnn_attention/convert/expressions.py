@@ -8,10 +8,10 @@ nodes; nothing is passed to ``eval``. An expression consists of
   or drawn at random by ``randn(64, 8, seed=0)``;
 * arguments, by position or by name: numbers, strings, True, False, None, lists and tuples of these;
 * operators on graphs: ``|  &  -  ^  ~  @  ** k``, and parentheses;
-* ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
+* ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` chooses one of several graphs.
 
-The length of the text, its numbers, products and powers are limited. If the number of tokens
-``n`` is passed, the name ``n`` stands for it and may be left out: ``causal | window(8)``.
+The length of the text, its numbers, products and powers are limited. If the number of tokens is
+passed as ``n``, a text may use the name ``n`` for it, or leave it out: ``causal | window(8)``.
 """
 
 import ast
@@ -35,11 +35,11 @@ from gnn_attention.graph import TokenGraph
 __all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
-# No number in a text may exceed LARGEST_NUMBER, nor may the product of the sizes of a randn.
+# No number in a text may exceed LARGEST_NUMBER, and randn returns no more numbers than that.
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
-# A product, or all hops of a power together, may list MOST_PAIRS pairs, which takes under a minute.
-MOST_PAIRS = 2**24
+# A product, or all hops of a power, may list at most MAX_PAIRS pairs, which takes under a minute.
+MAX_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
     ast.BitOr: operator.or_,
@@ -58,10 +58,10 @@ NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 def parse(text: str, *, n: int | None = None) -> TokenGraph:
     """Return the graph of an expression; ``parse(graph.name) == graph`` if that name is an expression.
 
-    ``n`` is the number of tokens: the name ``n`` stands for it, and a builder that lacks an
-    argument, or is named without a call, gets it as its first argument. Raises TypeError for
-    anything but a string, and ValueError for any other fault, errors of builders included.
-    The message is one sentence, which begins with the column and text of the faulty part, if there is one.
+    ``n`` is the number of tokens. The text may use the name ``n`` for it, and a builder that lacks
+    an argument, or is named without a call, gets it as its first argument. Raises TypeError for
+    anything but a string, and ValueError for any other fault, including errors that builders raise.
+    If one part of the text is at fault, the message begins with its column and its text.
 
     >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
     '(causal(64) - window(64, 4)) | sinks(64, 2)'
@@ -104,12 +104,12 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
 
 
 def tensor(values: list[Any]) -> Tensor:
-    """Return nested lists of numbers as a tensor, which builders take as data."""
+    """Convert nested lists of numbers to a tensor that builders accept as data."""
     return torch.tensor(values)
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
-    """Return normally distributed numbers as data for builders, the same for equal seeds."""
+    """Return normally distributed numbers as data for builders; equal seeds give equal numbers."""
     shape = [checks.size("each of sizes", size) for size in sizes]
     if math.prod(shape) > LARGEST_NUMBER:
         raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")
@@ -173,8 +173,8 @@ class _Reader:
         return value
 
     def limit_pairs(self, node: ast.expr, pairs: int) -> None:
-        if pairs > MOST_PAIRS:
-            self.refuse(node, f"products and powers list at most {MOST_PAIRS} pairs here, got {pairs}")
+        if pairs > MAX_PAIRS:
+            self.refuse(node, f"products and powers list at most {MAX_PAIRS} pairs here, got {pairs}")
 
     def find_builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
@@ -190,16 +190,15 @@ class _Reader:
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """Call a function; any exception becomes a ValueError that quotes the text of ``node``."""
-        signature = inspect.signature(function)
-        # A builder that lacks an argument gets its number of tokens `n` as the first one.
-        if self.n is not None and next(iter(signature.parameters), "") == "n":
+        # A builder that lacks an argument gets the number of tokens `n` as its first argument.
+        if self.n is not None and next(iter(inspect.signature(function).parameters), "") == "n":
             try:
-                signature.bind(*positional, **named)
+                inspect.signature(function).bind(*positional, **named)
             except TypeError:
                 positional = (self.n, *positional)
         try:
             return function(*positional, **named)
-        # Any exception of a builder is the fault of the text.
+        # If a builder raises anything, the text is at fault.
         except Exception as error:
             self.refuse(node, str(error) or type(error).__name__, error)
 

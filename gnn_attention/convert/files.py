@@ -1,8 +1,8 @@
-"""Read and write files of graphs. An edge from u to v is a message from u to v.
+"""Read and write graph files. An edge from u to v is a message from u to v.
 
 The extension of a file names its format; the guide "Bring your graph" lists all formats. If all labels
-are integers, nodes are sorted by number, so that labels 0 .. n-1 are the positions of the tokens.
-Other nodes keep the order of the file, but those that only edges name come after declared ones.
+are integers, nodes are sorted by label, so that labels 0 .. n-1 are the positions of the tokens.
+Otherwise they keep the order of the file, but nodes that only edges name come after declared nodes.
 """
 
 import os
@@ -29,10 +29,10 @@ __all__ = ["READERS", "WRITERS", "GraphFile", "load", "write"]
 class GraphFile:
     """The result of :func:`load`; ``str()`` summarises it in one line.
 
-    ``graph`` has the name of the file, and ``labels`` holds the label of each token, in order
-    of position. ``weights [graph.num_edges]``, in ``graph.edge_index`` order, is None if no edge has a
-    weight. ``num_edges`` counts the distinct edges; if ``undirected``, each but a self loop is two
-    messages. ``num_parallel`` counts the edges that repeat another one and are dropped.
+    ``graph.name`` is the name of the file, and ``labels[i]`` is the label of token i. ``weights``
+    has a number for each edge in ``graph.edge_index`` order, or is None if no edge has a weight.
+    ``num_edges`` counts distinct edges. If ``undirected``, each of them is two messages, except for
+    self loops. ``num_parallel`` counts edges that were dropped because they repeat another edge.
     """
 
     graph: TokenGraph
@@ -67,19 +67,19 @@ def load(
         path: the file; its extension names the format.
         undirected: whether an edge is a message in both directions. Edge lists, CSV without Gephi's
             column Type, general matrices and JSON without "directed" count as directed.
-        weight: the edge attribute, or the column, that holds the weights; None reads none. An edge
-            without a weight gets the default that the file names, else 1, as in networkx.
-        num_tokens: the number of tokens if labels are positions 0, 1, ... and tokens without edges are
-            missing. The first line of an edge list by :func:`write` holds it (``# tokens 64``).
+        weight: the edge attribute, or the column, that holds the weights; None reads no weights. Edges
+            without a weight get the default that the file names, else 1, as in networkx.
+        num_tokens: the number of tokens, if labels are positions 0, 1, ... and some tokens without edges
+            are missing. :func:`write` puts it in the first line of an edge list (``# tokens 64``).
 
     The label of a token is its attribute "label" or "name" if all are unique, else its id.
     The columns source and target may also be called from and to, src and dst, u and v, and the
-    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edges keep
-    the order of edge lists, CSV and JSON, else that of networkx; each reverse edge follows its edge.
+    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edges of
+    edge lists, CSV and JSON keep their order; networkx orders the others. A reverse edge follows its edge.
 
-    Raises ValueError, which names the file and where possible the line or the edge, for an
-    unknown extension and a file that holds no graph of its format or contradicts ``undirected``;
-    ImportError if scipy is missing; OSError if the file cannot be read.
+    Raises ValueError for an unknown extension, and for a file that has no graph of its format or
+    contradicts ``undirected``; the message names the file and, if possible, the line or the edge.
+    Raises ImportError if scipy is missing, and OSError if the file cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def load(
         num_tokens = checks.size("num_tokens", num_tokens)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        # networkx and scipy warn of changes in their next versions.
+        # networkx and scipy warn about changes in their next versions.
         with ignore_warnings():
             network = parse(text, weight, nx.MultiGraph() if undirected else nx.MultiDiGraph())
         if undirected is not None and network.is_directed() == undirected:
@@ -153,7 +153,7 @@ def _read_network(name: str, network: nx.Graph, weight: str | None) -> GraphFile
         number = 1.0 if value in (None, "") else parse_number(value)
         if number is None:
             raise ValueError(f"the weight of {src} -> {dst} must be a number, got {str(value)[:40]!r}")
-        # The first of parallel edges keeps its weight.
+        # The first of several parallel edges sets the weight.
         weights_by_pair.setdefault((positions[src], positions[dst]), number)
     is_directed = network.is_directed()
     distinct = [(src, dst, number) for (src, dst), number in weights_by_pair.items()]

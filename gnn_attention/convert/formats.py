@@ -50,13 +50,13 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
 
     ``rows="src"`` reads ``A[src, dst]``, the adjacency of networkx and of
     ``scipy.sparse.csgraph``; ``rows="dst"`` reads ``A[dst, src]``, a mask. Every stored entry
-    is an edge, even a zero, as in csgraph (``A.eliminate_zeros()`` drops zeros). The
-    zeros of a NumPy array, and those that pad blocks of BSR and diagonals of DIA, are not edges.
-    Edges keep the order of ``A.tocoo()``; those of a NumPy array are sorted by row.
+    is an edge, even a zero, as in csgraph (``A.eliminate_zeros()`` drops zeros). But zeros are
+    not edges in a NumPy array, nor in the formats BSR and DIA, which pad with zeros.
+    Edges keep the order of ``A.tocoo()``; the edges of a NumPy array are sorted by row.
 
-    ``weight=True`` returns ``(graph, weights)``, float ``[E]`` in the order of ``graph.edge_index``. Raises
-    TypeError for other kinds of object, and ValueError for NaN and inf in a NumPy array and for duplicate
-    entries. ``coalesce=True`` keeps the first of them, but not with weights, since none may be lost.
+    ``weight=True`` returns ``(graph, weights)``, float ``[E]`` in ``graph.edge_index`` order. Raises
+    TypeError for other objects, and ValueError for duplicate entries and for NaN or inf in a NumPy
+    array or in weights. ``coalesce=True`` merges duplicates, but not with weights: none may be lost.
 
     >>> from_scipy(torch.tensor([[0, 3], [0, 0]]).numpy(), rows="src", weight=True)
     (TokenGraph(scipy: 2 src -> 2 dst), tensor([3.]))
@@ -110,11 +110,11 @@ def from_networkx(
 ) -> Any:
     """Build a token graph from a networkx graph: an edge from u to v is a message from u to v.
 
-    Nodes labelled exactly 0 .. n-1 have these positions; other labels need ``order``, a list of all
+    If the labels are exactly 0 .. n-1, they are positions; otherwise pass ``order``, a list of all
     nodes. An undirected edge is a message in both directions; self loops and parallel edges count once.
     With ``weight``, the name of an edge attribute, the result is ``(graph, weights)``, float ``[E]`` in
-    ``graph.edge_index`` order. Convert a graph of igraph with its ``to_networkx()``. Raises ValueError
-    for a missing or wrong ``order``, an edge without a number, and parallel edges with several numbers.
+    ``graph.edge_index`` order. Convert an igraph graph with its ``to_networkx()``. Raises ValueError
+    for a missing or wrong ``order``, and with ``weight`` for parallel edges or an edge without a number.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -144,8 +144,8 @@ def from_networkx(
 def to_networkx(graph: TokenGraph, weights: Tensor | None = None) -> networkx.DiGraph:
     """Return a ``networkx.DiGraph`` with nodes 0 .. n-1 and an edge from src to dst for every message.
 
-    ``weights [E]`` become the edge attribute "weight"; any other length raises ValueError. If receivers
-    and senders differ in number, they are nodes ``("dst", i)`` and ``("src", j)``, with "bipartite" 1 and 0.
+    ``weights [E]`` become the edge attribute "weight"; other lengths raise ValueError. If receivers and
+    senders differ in number, nodes are ``("dst", i)`` with bipartite=1 and ``("src", j)`` with bipartite=0.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -179,15 +179,15 @@ def from_pyg(
 ) -> Any:
     """Build a graph from a ``Data``, a relation of a ``HeteroData``, an edge list or an ``adj_t``.
 
-    A ``Data``, or a relation ``hetero[src, name, dst]``, provides its ``edge_index`` or ``adj_t``, and
-    its sizes if it (or the store of the node type) holds ``num_nodes`` or a tensor with one row for
-    each node. An ``EdgeIndex`` may hold its sizes, too. A sparse tensor is an ``adj_t``: its rows are
-    receivers, as in a mask, and stored entries are edges. Otherwise ``num_dst`` and ``num_src`` are
-    needed; the largest index does not count as a size. ``parallel`` is that of :meth:`TokenGraph.from_edges`.
+    A ``Data``, or a relation ``hetero[src, name, dst]``, holds edges as ``edge_index`` or ``adj_t``.
+    Its sizes are known if it, or each node type of the relation, has ``num_nodes`` or a tensor with a
+    row for each node. An ``EdgeIndex`` may have sizes, too. A sparse tensor is an ``adj_t``: rows are
+    receivers, as in a mask, and stored entries are edges. Otherwise pass ``num_dst`` and ``num_src``,
+    as the largest index is not taken for a size. ``parallel`` is as in :meth:`TokenGraph.from_edges`.
 
     ``weight`` names an edge attribute, or is True for the (detached) values of a sparse tensor.
-    With it the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
-    TypeError for other kinds of object and ValueError if a size or the weights are missing.
+    With it the result is ``(graph, weights)``, with weights ``[E]`` in ``graph.edge_index`` order.
+    Raises TypeError for other objects, and ValueError if a size or the weights are missing.
 
     >>> adj_t = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to_sparse()
     >>> from_pyg(adj_t).edge_index.tolist()
@@ -211,7 +211,7 @@ def from_pyg(
         edges, values = read_sparse_entries("adj_t", edges)
         weights = values if weight is True else weights
     elif not isinstance(edges, Tensor) or edges.dtype == torch.bool or edges.is_floating_point():
-        raise kind_error("expected a torch_geometric Data, EdgeIndex, relation, adj_t or edge_index", edges)
+        raise kind_error("expected a torch_geometric Data, EdgeIndex, data[key], adj_t or edge_index", edges)
     elif hasattr(edges, "sparse_size"):
         sizes.append(edges.sparse_size()[::-1])
     num_dst = _agree_on_size("num_dst", [size[0] for size in sizes])
@@ -229,7 +229,7 @@ def from_pyg(
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
-    """Return the graph as a ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or "adj_t".
+    """Return a ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or sparse tensor ("adj_t").
 
     Raises ValueError for a ``Data`` if senders and receivers differ in number.
 
@@ -253,7 +253,7 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
 
 def read_sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the edges ``(src, dst)`` and values that a sparse ``[dst, src]`` stores, in its order."""
+    """Return the edges ``(src, dst)`` and the values of a sparse tensor ``[dst, src]``, in its order."""
     matrix = edge_list.unwrap_tensor(argument, matrix, edge_list.SPARSE_LAYOUTS)
     if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
         raise ValueError(
@@ -280,7 +280,7 @@ def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
 
 
 def _count_nodes(store: Any) -> Any:
-    # Without any of these keys `num_nodes` guesses the largest index + 1, even from `batch` with `ptr`.
+    # Without these keys PyG guesses the largest index + 1. Next to `ptr`, `batch` may rest on a guess.
     keys = NODE_KEYS if "ptr" in store else (*NODE_KEYS, "batch")
     arrays = (store[key] for key in keys if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)

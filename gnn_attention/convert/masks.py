@@ -1,4 +1,4 @@
-"""Build graphs from attention masks of every convention."""
+"""Build graphs from attention masks: bool masks of both conventions, and additive masks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     """Build a graph from a mask ``[dst, src]``, ``[heads, dst, src]`` or ``[batch, heads, dst, src]``.
 
     ``meaning`` is "attend" (True = edge, as in SDPA; the default for bool), "masked" (True = no edge, as
-    in ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of
-    its dtype, or of a half dtype that it was cast from, mean no edge). Returns a :class:`TokenGraph`,
-    or ``(graph, bias)`` for an additive mask with numbers other than 0: bias ``[E]``, ``[heads, E]`` or
-    ``[batch, heads, E]`` in ``graph.edge_index`` order. A leading axis of size 1 broadcasts. A missing
-    entry of a sparse bool tensor is False. torch's causal biases are read as in SDPA.
+    in ``nn.MultiheadAttention``) or "additive" (the default for float). In an additive mask -inf and
+    the lowest number of the dtype, or of a half dtype that it was cast from, mean no edge. Returns a
+    :class:`TokenGraph`, or ``(graph, bias)`` if an additive mask has numbers other than 0; the bias is
+    ``[E]``, ``[heads, E]`` or ``[batch, heads, E]`` in ``graph.edge_index`` order. A leading axis of size
+    1 broadcasts. Missing entries of a sparse bool tensor are False. torch's causal biases are allowed.
 
-    Raises TypeError for another kind of object and for a dtype that does not fit the meaning;
-    ValueError for NaN, +inf, a wrong number of axes, a bias on edges that differ by head or
-    sample, a tensor without elements and, without a meaning, a float mask that excludes no
-    pair and holds zeros and positive numbers, since it may be an adjacency.
+    Raises TypeError for other objects, and for a dtype that does not fit the meaning. Raises
+    ValueError for NaN or +inf, a wrong number of axes, 0 heads or samples, and a bias on edges that
+    differ by head or sample. A float mask may be an adjacency if it excludes no pair and has only
+    ones, or zeros and positive numbers; without a meaning, it raises ValueError, too.
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    # Floats of one byte have no -inf.
+    # Most floats of one byte have no -inf.
     is_float = isinstance(mask, Tensor) and mask.is_floating_point() and mask.itemsize > 1
     if not isinstance(mask, Tensor) or not (is_float or mask.dtype == torch.bool):
         raise kind_error("mask must be a bool or float tensor", mask)
@@ -79,7 +79,7 @@ def find_additive_edges(mask: Tensor) -> Tensor:
 
 
 def is_above_lowest(mask: Tensor) -> Tensor:
-    """Return where a mask exceeds the lowest number of its dtype, or of a half dtype it came from."""
+    """Return True where a mask is above the lowest number of its dtype, or of a half dtype before a cast."""
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
     return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 

@@ -1,15 +1,15 @@
-"""Attention with tokens or heads spread over several ranks, built on torch.distributed.
+"""Compute attention with tokens or heads spread over several ranks, using torch.distributed.
 
-**Tokens on ranks.** A :class:`Partition` gives each rank some receivers and senders, whose rows it stores.
-``attend`` fetches the senders of other ranks to which the receivers of this rank attend (their :func:`halo`),
-and then does what ``gnn_attention.attend`` does. Two lines run a model on the ranks that ``torchrun`` starts:
+**Tokens on ranks.** A :class:`Partition` assigns receivers and senders to ranks, which store their rows.
+``attend`` fetches the senders of other ranks to which this rank's receivers attend (the :func:`halo`), and
+then does what ``gnn_attention.attend`` does. Two lines run a model on the ranks that ``torchrun`` starts:
 
     mine = distributed.local(graph)  # the part of this rank
-    logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its tokens
+    logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of these tokens
 
 :func:`attend`, :func:`gather` and every layer on a :func:`local` graph are collectives: every rank
 of the group must call them in the same order. The loss is the sum of the ranks' losses. All ranks
-have all parameters, and the caller must sum their gradients over the ranks (or DDP averages them).
+have all parameters, and the caller must sum their gradients over ranks (DDP averages them instead).
 
 **Heads as shards.** :func:`shard_heads` splits the heads of each layer over ranks and adds their outputs.
 

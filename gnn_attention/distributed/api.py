@@ -1,4 +1,4 @@
-"""Take the part of a graph on this rank, compute attention on it, and move tokens between ranks."""
+"""Select this rank's part of a graph, compute attention on it, and move tokens between ranks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gnn_attention.score_mods import ScoreMod
 
 
 def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None) -> RankGraph:
-    """Return the part of ``graph`` on this rank, to be passed to layers with the states of its tokens.
+    """Return this rank's part of ``graph``; pass it to layers with the states of the rank's tokens.
 
     ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`; ``group`` is a ProcessGroup or a
-    DeviceMesh of one axis, by default all ranks. The result is cached with the graph. Not a collective.
+    DeviceMesh of one axis, by default all ranks. The graph caches the result. Not a collective.
 
     Rotations, score_mods and dropout act as in one process. Layers need a backend other than
     "message_passing"; ``torch.compile`` breaks its graph at their attention. If a single rank passes
     a layer states of a wrong length, the other ranks wait until the group's timeout, whereas
     :func:`attend` raises on all ranks.
 
-    ValueError if torch.distributed is not initialised, this process is not in the group, or the
-    partition has other tokens or ranks; TypeError unless ``graph`` is a whole graph.
+    Raises ValueError if torch.distributed is not initialised, this process is not in the group, or
+    the partition does not fit the graph and group; TypeError unless ``graph`` is the whole graph.
     """
     group = _resolve_group(group)
     if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
@@ -56,15 +56,15 @@ def attend(
     backend: str | Backend = "auto",
     group: Any = None,
 ) -> Float[Tensor, "batch heads dst value_dim"]:
-    """Run ``gnn_attention.attend`` for the receivers of this rank, without bias. A collective.
+    """Run ``gnn_attention.attend`` for this rank's receivers, without a bias. This is a collective.
 
-    Args (others as for ``gnn_attention.attend``; partition and group as for :func:`local`):
-        q: queries of this rank's receivers ``[B, Hq, local dst, D]``, in ascending order.
-        k: keys of this rank's senders ``[B, Hkv, local src, D]``, in ascending order.
+    Args (for others see ``gnn_attention.attend``, for partition and group :func:`local`):
+        q: queries of this rank's receivers ``[B, Hq, local dst, D]``, in order of position.
+        k: keys of this rank's senders ``[B, Hkv, local src, D]``, in order of position.
         v: values of this rank's senders ``[B, Hkv, local src, Dv]``.
         graph: the whole graph, the same on every rank.
         score_mod: called with absolute positions.
-        dropout: all ranks use the seed of the first, so that edges are dropped as in one process.
+        dropout: all ranks use the seed of rank 0, so that edges are dropped as in one process.
 
     Returns:
         ``out [B, Hq, local dst, Dv]``, empty on a rank without receivers. For lse call
@@ -86,10 +86,10 @@ def attend(
 def scatter(
     x: Float[Tensor, "..."], partition: Partition, axis: int = -2, side: str = "dst", group: Any = None
 ) -> Float[Tensor, "..."]:
-    """Select the tokens of this rank from ``x``, the tokens of all ranks. Not a collective.
+    """Select this rank's tokens from ``x``, the tokens of all ranks. This is not a collective.
 
     ``axis`` is the axis of tokens, and ``side`` says whether they are receivers ("dst") or senders ("src").
-    ValueError if the axis does not have the partition's length, IndexError if ``x`` has no such axis.
+    Raises ValueError if the axis and the partition differ in length, IndexError if ``x`` has no such axis.
     """
     group = _resolve_group(group)
     shares = _resolve_shares(partition, side, group)
@@ -102,8 +102,8 @@ def gather(
 ) -> Float[Tensor, "..."]:
     """Return the tokens of all ranks on every rank: the inverse of :func:`scatter`. A collective.
 
-    The gradient of each rank's rows is summed over all ranks. ValueError on every rank if any rank
-    has a wrong number of tokens, or rows of another shape or dtype.
+    The gradient of each rank's rows is summed over all ranks. Raises ValueError on every rank if a
+    rank has a wrong number of tokens, or if ranks differ in the shape or dtype of a row.
     """
     group = _resolve_group(group)
     shares = _resolve_shares(partition, side, group)
@@ -116,7 +116,7 @@ def gather(
     values = {"partition": shares, "row of x": row, "requires_grad": requires_grad}
     collectives.check_agreement(values, "", group, x.device)
     send = [torch.arange(len(rows), device="cpu")] * shares.world_size
-    # The exchange returns the local rows first, followed by those of all ranks.
+    # `received` begins with the local rows, which the rows of all ranks follow.
     received = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, shares.sizes, group)
     order = shares.owner.argsort(stable=True).argsort().to(x.device)
     return received[len(rows) :][order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)

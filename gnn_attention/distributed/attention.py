@@ -1,7 +1,7 @@
 """Compute attention for the receivers of one rank, after fetching the senders of their halo.
 
-The senders of the rank and of its halo, in order, are the senders of an ordinary graph, on which
-one call of ``gnn_attention.attend`` computes the result. One all-to-all fetches the keys and
+The rank's own senders and its halo, sorted by position, are the senders of an ordinary graph, on
+which one call of ``gnn_attention.attend`` computes the result. One all-to-all fetches the keys and
 values, and another one returns their gradients.
 """
 
@@ -27,7 +27,7 @@ from gnn_attention.distributed.rank_graph import RankGraph, subgraph
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
-# These backends leave dropout to the call, which can look positions up.
+# These backends let the call drop weights, and the call can look up absolute positions.
 DROPOUT_BACKENDS = ("dense", "tiles", "rows", "reference")
 
 BackendLike = str | Backend
@@ -57,9 +57,10 @@ class Neighbourhood:
 
 
 def build_neighbourhood(rank_graph: RankGraph, device: torch.device) -> Neighbourhood:
-    """Return the :class:`Neighbourhood` of a rank, with indices on a device. Not a collective."""
+    """Return the :class:`Neighbourhood` of a rank, with indices on ``device``. Not a collective."""
     graph, partition, rank = rank_graph.whole, rank_graph.partition, rank_graph.rank
-    local_senders, halo_senders = partition.src.tokens(rank), halo(graph, partition, rank)
+    local_senders = partition.src.tokens(rank)
+    halo_senders = halo(graph, partition, rank)
     senders, order = torch.cat([local_senders, *halo_senders]).sort()
     masks = (remote_senders(graph, partition, other)[local_senders] for other in range(partition.world_size))
     send = tuple(mask.nonzero().flatten().to(device) for mask in masks)
@@ -75,7 +76,7 @@ def run(call: AttentionCall, backend: BackendLike) -> Result:
     ``torch.compile`` breaks its graph here and compiles nothing inside.
     """
     eager: Any = _run
-    # Without this module nothing is being compiled, and importing it would be slow.
+    # Unless this module is loaded, nothing is being compiled, and loading it would be slow.
     if "torch._dynamo" in sys.modules:
         eager = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
     return eager(call, backend)  # type: ignore[no-any-return]
@@ -93,8 +94,8 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     rows = collectives.exchange(rows, hood.send, hood.receive, graph.group)
     batch, kv_heads, _, dim = call.k.shape
     k_rows, v_rows = rows.index_select(0, hood.order).tensor_split([batch * kv_heads * dim], dim=1)
-    k = k_rows.view(-1, batch, kv_heads, dim).permute(1, 2, 0, 3)
-    v = v_rows.view(-1, batch, kv_heads, call.v.shape[3]).permute(1, 2, 0, 3)
+    k = k_rows.view(len(k_rows), batch, kv_heads, dim).permute(1, 2, 0, 3)
+    v = v_rows.view(len(v_rows), batch, kv_heads, call.v.shape[3]).permute(1, 2, 0, 3)
     local_call = _use_positions(replace(call, graph=hood.graph, k=k, v=v), hood)
     if call.dropout and hood.has_gaps and backend == "auto":
         backend = "rows"
@@ -107,7 +108,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
 
 @dataclass(eq=False)
 class _CallAtPositions(AttentionCall):
-    """A call on a subgraph with gaps, whose dropout depends on the positions in these tables."""
+    """A call on a graph with gaps; its dropout looks up positions in ``dst_at`` and ``src_at``."""
 
     dst_at: Tensor | None = None
     src_at: Tensor | None = None
@@ -139,9 +140,9 @@ def _use_positions(call: AttentionCall, hood: Neighbourhood) -> AttentionCall:
 
 
 def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike) -> None:
-    """Raise ValueError on every rank if calls differ, or the backend does not support one of them.
+    """Raise ValueError on every rank if calls differ between ranks, or one of them is unsupported.
 
-    With gloo every call is checked. Otherwise only the first of each kind is, to avoid synchronising.
+    With gloo every call is checked, otherwise only the first of each kind, to avoid device syncs.
     """
     sizes = [*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]
     requires_grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
@@ -167,11 +168,11 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
 
 
 def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backend) -> str:
-    """Return why a backend does not support the part of this rank, or an empty string."""
+    """Return why a backend does not support this rank's part of the call, or an empty string."""
     if call.dropout and hood.has_gaps and backend.name not in DROPOUT_BACKENDS:
         reason: str | None = "its dropout needs a contiguous partition: use one, or backend='dense'"
     else:
-        # Keys and values have not been fetched yet, so tensors without memory take their place.
+        # Keys and values are not fetched yet. Expanded zeros, which take no memory, replace them.
         kv_shape = (*call.k.shape[:2], hood.graph.num_src)
         k, v = (x.new_zeros(()).expand(*kv_shape, x.shape[3]) for x in (call.k, call.v))
         reason = backend.unsupported_reason(_use_positions(replace(call, graph=hood.graph, k=k, v=v), hood))
@@ -180,8 +181,8 @@ def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backe
 
 def _describe_shards(graph: TokenGraph, partition: Partition) -> dict[str, str]:
     # A rule may have too many edges to list, so its in-degrees are hashed instead of its edges.
-    numbers = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
-    fingerprint = hashlib.sha256(numbers.contiguous().numpy().tobytes()).hexdigest()[:12]
+    hashed = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
+    fingerprint = hashlib.sha256(hashed.contiguous().numpy().tobytes()).hexdigest()[:12]
     owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
     return {
         "graph": f"{graph!r} with edges {fingerprint}",

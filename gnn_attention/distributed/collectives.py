@@ -1,7 +1,7 @@
-"""Exchange rows of tokens with their gradients, and check that all ranks agree.
+"""Exchange rows of tokens and their gradients between ranks, and check that all ranks agree.
 
-All ranks call every collective, even without rows and in the backward pass; :func:`keep_in_graph`
-makes autograd reach every collective on every rank.
+Every rank must call every collective, even if it has no rows, and also in the backward pass:
+:func:`keep_in_graph` makes autograd reach every collective on every rank.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def keep_in_graph(out: Tensor, *inputs: Tensor) -> Tensor:
-    """Return ``out`` with a gradient of 0 for the inputs, so that their backward pass always runs."""
+    """Return ``out`` plus an empty sum of each input, so that their backward pass always runs."""
     for x in inputs:
         # An empty sum is 0 even if x holds a NaN.
         out = out + x.unsqueeze(0)[:0].sum().to(out.dtype) if x.requires_grad else out
@@ -58,18 +58,18 @@ def keep_in_graph(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 def check_agreement(values: Mapping[str, object], failure: str, group: Any, device: torch.device) -> None:
-    """Raise the same ValueError on every rank if one has a ``failure`` or other ``values``.
+    """Raise the same ValueError on every rank if one has a ``failure``, or if ``values`` differ.
 
-    A rank with a failure needs no values. The check is a small all-gather of a hash; texts are sent
-    only if there is an error.
+    A rank with a failure needs no values. The check gathers a short hash from every rank; texts are
+    sent only if there is an error.
     """
     texts = {name: str(value) for name, value in values.items()}
-    number = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")
-    numbers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
-    distributed.all_gather(numbers, torch.tensor([number], device=device), group=group)
-    if not failure and all(int(x) == number for x in numbers):
+    digest = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")
+    digests = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+    distributed.all_gather(digests, torch.tensor([digest], device=device), group=group)
+    if not failure and all(int(x) == digest for x in digests):
         return
-    reports: list[Any] = [None] * len(numbers)
+    reports: list[Any] = [None] * len(digests)
     distributed.all_gather_object(reports, (failure, texts), group=group)
     if failures := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(reports) if reason]:
         raise ValueError("; ".join(failures))
@@ -81,7 +81,7 @@ def check_agreement(values: Mapping[str, object], failure: str, group: Any, devi
 
 @contextmanager
 def raise_on_all_ranks(group: Any, x: object) -> Iterator[None]:
-    """Raise an error on all ranks; the others must then call :func:`check_agreement` on x's device."""
+    """Raise the block's error on all ranks; ranks without one must call :func:`check_agreement` next."""
     failure = ""
     try:
         yield

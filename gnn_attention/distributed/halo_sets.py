@@ -19,8 +19,8 @@ SIDE = 2**13
 def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor, " senders"], ...]:
     """Return the senders of each other rank to which the receivers of ``rank`` attend, sorted.
 
-    The entry of ``rank`` itself is empty. ``torch.cat`` of the entries is the order in which an all-to-all
-    receives them. ValueError for a partition of other tokens, IndexError for a rank out of range.
+    The entry of ``rank`` itself is empty. An all-to-all receives the senders in the order of the entries.
+    Raises ValueError if the partition does not fit the graph, and IndexError for a rank out of range.
 
     >>> from gnn_attention import patterns
     >>> from gnn_attention.distributed.partition import contiguous
@@ -48,7 +48,7 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         src, dst = graph.edge_index
         is_sender[src[partition.dst.owner[dst] == rank]] = True
     else:
-        # Every sample and head has a box for each range of receivers, over all senders.
+        # There is a box for each sample, head and range of receivers, and it spans all senders.
         ranges = torch.tensor(partition.dst.ranges(rank), dtype=torch.int64, device="cpu").view(-1, 2)
         sizes = (graph.batch or 1, graph.heads or 1, len(ranges))
         b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)

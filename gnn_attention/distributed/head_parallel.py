@@ -2,7 +2,7 @@
 
 The parameters become DTensors under their old names, so that checkpoints, optimizers and FSDP2 see
 whole tensors. Each call runs the usual code on a copy of the heads with the shard of this rank.
-All heads share states, norms and a learned score_mod, so their gradients are summed over ranks.
+Heads share the states, norms and a learned score_mod, whose gradients are summed over ranks.
 The layer, its heads and its score_mod become instances of the mixins below.
 """
 
@@ -41,12 +41,12 @@ class HeadwiseParallel(ParallelStyle):
     """A style of ``parallelize_module`` for :class:`MessagePassingAttention`: ``H / n`` heads on each rank.
 
     ``update = all_reduce(sum over local heads of weighted messages) + b_O``; every rank has the
-    whole states before and after. All forms of heads, score_mods, per-edge bias (one for each head,
-    or for all), graphs that differ by head, and dropout give the results of one process; attention
+    whole states before and after. All forms of heads, score_mods, a bias for each edge (per head or
+    not), graphs that differ by head, and dropout give the same results as in one process. Attention
     weights are gathered. Key/value heads are on the ranks of the query heads that they serve.
 
-    ValueError if the number of ranks does not divide the numbers of heads and of key/value heads;
-    TypeError for a module that is not an attention layer.
+    Raises ValueError if the number of heads, or of key/value heads, is not a multiple of the number
+    of ranks, and TypeError for a module that is not an attention layer.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around the heads.
     """
@@ -70,11 +70,11 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     The parameters of the first rank are used. ``state_dict`` then has DTensors under the same names, which
     ``torch.distributed.checkpoint`` saves and loads with any number of ranks. Dropout is as in one process
     if all ranks use the same seed. Example: ``shard_heads(model, init_device_mesh("cpu", (2,)))``. All other
-    modules stay whole on every rank; torch shards the MLPs of a ``LanguageModel`` by ``parallelize_module(
+    modules stay whole on every rank; to shard the MLPs of a ``LanguageModel`` call ``parallelize_module(
     model, mesh, {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()})``.
 
-    ValueError, before any change, if the number of ranks does not divide the numbers of heads, for a
-    mesh of several axes, and for a model without attention.
+    Raises ValueError, before any change, for a number of heads that is not a multiple of the number
+    of ranks, for a mesh of several axes, and for a model without attention.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
@@ -114,17 +114,17 @@ class HeadShard:
         return summand.redistribute(placements=[Replicate()]).to_local()
 
     def copy(self, module: Any) -> Any:
-        """Copy a module with the parameters of this rank, for one call, so that threads are independent."""
+        """Copy a module for one call, with this rank's parameters; threads then share no state."""
         copy = object.__new__(type(module))
         copy.__dict__.update(module.__dict__)
         parameters, modules = module._parameters, module._modules
         copy.__dict__["_parameters"] = {n: self._local_parameter(n, x) for n, x in parameters.items()}
         copy.__dict__["_modules"] = {name: x if x is None else self.copy(x) for name, x in modules.items()}
-        # The links of a chain are modules, which have been copied, or functions.
+        # A chain consists of modules, which have been copied by now, and of functions.
         if isinstance(module, chain):
             copies = dict(zip(map(id, module.learned), copy.learned, strict=True))
             copy.__dict__["mods"] = tuple(copies.get(id(mod), mod) for mod in module.mods)
-        # Merged heads store their number; the other forms read it off their parameters.
+        # Merged heads store `num_heads`; other forms compute it from their parameters.
         if "num_heads" in copy.__dict__:
             copy.__dict__["num_heads"] = self.count
         return copy
@@ -169,7 +169,7 @@ class _ShardedLayer:
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
-        # Its parameters are replicated once, however often a backend calls the score_mod.
+        # This replicates the parameters of the score_mod once, however often a backend calls it.
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
@@ -187,11 +187,11 @@ class _ShardedHeads:
 
     @property
     def first_head(self) -> int:
-        # The score_mod of a cache counts its heads from here.
+        # A cache adds this to the index of a local head before it calls the score_mod.
         return self.shard.first
 
     def reset_parameters(self) -> None:
-        # The numbers drawn would depend on the number of ranks.
+        # The random parameters would depend on the number of ranks.
         raise NotImplementedError("sharded heads cannot draw parameters: draw them before, or load them")
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -218,7 +218,7 @@ class _ShardedScoreMod:
 
 
 def _change_class(module: Any, mixin: type, shard: HeadShard) -> None:
-    """Make the module an instance of a subclass of its class, under the same name."""
+    """Change the class of a module to a subclass that has the mixin, under the same name."""
     cls = type(module)
     attributes = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     module.__class__ = type(cls.__name__, (mixin, cls), attributes)

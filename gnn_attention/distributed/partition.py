@@ -1,4 +1,4 @@
-"""Partition tokens over ranks by equal ranges, by ranges with equally many edges, or by METIS.
+"""Partition tokens over ranks: equal ranges, mirrored chunks, ranges with equal edges, or METIS.
 
 Tokens are counted from the graph's first receiver and first sender, as in ``edge_index``.
 """
@@ -20,7 +20,7 @@ from gnn_attention.graph import TokenGraph, memoized
 
 # The repr of shares lists at most this many ranks.
 MAX_SIZES = 4
-# METIS takes about 3 GB for this many edges.
+# METIS needs about 3 GB for this many edges.
 MAX_EDGES = 2**25
 
 
@@ -28,8 +28,8 @@ MAX_EDGES = 2**25
 class Shares:
     """The owners of tokens among ``world_size`` ranks: rank ``owner[t]`` owns token t.
 
-    Hashable and compared by value. TypeError unless ``owner`` is a one-dimensional tensor of
-    integers, ValueError if one of them is not a rank.
+    Shares are hashable and compared by value. Raises TypeError unless ``owner`` is a tensor of
+    integers with one axis, and ValueError if one of the integers is not a rank.
 
     >>> shares = Shares(torch.tensor([0, 0, 1, 0]), 2)
     >>> shares.ranges(0), shares.tokens(0).tolist(), shares.sizes
@@ -93,7 +93,7 @@ class Shares:
 class Partition:
     """The owners of receivers (``dst``) and of senders (``src``), which are the same in a square graph.
 
-    ``name`` says how it was computed. Hashable, so that results for it are cached with a graph.
+    ``name`` says how it was computed. A partition is hashable, so a graph can cache results for it.
 
     >>> owner = torch.tensor([0, 0, 1, 1, 1])
     >>> Partition(Shares(owner, 2), Shares(owner, 2)).src
@@ -128,10 +128,10 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Give rank r the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``, to balance causal edges.
+    """Balance causal edges: of ``2 world_size`` chunks rank r owns chunks r and ``2 world_size - 1 - r``.
 
     In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges. Ranks differ by at most
-    ``T + 1`` edges, by none if ``2 world_size`` divides T. The last rank owns the middle token of an odd T.
+    ``T + 1`` edges, or by 0 if ``2 world_size`` divides T. The last rank owns the middle token of an odd T.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)
@@ -145,7 +145,7 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     """Split receivers into ranges with nearly equal numbers of edges.
 
     No rank has more edges than its share ``E / world_size`` plus the edges of one receiver. In a
-    square graph senders have the owners of the receivers, otherwise those of :func:`contiguous`.
+    square graph senders have the same owners as receivers, otherwise those of :func:`contiguous`.
 
     >>> from gnn_attention import patterns
     >>> by_edges(patterns.causal(10), 2).dst
@@ -153,7 +153,7 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     """
     world_size = checks.size("world_size", world_size, 1)
     edges = receiver_edges(graph)
-    # Without edges, each receiver counts as one.
+    # In a graph without edges, each receiver counts as one edge.
     edges = edges if edges.any() else torch.ones_like(edges)
     # A receiver goes to the rank whose share of the edges contains the middle of its own edges.
     twice_middle = 2 * edges.cumsum(0) - edges
@@ -163,7 +163,7 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def metis(graph: TokenGraph, world_size: int) -> Partition:
-    """Compute METIS's k-way partition, which sends few senders and balances edges. Deterministic.
+    """Compute METIS's k-way partition. It is deterministic, sends few senders and balances edges.
 
     Receivers and senders are the same nodes only in a square graph. ImportError without pymetis
     (extra ``metis``), ValueError for more than 2^25 edges. Source: Karypis and Kumar 1998, A fast
@@ -229,7 +229,6 @@ def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
 
 def _even_shares(num_tokens: int, world_size: int) -> Shares:
     world_size = checks.size("world_size", world_size, 1)
-    # The larger shares come first.
     return Shares(torch.arange(num_tokens, device="cpu") * world_size // max(num_tokens, 1), world_size)
 
 

@@ -1,4 +1,4 @@
-"""Represent the part of a graph on one rank, and take the subgraph between some tokens."""
+"""Represent one rank's part of a graph, and extract the subgraph between some tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,8 +63,8 @@ def subgraph(
 ) -> tuple[TokenGraph, tuple[Tensor | None, Tensor | None]]:
     """Return the edges between receivers ``dst`` and senders ``src`` as a graph over their rows.
 
-    Also return the absolute positions of each, or None if its offset suffices. A rule keeps its structure
-    on a range of tokens, and looks other tokens up in a table. A list of edges stays a list.
+    Also return the absolute positions of receivers and senders, each None if an offset suffices. A
+    rule is shifted for a range of tokens, or else looks them up in a table. Edge lists stay edge lists.
     """
     dst_tokens, src_tokens = _start_or_tokens(dst), _start_or_tokens(src)
     name = f"{text.parenthesize(graph.name)} between ranks"
@@ -80,7 +80,7 @@ def subgraph(
 
 
 def _start_or_tokens(tokens: Tensor) -> int | Tensor:
-    """Return the first token of a range, or the tokens themselves."""
+    """Return the first token if the tokens are a range, or else the tokens."""
     if not len(tokens):
         return 0
     first = int(tokens[0])

@@ -1,6 +1,6 @@
 """Count exactly what a graph costs on several ranks: edges, halo, bytes and balance.
 
-Bytes count the keys and values that the forward pass sends: each sender is sent with all its
+Byte counts cover the keys and values that the forward pass sends: each sender is sent with all its
 key/value heads and samples. The backward pass sends as many bytes of gradients back.
 """
 
@@ -36,7 +36,7 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition and its cost for each rank; ``str()`` is a table.
+    """A partition and its cost for each rank; ``str()`` formats them as a table.
 
     ``row_bytes`` is the size of a sender's keys and values in all key/value heads and samples.
     """
@@ -48,12 +48,12 @@ class Plan:
 
     @property
     def balance(self) -> float:
-        """How many edges the rank with the most has, as a multiple of the mean."""
+        """The largest number of edges on a rank, divided by the mean over all ranks."""
         return _balance([load.edges for load in self.ranks])
 
     @property
     def token_balance(self) -> float:
-        """How many receivers the rank with the most has, as a multiple of the mean."""
+        """The largest number of receivers on a rank, divided by the mean over all ranks."""
         return _balance([load.receivers for load in self.ranks])
 
     @property
@@ -87,8 +87,8 @@ def plan(
 ) -> Plan:
     """Compute the cost of a graph on ``world_size`` ranks with ``heads`` heads of ``dim`` channels.
 
-    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. ValueError or TypeError
-    for sizes, names and partitions that do not fit the graph.
+    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. Raises ValueError or
+    TypeError for sizes, names and partitions that do not fit the graph.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(1_000_000, 4096)

@@ -1,4 +1,4 @@
-"""Pictures of graphs, masks and weights."""
+"""Draw pictures of graphs, masks and attention weights."""
 
 from gnn_attention.draw.pictures import (
     arcs,

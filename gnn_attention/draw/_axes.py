@@ -1,4 +1,4 @@
-"""Create the figures, colours, axes and tables of cells that all pictures share."""
+"""Define the colours and create the figures, axes and tables of cells that all pictures use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which colour-blind readers can tell apart, and greys.
+# These are colours of Okabe and Ito, which colour-blind readers can tell apart, and greys.
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
 Labels = Sequence[str] | None
 # A mask up to this aspect ratio is drawn with square cells.
 MAX_ASPECT = 4
-# Up to this many tokens, each token gets a label, and cells are separated by gaps.
+# Up to this many tokens, every token has a label, and gaps separate the cells.
 DETAIL_LIMIT = 32
 # A $ or a backslash in a caller's text must not be read as mathematics.
 LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}
@@ -46,7 +46,7 @@ class Side:
         return 0.075 * max(map(len, self.names or ()), default=0)
 
     def labels(self) -> dict[int, str]:
-        """Return the name or position of every token, or of at most eight if there are many."""
+        """Return the name or position of each token, or of eight or fewer if there are many."""
         step = 1 if self.count <= DETAIL_LIMIT else 1 << (-(-self.count // 8) - 1).bit_length()
         tokens = range(0, self.count, step)
         return {i: self.names[i] if self.names else str(self.offset + i) for i in tokens}
@@ -68,7 +68,7 @@ def _read_labels(argument: str, labels: Labels, count: int, kind: str) -> list[s
 
 
 def create_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
-    """Create a figure of this size in inches and its axes, without the global state of pyplot."""
+    """Create a figure of this size in inches and its axes, without pyplot and its global state."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ def _encode_png(figure: Figure) -> bytes:
 
 
 def get_axes(ax: Axes | None, width: float, height: float, pad: float = 0) -> tuple[Figure, Axes]:
-    """Return the caller's axes and their figure, or new ones with padding for names."""
+    """Return the caller's axes and their figure, or new ones with ``pad`` more inches for names."""
     if ax is None:
         return create_figure(width + pad, height + pad)
     figure: Any = ax.figure.figure
@@ -93,10 +93,10 @@ def get_axes(ax: Axes | None, width: float, height: float, pad: float = 0) -> tu
 
 
 def create_tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) -> tuple[Figure, list[Axes]]:
-    """Return axes for ``count`` tables, with labels at the outer ones and room for names."""
+    """Return a figure and axes for ``count`` tables; only the outer axes have labels."""
     pad = max(dst.label_length, src.label_length)
     if count == 1:
-        # A table with few rows is drawn as a flat picture.
+        # A table with few rows has a flatter figure.
         flatness = max(1 / MAX_ASPECT, min(1.0, dst.count / max(src.count, 1)))
         figure, axes = get_axes(ax, 6.0, 1.2 + 5.2 * flatness, pad)
         grid = [axes]
@@ -131,7 +131,7 @@ def set_headline(figure: Figure, name: str) -> None:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Return the name that the graphs of all layers share, or else all names by layer."""
+    """Return the name that all layers share, or else a list of the layers and their names."""
     numbered = ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
     return names[0] if len(set(names)) == 1 else numbered
 
@@ -153,7 +153,7 @@ def finish(figure: Figure, ax: Axes | None) -> Figure:
 
 
 def set_ticks(ax: Axes, direction: str, side: Side) -> None:
-    """Label the tokens of a side, vertically where names would overlap."""
+    """Label the tokens of a side, vertically if names would overlap otherwise."""
     axis = getattr(ax, f"{direction}axis")
     labels = side.labels()
     axis.set_ticks(list(labels), list(labels.values()), fontsize=9 if len(labels) <= 24 else 7, **LITERAL)
@@ -163,16 +163,16 @@ def set_ticks(ax: Axes, direction: str, side: Side) -> None:
 
 
 def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high: float) -> Any:
-    """Draw a table, with gaps if it is small, and return its image, or None for an empty table.
+    """Draw a table, with gaps between its cells if it is small. Return its image, or None if empty.
 
-    The colours stand for numbers at equal distances from ``low`` to ``high``; NaN is grey.
+    The colours are spaced evenly from ``low`` to ``high`` and blend in between; NaN is grey.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
     if table.numel() == 0:
         return None
     rows, columns = table.shape
-    # A frame would hide a sink, which is a column of one token at the border.
+    # A frame would hide a sink, which is a single column at the border.
     ax.spines[:].set_visible(False)
     if max(rows, columns) <= DETAIL_LIMIT:
         ax.set_xticks([column + 0.5 for column in range(columns - 1)], minor=True)

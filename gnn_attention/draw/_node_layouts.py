@@ -1,6 +1,6 @@
 """Place tokens on a circle, in columns, on a line or in layers, and draw the edges between them.
 
-An edge is a cubic curve of four control points, from its sender to its receiver.
+An edge is a cubic Bezier curve from its sender to its receiver, stored as four control points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gnn_attention.graph import TokenGraph
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_EDGES = 10_000
+MAX_EDGES = 10_000
 
 Curves = Float[Tensor, "edges 4 2"]
 
@@ -34,13 +34,13 @@ def draw_edges(
 ) -> None:
     """Draw edges with arrowheads at their receivers.
 
-    Larger weights are wider; lit edges are thick, have the first colour, and are drawn last.
+    Weights set the widths; without them, lit edges are thicker. Lit edges have the first colour.
     """
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
-    if len(curves) > MOST_EDGES:
-        raise ValueError(f"at most {MOST_EDGES} edges are drawn, got {len(curves)}; use mask() or restrict()")
+    if len(curves) > MAX_EDGES:
+        raise ValueError(f"at most {MAX_EDGES} edges fit, got {len(curves)}: use algebra.restrict or mask()")
     if not len(curves):
         return
     spacing = 10 / math.sqrt(len(curves))
@@ -56,7 +56,7 @@ def draw_edges(
     paths = [Path(points, [Path.MOVETO, *[Path.CURVE4] * 3]) for points in curves.numpy()]
     style: dict[str, Any] = {"alpha": alpha.numpy(), "linewidths": width, "facecolors": "none"}
     ax.add_collection(PathCollection(paths, edgecolors=edge_colours, **style))
-    # Each arrow is only a head; the curve, which ends in it, is its shaft.
+    # quiver draws only the heads, whose shafts are the curves.
     length = 0.15 if weights is not None else max(0.045, min(0.1, 0.2 * spacing))
     direction = torch.nn.functional.normalize(curves[:, 3] - curves[:, 2])
     head: dict[str, Any] = {"headwidth": 4, "headlength": 5, "headaxislength": 5, "pivot": "middle"}
@@ -71,7 +71,7 @@ def draw_circle(ax: Axes, graph: TokenGraph, tokens: Side) -> None:
     n, (src, dst) = graph.num_dst, graph.edge_index
     radius = min(0.05, 1.5 / max(n, 1))
     angle = math.pi / 2 - 2 * math.pi * torch.arange(n, dtype=torch.float64) / max(n, 1)
-    # Points are complex numbers.
+    # Here a point (x, y) is the complex number x + iy.
     nodes = torch.polar(torch.ones_like(angle), angle)
     left, right = radius * nodes * cmath.exp(0.6j), radius * nodes * cmath.exp(-0.6j)
     loops = nodes[:, None] + torch.stack([left, 6 * left, 6 * right, 1.5 * right], 1)
@@ -85,7 +85,7 @@ def draw_circle(ax: Axes, graph: TokenGraph, tokens: Side) -> None:
     style: dict[str, Any] = {"facecolors": "white", "edgecolors": BLACK, "zorder": 3, "units": "xy"}
     style |= {"offsets": torch.view_as_real(nodes), "offset_transform": ax.transData}
     ax.add_collection(EllipseCollection(2 * radius, 2 * radius, 0, **style))
-    # Long names of many tokens point outwards, so that they do not overlap.
+    # If there are many tokens, their names point outwards, so that they do not overlap.
     is_radial = tokens.names is not None and n > 16
     for token, name in tokens.labels().items():
         x, y = ((1 + 6 * radius) * torch.view_as_real(nodes)[token]).tolist()
@@ -145,7 +145,7 @@ def draw_line(ax: Axes, graph: TokenGraph, tokens: Side, weights: Tensor | None,
 def draw_rows(
     ax: Axes, stack: Sequence[TokenGraph], is_lit: Bool[Tensor, "rows tokens"], tokens: Side, residual: bool
 ) -> None:
-    """Draw a row of tokens before and after each layer; lit tokens and edges to them are blue."""
+    """Draw a row of tokens before and after each layer; lit tokens, and edges to them, are blue."""
     n, inset = tokens.count, 0.1
     size = max(1.2, min(9.0, 330 / n))
     for level, graph in enumerate(stack):

@@ -1,7 +1,7 @@
 """Draw graphs and weights. Each function returns a matplotlib ``Figure``, which notebooks display.
 
 In every picture ``src`` is the sender and ``dst`` the receiver; a mask has a row for each
-receiver. With ``ax=`` a picture is drawn into axes of your own, without a legend.
+receiver. With ``ax=`` a picture is drawn into your axes; then only :func:`hops` has a legend.
 
 >>> from gnn_attention import patterns
 >>> axes = mask(patterns.window(8, 3)).axes[0]
@@ -36,11 +36,11 @@ Text = str | None
 CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
 EDGE = "src → dst: dst attends to src"
 CHANGES = {BLUE: "kept edge", ORANGE: "new edge", GREY: "dropped edge"}
-# A picture drawn cell by cell has at most 4096 tokens a side; one drawn edge by edge has at most 1024.
+# Pictures of cells have at most 4096 tokens a side, and pictures of lines at most 1024.
 LARGEST_MASK = 4096
 LARGEST_LINES = 1024
-MOST_TABLES = 64
-MOST_LAYERS = 64
+MAX_TABLES = 64
+MAX_LAYERS = 64
 
 
 def mask(
@@ -54,8 +54,8 @@ def mask(
     """
     is_by_head = isinstance(graph, TokenGraph) and not graph.batch and ax is None
     count = graph.heads or 0 if is_by_head else 0
-    if count > MOST_TABLES:
-        raise ValueError(f"mask() draws at most {MOST_TABLES} heads, got {count}; use select(0, head)")
+    if count > MAX_TABLES:
+        raise ValueError(f"mask() draws at most {MAX_TABLES} heads, got {count}; use select(0, head)")
     graphs = [graph.select(0, head) for head in range(count)] or [graph]
     _check_graph("mask", graphs[0], LARGEST_MASK)
     name = graph.name if title is None else title
@@ -72,7 +72,7 @@ def graph(
 ) -> Figure:
     """Draw the nodes and links of a graph, with the tokens on a circle, clockwise from the top.
 
-    If the senders are not the receivers, there are two columns. An edge is an arrow from src
+    If senders and receivers differ, they are drawn in two columns. An edge is an arrow from src
     to dst. Raises ValueError above 1024 tokens a side or 10,000 edges: draw the mask instead.
     """
     _check_graph("graph", graph, LARGEST_LINES)
@@ -87,11 +87,11 @@ def graph(
     return _axes.finish(figure, ax)
 
 
-_draw_graph = graph  # `graph` is a parameter of other functions
+_draw_graph = graph  # Other functions have a parameter `graph`.
 
 
 def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = None) -> Figure:
-    """Draw the mask next to the nodes and links, within the limits of both."""
+    """Draw the mask next to the nodes and links. The limits are those of :func:`graph`."""
     _check_graph("side_by_side", graph, LARGEST_LINES)
     figure, (left, right) = _axes.create_figure(11.5, 6.2, ncols=2)
     mask(graph, left, labels, src_labels)
@@ -155,8 +155,8 @@ def layers(
     """Draw an unrolled network, with a row of tokens for each layer.
 
     Tokens and edges that reach ``token`` (default: the last) at the top are lit; numbers on the
-    right count lit tokens. ``graphs`` is one graph for all layers, or one for each from layer 1 on,
-    repeated if there are more layers. With ``residual``, tokens keep their state. Raises ValueError
+    right count lit tokens. ``graphs`` is one graph for all layers, or a sequence that is repeated
+    until all layers have one. With ``residual``, tokens also keep their state. Raises ValueError
     above 1024 tokens, 64 layers or 10,000 edges, and IndexError for a token that does not exist.
     """
     stack = _stack_layers("layers", graphs, layers)
@@ -182,7 +182,7 @@ def over_time(
 ) -> Figure:
     """Draw a selection over time: a mask for each step, with new and dropped edges in colours.
 
-    The number in the title of a mask is its Jaccard index with the one before
+    The number in the title of a mask is its Jaccard index with the mask before
     (``analyse.overlap``). ``graphs`` are 1 to 64 graphs of the same tokens that do not differ
     by head or sample; others raise ValueError.
     """
@@ -192,8 +192,8 @@ def over_time(
     for graph in graphs:
         _check_graph("over_time", graph, LARGEST_MASK)
     count = len(graphs)
-    if not 1 <= count <= MOST_TABLES or len(titles or graphs) != count:
-        raise ValueError(f"over_time() draws 1 to {MOST_TABLES} graphs with a title each, got {count}")
+    if not 1 <= count <= MAX_TABLES or len(titles or graphs) != count:
+        raise ValueError(f"over_time() draws 1 to {MAX_TABLES} graphs with a title each, got {count}")
     overlap = analyse.overlap(graphs)
     name = _axes.common_name([graph.name for graph in graphs]) if title is None else title
     figure, grid = _axes.create_tables(None, count, *_axes.read_sides(graphs[0], None, None), name)
@@ -218,10 +218,10 @@ def weights(
 ) -> Figure:
     """Draw the heat map of attention weights: a row for each receiver, a column for each sender.
 
-    ``weights`` is a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``,
-    with a ``graph`` whose non-edges are grey; or ``(edge_index, weights [E, heads])`` with the
-    ``graph``, as the layer returns them; or the ``AttentionInfo`` of ``attend`` with one sample;
-    or a layer of ``trace.record``. Heads (up to 64, or those in ``heads``) are drawn side by
+    ``weights`` is a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; or a
+    pair ``(edge_index, weights [E, heads])`` as the layer returns it, which needs ``graph``; or the
+    ``AttentionInfo`` of ``attend`` with one sample; or a layer of ``trace.record``. Pairs that are
+    not edges of ``graph`` are grey. Heads (all, or those in ``heads``, at most 64) are drawn side by
     side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
     name the receivers, and the senders if they are the same. Raises TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
@@ -232,19 +232,19 @@ def weights(
     """
     graph = weights.call.graph if isinstance(weights, AttentionInfo) else graph
     tables = _read_tables(weights, graph)
-    numbers = _select_heads(heads, len(tables), ax)
-    tables = tables[numbers]
+    head_indices = _select_heads(heads, len(tables), ax)
+    tables = tables[head_indices]
     num_dst, num_src = tables.shape[1:]
     table_graph = graph or TokenGraph.from_rule(rules.all_pairs, num_dst, num_src, name="the weights")
     sides = _axes.read_sides(table_graph, labels, src_labels)
-    figure, grid = _axes.create_tables(ax, len(numbers), *sides, title)
+    figure, grid = _axes.create_tables(ax, len(head_indices), *sides, title)
     # All tables share one scale, so that they can be compared.
     high = tables.abs().nan_to_num().max().item() if tables.numel() else 0.0
     low = -high if bool((tables < 0).any()) else 0.0
     colours = ["white", BLUE] if low == 0 else [ORANGE, "white", BLUE]
-    for head, table, axes in zip(numbers, tables, grid, strict=True):
+    for head, table, axes in zip(head_indices, tables, grid, strict=True):
         image = _axes.draw_table(axes, table, colours, low, high or 1.0)
-        _axes.set_title(axes, f"head {head}" if len(numbers) > 1 else title)
+        _axes.set_title(axes, f"head {head}" if len(head_indices) > 1 else title)
     if ax is None and tables.numel():
         figure.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
     if bool(tables.isnan().any()):
@@ -280,13 +280,13 @@ def hops(
     ax: Canvas = None,
     title: Text = None,
 ) -> Figure:
-    """Draw from how many tokens a token has received after each layer.
+    """Draw how many tokens have reached a token after each layer.
 
-    The curves show ``token`` (default: the last), and the mean and range of all. ``layers=None``
-    stops when nothing changes, or after 64 layers. ``graphs`` and ``residual`` are as in :func:`layers`.
-    Raises ValueError above 1024 tokens, and IndexError for a token that does not exist.
+    The curves show ``token`` (default: the last), and the mean and range of all tokens. With
+    ``layers=None`` they stop when nothing changes, or after 64 layers. ``graphs`` and ``residual`` are as
+    in :func:`layers`. Raises ValueError above 1024 tokens, and IndexError for an unknown token.
     """
-    stack = _stack_layers("hops", graphs, MOST_LAYERS if layers is None else layers)
+    stack = _stack_layers("hops", graphs, MAX_LAYERS if layers is None else layers)
     n = stack[0].num_dst
     last = walks.check_token("token", n - 1 if token is None else token, n)
     counts = _count_reached(stack, residual)
@@ -308,13 +308,13 @@ def hops(
 
 
 def _select_heads(heads: int | Sequence[int] | None, count: int, ax: Canvas) -> list[int]:
-    numbers = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
-    numbers = [checks.index("heads", head, count) for head in numbers]
-    if not 1 <= len(numbers) <= MOST_TABLES:
-        raise ValueError(f"weights() draws 1 to {MOST_TABLES} heads, got {len(numbers)}: choose with heads=")
-    if ax is not None and len(numbers) > 1:
-        raise ValueError(f"weights() draws one head into ax, got {len(numbers)}: choose with heads=")
-    return numbers
+    selection = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
+    indices = [checks.index("heads", head, count) for head in selection]
+    if not 1 <= len(indices) <= MAX_TABLES:
+        raise ValueError(f"weights() draws 1 to {MAX_TABLES} heads, got {len(indices)}: choose with heads=")
+    if ax is not None and len(indices) > 1:
+        raise ValueError(f"weights() draws one head into ax, got {len(indices)}: choose with heads=")
+    return indices
 
 
 def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads dst src"]:
@@ -344,7 +344,7 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
         raise ValueError(
             f"weights must be [dst, src] or [heads, dst, src] of at most {LARGEST_MASK} tokens a side, got "
-            f"{list(tables.shape)}: pass one sample, as weights[b] or info.weight_matrix()[b]"
+            f"{list(tables.shape)}: pass one sample, as weights[b], info.weight_matrix()[b] or pattern[b]"
         )
     tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
     if graph is not None and tables.shape[1:] != (graph.num_dst, graph.num_src):
@@ -371,8 +371,8 @@ def _describe_edges(graph: TokenGraph) -> str:
 
 
 def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:
-    if checks.size("layers", count, 1) > MOST_LAYERS:
-        raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
+    if checks.size("layers", count, 1) > MAX_LAYERS:
+        raise ValueError(f"layers must be at most {MAX_LAYERS} in a picture, got {count}")
     stack = walks.stack(graphs)
     if not stack[0].num_dst:
         raise ValueError(f"{function}() needs a graph with at least one token, got {stack[0]!r}")
@@ -381,7 +381,7 @@ def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], coun
 
 
 def _count_reached(stack: Sequence[TokenGraph], residual: bool) -> Float[Tensor, "rows tokens"]:
-    """Count the senders from which each token has received after 0, 1, ... layers."""
+    """Count the tokens that have reached each token after 0, 1, ... layers."""
     has_received = torch.eye(stack[0].num_dst)
     counts = [has_received.sum(1)]
     for graph in stack:

@@ -1,12 +1,12 @@
-"""Write a self-contained page on which a reader can follow a model's attention, and change it.
+"""Write a self-contained HTML page on which a reader can follow and change a model's attention.
 
-``page("Llamas do not output words")`` embeds the model that ships with the package: whatever the
-reader changes is recomputed on the page, up to the next token. For a Hugging Face model, the page
-embeds one recorded run. The page opens from a file in a browser, without a network, or in a notebook.
+``page("Llamas do not output words")`` embeds the model that ships with the package: after each
+change, the page computes the model again, up to the next token. For a Hugging Face model, the page
+embeds one recorded run. Browsers open the page from a file, without a network; notebooks display it.
 
 The sources are in ``web/``. ``npm ci && npm run build`` there makes the template ``page.html``,
 which is committed, so that users need no npm. ``python docs/make.py`` then writes the page
-of ``FIRST`` to ``docs/explore.html``.
+of the text ``FIRST`` to ``docs/explore.html``.
 """
 
 import importlib
@@ -44,24 +44,24 @@ def page(
     title: str | None = None,
     layers: int | Iterable[int] | None = None,
 ) -> Page:
-    """Make the page of a text: ``page(...).save("page.html")``, or show it in a notebook.
+    """Make the page of a text. Save it with ``page(...).save(path)``, or display it in a notebook.
 
     Args:
         text_or_tokens: the text, or the ids of its 1 to 512 tokens. The text ``FIRST`` has a guided tour.
-        model: a file of ``gnn_attention.model.save``, ``(LanguageModel, BytePair)``, a Hugging Face
-            model ``(model, tokenizer)`` (ids alone need no tokenizer), or the name or folder of
-            one. Default: the model that ships with the package.
-        graph: the graph that is shown first, or several to choose from: a :class:`TokenGraph`, or
-            an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is the number of tokens plus
-            the room. Default: the model's own graph.
-        masks: the other graphs to choose from. Default: a selection of the library's patterns.
-        room: how many more tokens can be written on the page; 0 for a Hugging Face model.
+        model: a file that ``gnn_attention.model.save`` wrote, ``(LanguageModel, BytePair)``, a
+            Hugging Face ``(model, tokenizer)`` (token ids need no tokenizer), or the name or folder
+            of a Hugging Face model. Default: the model that ships with the package.
+        graph: the graph that is shown first, or a list of graphs that begins with it. A graph is a
+            :class:`TokenGraph`, or an expression such as ``"window(n, 4) | sinks(n, 1)"``, where n is
+            the number of tokens plus ``room``. Default: the model's own graph.
+        masks: further graphs to choose from. Default: a selection of the library's patterns.
+        room: how many more tokens fit on the page. A page of a Hugging Face model has no room.
         title: title of the page. Default: the text.
         layers: the layers of a Hugging Face model to show. Default: all.
 
-    Raises TypeError, ValueError or IndexError for invalid arguments, an empty text, or more than a
-    page can show; FileNotFoundError for a missing model file; NotImplementedError for a
-    Hugging Face model of a family that :func:`gnn_attention.heads_of` does not support.
+    Raises TypeError, ValueError or IndexError for invalid arguments, for an empty text, or if the
+    text or model is too large for a page; FileNotFoundError for a missing model file;
+    NotImplementedError for a Hugging Face model whose attention cannot be recorded.
 
     >>> page("Llamas do not output words", graph="window(n, 4)")
     Page('Llamas do not output words', 11 tokens, 1.9 MB)
@@ -70,13 +70,13 @@ def page(
     if not isinstance(text, str):
         text = checks.sizes("text_or_tokens", text, kind="the ids of tokens")
     graphs = [] if graph is None else _list_graphs("graph", graph)
-    others = None if masks is None else _list_graphs("masks", masks)
+    menu = None if masks is None else _list_graphs("masks", masks)
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")
     source = _read_source(text, model, checks.size("room", room), layers)
     count, room = len(source.tokens), source.room
     choices = _masks.choices_of_user(graphs, count, room)
-    zoo = _masks.zoo(count, room) if others is None else _masks.choices_of_user(others, count, room)
+    zoo = _masks.zoo(count, room) if menu is None else _masks.choices_of_user(menu, count, room)
     title = _default_title(source, text) if title is None else title
     data = _make_data(source, title, choices, zoo)
     if source.model["kind"] == "model":
@@ -93,22 +93,22 @@ def _read_source(text: Any, model: Any, room: int, layers: Any) -> Source:
         model_name = path.stem
     elif name is not None and name.endswith(".safetensors"):
         raise FileNotFoundError(f"model {quote(name)} is no file: gnn_attention.model.save writes one")
-    first, *rest = model if isinstance(model, (tuple, list)) else (model,)
-    if isinstance(first, language_model.LanguageModel):
-        if len(rest) != 1 or not isinstance(rest[0], BytePair):
+    module, *tokenizers = model if isinstance(model, (tuple, list)) else (model,)
+    if isinstance(module, language_model.LanguageModel):
+        if len(tokenizers) != 1 or not isinstance(tokenizers[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
         if layers is not None:
             raise ValueError(f"layers={quote(layers)} is for a Hugging Face model: others need all layers")
-        return pack_model(text, first, rest[0], model_name, room)
-    if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
+        return pack_model(text, module, tokenizers[0], model_name, room)
+    if name is None and (not isinstance(module, nn.Module) or len(tokenizers) > 1):
         raise TypeError(
             f"model must be a file, a name, (model, vocabulary) or (model, tokenizer), got {model!r:.80}"
         )
-    # This module imports transformers, which is optional.
-    recorded = importlib.import_module("gnn_attention.explorer._recorded")
+    # ``_recorded`` imports transformers, which is optional.
+    recorder = importlib.import_module("gnn_attention.explorer._recorded")
     if name is not None:
-        first, *rest = recorded.from_pretrained(name)
-    source: Source = recorded.record_source(text, first, *rest, name=name, layers=layers)
+        module, *tokenizers = recorder.from_pretrained(name)
+    source: Source = recorder.record_source(text, module, *tokenizers, name=name, layers=layers)
     return source
 
 
@@ -124,7 +124,7 @@ def _list_graphs(name: str, graphs: Any) -> list[Any]:
 
 def _default_title(source: Source, text: Any) -> str:
     if not isinstance(text, str):
-        # Without a tokenizer the texts of tokens are their ids, which make no title.
+        # Without a tokenizer, each token's text is its id. Then the title is the model's name.
         has_texts = any(piece != str(token) for token, piece in source.tokens)
         text = "".join(piece for _, piece in source.tokens) if has_texts else ""
     lines = (" ".join(line.split()) for line in text.split("\n"))
@@ -132,15 +132,15 @@ def _default_title(source: Source, text: Any) -> str:
     return line if len(line) <= MAX_TITLE_LENGTH else f"{line[:MAX_TITLE_LENGTH]}..."
 
 
-def _make_data(source: Source, title: str, choices: list[Choice], others: list[Choice]) -> dict[str, Any]:
+def _make_data(source: Source, title: str, choices: list[Choice], zoo: list[Choice]) -> dict[str, Any]:
     """Return the data of a page, in the form of ``web/src/types.ts``."""
-    shown = _masks.add_distinct([_masks.choice_of_model(source.graph), *choices], others)
+    masks = _masks.add_distinct([_masks.choice_of_model(source.graph), *choices], zoo)
     return {
         "version": 1,
         "title": title,
         "tokens": [{"id": token, "text": text} for token, text in source.tokens],
         "room": source.room,
-        "masks": [choice.to_json() for choice in shown],
+        "masks": [choice.to_json() for choice in masks],
         "start": 1 if choices else 0,
         "model": source.model,
         "words": [

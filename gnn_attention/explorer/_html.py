@@ -1,4 +1,4 @@
-"""Assemble a page from the built template, a title, and data that no browser executes."""
+"""Assemble a page from the built template, a title and data, escaped so that no browser runs it."""
 
 import html
 import json
@@ -20,18 +20,18 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A self-contained HTML file: ``html`` is its text, and a notebook shows it."""
+    """A self-contained HTML page: ``html`` is its source, and a notebook displays it."""
 
     html: str
     title: str
     tokens: int
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, completely or not at all, and return its path; OSError on failure."""
+        """Write the page atomically, and return its path. Raises OSError on failure."""
         return atomic_files.write(path, self.html)
 
     def _repr_html_(self) -> str:
-        """Return a frame for notebooks, in which the page may run scripts and nothing else."""
+        """Return an iframe for notebooks. Its sandbox allows scripts and nothing else."""
         attributes = f'sandbox="allow-scripts" title="{html.escape(one_line(self.title))}"'
         size = 'width="100%" height="860" style="border: 0"'
         return f'<iframe srcdoc="{html.escape(self.html)}" {attributes} {size}></iframe>'
@@ -41,16 +41,16 @@ class Page:
 
 
 def assemble_page(title: str, data: Mapping[str, Any]) -> str:
-    """Return the text of the page. Raises OSError if the template is missing."""
-    # The data are pure ASCII, and no text in them can close their script element.
+    """Return the HTML source of the page. Raises OSError if the template is missing."""
+    # The JSON is pure ASCII. It contains no "<", so no string can close the script element.
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
     before, _, remaining = TEMPLATE.read_text(encoding="utf-8").partition("__TITLE__")
     between, _, after = remaining.partition("__DATA__")
     return "".join([before, html.escape(one_line(title)), between, embedded, after])
 
 
-def is_ours(path: Path) -> bool:
-    """Return whether a file is a page of the explorer; a pipe, which may block, is never opened."""
+def is_explorer_page(path: Path) -> bool:
+    """Return whether a path is a page of the explorer. A pipe is not opened, since it may block."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -14,13 +14,13 @@ from gnn_attention.convert import expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, encode_mask
 from gnn_attention.graph import TokenGraph
 
-# Graphs for a text typed on the page have 96 tokens; the shortest text leaves room for 72 more.
+# Graphs for texts typed on the page have 96 tokens, as if the text had 24 and the room were 72.
 TYPED_SIZE, TYPED_ROOM = 96, 72
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph to choose: its name, its meaning in one sentence, its mask over tokens and room."""
+    """A graph to choose, over ``tokens`` tokens. ``mask`` is padded to the size of text and room."""
 
     name: str
     meaning: str
@@ -46,7 +46,7 @@ def choice_of_model(graph: TokenGraph) -> Choice:
 
 
 def zoo(tokens: int, room: int) -> list[Choice]:
-    """Return graphs from the densest to the sparsest, then two that look ahead.
+    """Return patterns of the library: causal graphs first, then two that look ahead.
 
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
@@ -77,16 +77,16 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     return [Choice(g.name, f"Every token attends to {senders}.", g.mask(), n) for g, senders in graphs]
 
 
-def add_distinct(choices: list[Choice], others: Iterable[Choice]) -> list[Choice]:
-    """Append the other choices whose masks are not among the choices yet."""
-    for other in others:
-        if all(not other.mask.equal(choice.mask) for choice in choices):
-            choices = [*choices, other]
+def add_distinct(choices: list[Choice], candidates: Iterable[Choice]) -> list[Choice]:
+    """Append each candidate whose mask no choice has yet."""
+    for candidate in candidates:
+        if all(not candidate.mask.equal(choice.mask) for choice in choices):
+            choices = [*choices, candidate]
     return choices
 
 
 def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
-    """Return the graphs for a text typed on the page: those expressions that fit any length."""
+    """Return the graphs for a text typed on the page. Of ``graphs``, only expressions are used."""
     tokens = TYPED_SIZE - TYPED_ROOM
     user_choices: list[Choice] = []
     for expression in (graph for graph in graphs if isinstance(graph, str)):
@@ -98,7 +98,7 @@ def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
 
 
 def choices_of_user(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """Read the user's graphs: choices, :class:`TokenGraph`, or expressions of n = tokens + room.
+    """Turn the user's graphs into choices. An expression may use n, which is tokens + room.
 
     >>> choices_of_user(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7

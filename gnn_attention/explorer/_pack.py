@@ -1,4 +1,4 @@
-"""Encode a model for a page: its tensors, masks and vocabulary as text, within limits of size."""
+"""Encode a model for a page: turn tensors, masks and vocabulary into JSON, and limit its size."""
 
 import base64
 import json
@@ -19,15 +19,15 @@ from gnn_attention.model.tokenizer import BytePair
 Text = str | Sequence[int]
 # If layers have different graphs, the page shows their union under this name.
 EACH_ITS_OWN = "each layer's own"
-# The page draws and computes every pair of tokens.
+# The page draws and computes every pair of tokens, so it limits their number.
 MAX_TOKENS = 512
-# Browsers open a page whose model has more characters than this, but slowly.
+# Browsers are slow to open a page whose encoded model has more characters.
 MAX_CHARACTERS = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a page shows: tokens ``(id, text)``, encoded model, graph, and room for more tokens."""
+    """What a page shows: tokens ``(id, text)``, an encoded model, a graph, and room for more tokens."""
 
     tokens: list[tuple[int, str]]
     model: dict[str, Any]
@@ -38,8 +38,8 @@ class Source:
 def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     """Encode a tensor as its shape, dtype and bytes in base64.
 
-    Half types and float32 are exact. The dtype is float16 if it holds every number exactly; float64 is
-    rounded to float32.
+    A bfloat16 tensor keeps its dtype. Any other tensor becomes float16 if this changes no number,
+    and float32 otherwise.
 
     >>> encode_tensor(torch.tensor([[1.0, -2.0]]))
     {'shape': [1, 2], 'dtype': 'float16', 'data': 'ADwAwA=='}
@@ -67,7 +67,7 @@ def check_length(tokens: Sequence[Any] | Tensor) -> None:
     if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if (n := len(tokens)) > MAX_TOKENS:
-        raise ValueError(f"text_or_tokens has {n} tokens, and a page shows at most {MAX_TOKENS}: shorten it")
+        raise ValueError(f"text_or_tokens has {n} tokens, at most {MAX_TOKENS} fit: shorten it, or give ids")
 
 
 def check_size(model: dict[str, Any], advice: str) -> None:
@@ -81,7 +81,7 @@ def check_size(model: dict[str, Any], advice: str) -> None:
 
 
 def pack_model(text: Text, model: LanguageModel, vocabulary: BytePair, name: str, room: int) -> Source:
-    """Encode a whole model, so that the page can compute it and write ``room`` more tokens.
+    """Encode a whole model, so that the page can run it and generate up to ``room`` more tokens.
 
     >>> from gnn_attention.model import load_trained
     >>> source = pack_model("Llamas do not output words", *load_trained(), "trained", 16)
@@ -108,23 +108,23 @@ def _encode_model(model: LanguageModel, name: str) -> dict[str, Any]:
     config, state = model.config, model.state_dict()
     with torch.device("meta"):
         standard = LanguageModel(config)
-    if other := sorted(set(state) ^ set(standard.state_dict())):
-        raise ValueError(f"model must be a LanguageModel whose heads are without biases; differs in {other}")
+    if keys := sorted(set(state) ^ set(standard.state_dict())):
+        raise ValueError(f"model must be a LanguageModel with standard, bias-free heads; differs in {keys}")
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")
-    ours = load_trained()[0].state_dict()
-    is_ours = ours.keys() == state.keys() and all(x.equal(state[key].to(x)) for key, x in ours.items())
+    weights = load_trained()[0].state_dict()
+    is_trained = weights.keys() == state.keys() and all(x.equal(state[k].to(x)) for k, x in weights.items())
     return {
         "kind": "model",
         "name": name,
-        # The recorded descriptions of heads are true only of the weights that ship.
-        "trained": is_ours,
+        # The page describes single heads only if the weights are those of the shipped model.
+        "trained": is_trained,
         "width": config.width,
         "layers": config.num_layers,
         "heads": config.num_heads,
         "headDim": config.head_dim,
         "reach": config.reach,
-        # The page computes in float64.
+        # If a norm has no eps, it uses that of the dtype. The page computes in float64.
         "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,
         "tensors": {key: encode_tensor(tensor) for key, tensor in state.items()},
     }

@@ -1,7 +1,7 @@
 """Record one run of a Hugging Face model for a page: q, k, v and the output matrix of every layer.
 
-The model runs with ``attn_implementation="gnn_attention"``, which records the arguments of its attention.
-Its other modules are not recorded, so the page shows what a cut changes in a layer, but not in later ones.
+The model runs with ``attn_implementation="gnn_attention"``, so that the inputs of attention are recorded.
+Other modules are not recorded: the page shows how a cut changes its own layer, but not later layers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ Layers = int | Iterable[int] | None
 
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
-    """Load a model and its tokenizer by name or folder. Raises OSError or ValueError without one."""
+    """Load a model and its tokenizer by name or folder. Raises OSError or ValueError on failure."""
     model = AutoModel.from_pretrained(name, attn_implementation=huggingface.NAME).eval()
     return model, AutoTokenizer.from_pretrained(name)
 
@@ -47,7 +47,7 @@ def record_source(
 
 
 def _tokenize(text: Text, tokenizer: Any) -> list[tuple[int, str]]:
-    """Return ids and texts of tokens, cut from the text if the tokenizer reports where they are."""
+    """Return the id and text of each token, cut from ``text`` if the tokenizer reports offsets."""
     if not isinstance(text, str):
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in text]
     if tokenizer is None:
@@ -81,7 +81,7 @@ def _record_layers(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[La
 
 @contextmanager
 def _route_attention(model: Any) -> Iterator[None]:
-    """Let the model attend through this library in eval mode; restore attention and mode on exit."""
+    """Switch the model to this library's attention and to eval mode. Restore both on exit."""
     before = model.config._attn_implementation
     training = [(part, part.training) for part in model.modules()]
     model.eval()
@@ -101,7 +101,7 @@ def _encode_layer(trace: LayerTrace) -> dict[str, Any]:
             raise ValueError(f"{name} of layer {trace.number} has non-finite numbers: check the model")
     W_O, b_O = trace.heads.W_O.detach(), trace.heads.b_O
     values = edge_softmax.per_query_head(call.v.double(), len(W_O))[0]
-    # If the text has fewer tokens than a value has numbers, messages take less space than W_O.
+    # If a text has fewer tokens than a value has channels, its messages take less space than W_O.
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": trace.number,

@@ -1,4 +1,4 @@
-"""A mask as a graph: token graphs, their properties, and what attention kernels take instead (README.md)."""
+"""A mask as a graph: token graphs, their properties, and the formats of attention kernels (README.md)."""
 
 from gnn_attention._support.memo import memoized
 from gnn_attention.graph.rules import Rule

@@ -17,7 +17,7 @@ from gnn_attention.graph.regions import counting, enumerate_pairs
 # A TokenGraph, which cannot be imported here because its module imports this one.
 Graph = Any
 
-# Each edge of a new list takes these bytes: for its key, the order of the keys, and the list.
+# A new list takes this memory for each edge: its key, its index in the sorted keys, and its ends.
 BYTES_PER_EDGE = 48
 ALL_PAIRS = RuleEdges(rules.all_pairs)
 CAUSAL = RuleEdges(rules.causal)
@@ -40,9 +40,9 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return cast("Tensor", graph.edge_index if stored_edges is None else stored_edges).to(device)
     if stored_edges is not None:
-        # A clone made outside of inference mode can be trained on, unlike an inference tensor.
+        # Autograd can save a clone made outside of inference mode, but not an inference tensor.
         return stored_edges.clone() if stored_edges.is_inference() else stored_edges.cpu()
-    # Counting the edges takes time, so it is skipped where even a list of all pairs would fit.
+    # Counting the edges takes time, so it is skipped if memory suffices for a list of all pairs.
     if memory.shortage(BYTES_PER_EDGE * graph.num_dst * graph.num_src):
         operation = f"the list of the {graph.num_edges:,} edges of {graph!r}"
         remedy = "take some rows(start, stop), or attend along the graph without its list"
@@ -96,14 +96,14 @@ def is_causal(graph: Graph) -> bool:
         return False
     count = graph.edges.count()
     num_causal = math.prod(graph.shape4[:2]) * graph.num_dst * (graph.num_dst + 1) // 2
-    # The number of stored edges rules out nearly every list without a comparison.
+    # Nearly every list has fewer edges than a causal graph, and needs no comparison.
     if count is not None and count < num_causal:
         return False
     return has_edges_of(graph, CAUSAL)
 
 
 def merge_parallel_edges(graph: Graph) -> tuple[Graph, Any]:
-    """Return the graph without parallel edges, and the score_mod that adds log m for m copies."""
+    """Merge parallel edges; return the graph and the score_mod that adds log m for m copies."""
     # A score_mod receives absolute positions.
     src, dst = graph.edge_index
     num_src = graph.src_offset + graph.num_src
@@ -127,12 +127,12 @@ def has_edges_of(graph: Graph, edges: EdgeSet) -> bool:
 
 
 def slices(graph: Graph) -> list[tuple[int, int]]:
-    """Return ``(batch, head)`` of each sample and head by which the graph differs."""
+    """Return ``(batch, head)`` of each slice of the graph."""
     return [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
 
 
 def _squeeze(graph: Graph, values: Tensor) -> Tensor:
-    """Drop leading axes of ``[batch or 1, heads or 1, ...]`` by which the graph does not differ."""
+    """Drop the sample axis unless samples differ, and then the head axis unless heads differ."""
     if graph.batch is not None:
         return values
     return values[0] if graph.heads is not None else values[0, 0]

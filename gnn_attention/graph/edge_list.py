@@ -20,7 +20,7 @@ def edge_keys(edges: Tensor, num_src: int) -> Tensor:
 
 
 def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
-    """Return the sorted keys and the permutation that sorts them, None if they already increase."""
+    """Return the sorted keys and the permutation that sorts them (None if already increasing)."""
     keys = edge_keys(edges, num_src)
     # A stable sort leaves parallel edges in the order of the list.
     return (keys, None) if is_increasing(keys) else keys.sort(stable=True)
@@ -59,11 +59,11 @@ def mask_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
     return mask.index_fill_(0, keys, True).view(*shape)
 
 
-# A dense matrix may take 64 MB.
+# A dense matrix may have at most this many entries: 64 MB of float32 numbers.
 MAX_DENSE_CELLS = 2**24
-# An entry of a sparse matrix takes two indices and a number.
+# An entry of a sparse matrix takes two indices and a value.
 BYTES_PER_PAIR = 24
-# While a sparse product does one multiplication, a dense product does this many.
+# A dense product does this many multiplications in the time that a sparse product needs for one.
 DENSE_SPEEDUP = 256
 
 
@@ -79,7 +79,7 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     num_pairs = min(int(num_walks), num_dst * num_src)
     operation = f"the product of two graphs, up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
     memory.check(operation, BYTES_PER_PAIR * num_pairs, "take some rows(start, stop) of the left graph")
-    # torch.sparse.mm uses the CSR format, and torch would warn that this is in beta.
+    # torch.sparse.mm uses the CSR format, and torch would warn that the format is in beta.
     accept_sparse_matrices()
     left, right = _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
     sparse: Tensor = torch.sparse.mm(left, right)
@@ -97,7 +97,7 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sp
 
 @not_compiled
 def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
-    """Return an ordinary tensor; ValueError if ``tensor`` has no values or another layout."""
+    """Return an ordinary tensor; ValueError if ``tensor`` has no values or an unsupported layout."""
     # torch_geometric's EdgeIndex and Index have as_tensor.
     values: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     kind = type(values)
@@ -112,12 +112,12 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
         (values.is_quantized, "convert a quantized tensor with x.dequantize()"),
         (values.layout not in layouts, "use x.to_dense(), or convert.from_pyg for a sparse adj_t"),
         (kind.__module__ == "torch.nn.attention.bias", "a copy of a CausalBias is empty: pass the original"),
-        (is_wrapper, "use MaskedTensor.to_tensor(0) or DTensor.full_tensor(); a traced tensor has none"),
+        (is_wrapper, "use x.to_tensor(value) for a MaskedTensor, x.full_tensor() for a DTensor"),
     )
     for applies, remedy in obstacles:
         if applies:
             raise ValueError(
-                f"{name} must hold values, as an ordinary tensor does, "
+                f"{name} must hold values, as an ordinary, untraced tensor does, "
                 f"got a {kind.__name__} of {values.dtype} and {values.layout}: {remedy}"
             )
     # numpy() fails inside a transform. Integers have no gradient, so they can be unwrapped.
@@ -164,13 +164,13 @@ def raise_duplicate_error(edges: Tensor, num_src: int) -> NoReturn:
 
 
 def edges_between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Return the edges from ``src`` to ``dst``, with tokens replaced by their indices in these lists."""
+    """Return the edges from ``src`` to ``dst``; tokens become indices in ``src`` and ``dst``."""
     new_src, new_dst = _index_of_tokens(src, num_src), _index_of_tokens(dst, num_dst)
     new_edges = torch.stack([new_src[edges[0]], new_dst[edges[1]]])
     return new_edges[:, (new_edges >= 0).all(0)]
 
 
 def _index_of_tokens(tokens: Tensor, count: int) -> Tensor:
-    """Return the index in ``tokens`` of each token 0 .. count - 1, or -1."""
+    """Return the index in ``tokens`` of each token 0 .. count - 1, or -1 if it is missing."""
     index = torch.full((count,), -1, dtype=torch.int64, device="cpu")
     return index.index_copy_(0, tokens, torch.arange(len(tokens), device="cpu"))

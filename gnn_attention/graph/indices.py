@@ -24,7 +24,7 @@ COUNT = "count"
 def read_table(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
 ) -> Int[Tensor, "batch heads dst K"]:
-    """Check an index; return a copy with four axes, int32 if possible. ``num_src`` replaces -1."""
+    """Return a checked copy of an index with four axes, int32 if possible. ``num_src`` replaces -1."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED_DTYPES:
         raise TypeError(
             f"index must be a tensor of signed integers [..., dst, K], got {quote(index)}; use "
@@ -81,7 +81,7 @@ class Rows:
         self, table: Int[Tensor, "batch heads dst K"], num_src: int, is_distinct: bool = False
     ) -> None:
         self.num_src = num_src
-        # Only a graph of one slice needs the unsorted table. A copy costs more than the sort.
+        # Only a graph of one slice needs the unsorted table, and a copy costs more than the sort.
         self.unsorted_table = table.clone() if table.shape[:2] == (1, 1) else table
         if table.device.type == "cpu":
             # torch takes twenty times as long as NumPy to sort many short rows.
@@ -163,7 +163,7 @@ def read_senders(
 
 
 def read_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> RuleEdges:
-    """Return the edges of ``TokenGraph.from_block_indices``, the rule of a table of blocks."""
+    """Return the edges of ``TokenGraph.from_block_indices`` as a rule that looks up a table."""
     with eager_mode():
         blocks = read_block_rows(index, block_size, num_dst, num_src).to_edges()
         table = edge_list.mask_from_keys(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
@@ -196,6 +196,6 @@ def check_blocks(index: Tensor, block_size: int, num_dst: int) -> None:
 
 
 def varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
-    """Return the sizes ``(batch, heads)`` by which the graph of an index differs."""
+    """Return ``(batch, heads)`` of the graph of an index, with None where it does not differ."""
     heads = index.shape[-3] if index.dim() > 2 else 1
     return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

@@ -1,4 +1,4 @@
-"""Convert graphs to what attention kernels take: an SDPA mask, a BlockMask, varlen, a window.
+"""Convert graphs to inputs of attention kernels: SDPA masks, BlockMasks, packed documents, windows.
 
 The functions raise ValueError for a graph that the kernel cannot express, and are public in
 ``gnn_attention.convert``. Only ``to_sdpa_mask`` visits every pair.
@@ -45,11 +45,11 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device | str = "cpu") -> BlockMask:
-    """Return FlexAttention's ``BlockMask`` of the graph, made without a ``dst x src`` tensor.
+    """Return the graph as FlexAttention's ``BlockMask``, without making a ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule, and tiles that extend beyond the graph are partial. The
-    lists hold int32 numbers for every tile. ``device`` must be that of the queries, where the
-    kernels read the lists and the tables of the rule; ``BlockMask.to`` does not move the tables.
+    Its ``mask_mod`` is the graph's rule. Tiles that extend beyond the graph are partial. The lists
+    take memory for every tile, even an empty one. The kernels read the lists and the rule's tables
+    on ``device``, so pass the device of the queries. ``BlockMask.to`` does not move the tables.
     Raises ValueError for a graph without receivers or senders, or with more than 2^28 tiles.
 
     >>> from gnn_attention import patterns
@@ -70,7 +70,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
             f"for {graph!r}: take a larger block_size than {block_size}, or use tiling.tiles"
         )
     kinds = tiling.table()
-    # FlexAttention does not mask full tiles, so a tile at the border must be partial.
+    # FlexAttention does not mask full tiles, so tiles that extend beyond the graph must be partial.
     kinds[:, :, graph.num_dst // block_size :].clamp_(max=PARTIAL)
     kinds[..., graph.num_src // block_size :].clamp_(max=PARTIAL)
     lists = (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE))
@@ -83,7 +83,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    A pair is an edge if it is in a full block, or if ``mask_mod`` is True in a partial one. The graph
+    A pair is an edge if it is in a full block, or in a partial one where ``mask_mod`` is True. The graph
     differs by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns
@@ -111,7 +111,7 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
 
 
 class Varlen(NamedTuple):
-    """Packed documents as ``torch.nn.attention.varlen`` and flash-attention take them.
+    """Packed documents, in the form that ``torch.nn.attention.varlen`` and flash-attention expect.
 
     Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. A token attends to
     itself, to ``window[0]`` tokens before it and to ``window[1]`` tokens after it in the same
@@ -126,8 +126,8 @@ class Varlen(NamedTuple):
 def to_varlen(graph: TokenGraph) -> Varlen:
     """Return the graph as packed documents with one window for all of them.
 
-    No edge joins two documents. Each document is causal, full or local. Raises ValueError for any
-    other graph, including one that is not square or differs by head or sample.
+    No edge may join two documents. Each document must be causal, full or local. Raises ValueError
+    for any other graph, and for one that is not square or differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_varlen(patterns.documents([3, 1, 2]))
@@ -137,7 +137,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     if graph.num_dst != graph.num_src:
         raise ValueError(f"varlen kernels need as many receivers as senders, got {graph!r}; see to_window")
     num_before, num_after = _count_before_and_after(graph, 0)
-    # A document starts at a token without earlier senders, if the token before has no later senders.
+    # A document starts at a token with no earlier senders, after a token with no later senders.
     is_start = num_before == 0
     is_start[1:] &= num_after[:-1] == 0
     bounds = torch.cat([is_start.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
@@ -154,7 +154,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
 def to_window(graph: TokenGraph) -> tuple[int, int]:
     """Return flash-attention's ``window_size=(left, right)``: tokens before and after, -1 for all.
 
-    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` is
+    The last receiver is aligned with the last sender, as in flash-attention. ``window(n, w)`` is
     ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is not
     such a window, or that differs by head or sample.
 
@@ -189,7 +189,7 @@ def _window_side(count: int, furthest: int) -> int:
 
 
 def _count_before_and_after(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
-    """Count the senders of each receiver that are before, and after, position ``dst + shift``."""
+    """For each receiver, count the senders before and those after position ``dst + shift``."""
     halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
     sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
     num_before, num_after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)

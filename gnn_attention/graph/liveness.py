@@ -1,7 +1,7 @@
 """The last receiver of each sender, and the last sender of each receiver.
 
 In decoding, a sender may be evicted after its last receiver, and a receiver needs all tokens up to
-its last sender. Structured graphs are read by boxes (``regions.quadtree``), not pair by pair.
+its last sender. Structured graphs are searched box by box (``regions.quadtree``), not pair by pair.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
 
 
 def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
-    """Yield ``(src, dst)`` of edges in some boxes, including the last edge of each sender."""
+    """Yield ``(src, dst)`` of edges inside ``boxes``, among them the last edge of each sender."""
     for piece in quadtree.decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
             yield _last_edges_of_diagonals(edges, piece)
@@ -46,7 +46,7 @@ def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edg
 
 def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
     src, width, last = bands.src, bands.width, bands.dst + bands.rows - 1
-    # A band is skipped if the next one has the same senders and does not end further up.
+    # A band is skipped if the next one has the same senders and the same or a later last receiver.
     selected = torch.ones_like(src, dtype=torch.bool)
     selected[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
     band, column = enumerate_groups(width[selected])
@@ -54,10 +54,10 @@ def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
 
 
 def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Column c of a box crosses diagonal ``width - 1 - c + r`` in row r."""
+    """Find the last edge of each column. Column c meets diagonal ``width - 1 - c + r`` in row r."""
     is_edge, _, _ = quadtree.profile(edges, piece)
     boxes = piece.boxes
-    # The last diagonal with edges at or before each diagonal. It may belong to an earlier box.
+    # For each diagonal, find the last diagonal up to it that has edges, maybe one of an earlier box.
     last_filled = torch.where(is_edge, torch.arange(len(is_edge), device="cpu"), -1).cummax(0).values
     length = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)

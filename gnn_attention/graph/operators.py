@@ -33,7 +33,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def rows(self: G, start: int, stop: int) -> G:
-        """Return receivers ``start .. stop - 1`` with all senders; IndexError if out of range.
+        """Return the graph of receivers ``start .. stop - 1`` and all senders; IndexError if out of range.
 
         >>> from gnn_attention import TokenGraph
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
@@ -62,7 +62,7 @@ class GraphOperators(Frozen):
 
     @not_compiled
     def coalesce(self: G) -> G:
-        """Return the graph with the first copy of each edge, or itself if no edge repeats."""
+        """Return the graph with the first copy of each edge, or ``self`` if no edge repeats."""
         edges = self.edges.unique_edges
         return self if edges is self.edges else replace(self, edges=edges)
 
@@ -100,7 +100,7 @@ class GraphOperators(Frozen):
     def __matmul__(self: G, other: G) -> G:
         """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        Raises ValueError if the middle tokens differ, or if a graph differs by head or sample.
+        Raises ValueError if the inner tokens do not match, or if a graph differs by head or sample.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented

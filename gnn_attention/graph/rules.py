@@ -1,7 +1,7 @@
-"""Rules made from rules: the predicates ``rule(b, h, dst, src)`` behind the operators of a graph.
+"""Rules ``rule(b, h, dst, src)``, and functions that the operators of a graph turn into rules.
 
-They are functions of this module bound by ``functools.partial``, not closures, so that a graph can
-be pickled. Each keeps the four named parameters that FlexAttention and Hugging Face expect.
+The operators bind these functions by ``functools.partial``, not by closures, so that a graph can be
+pickled. A bound function has the four named parameters that FlexAttention and Hugging Face expect.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from gnn_attention.graph.intervals.table_bounds import has_edge_in_boxes
 from gnn_attention.graph.intervals.values import Interval
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-# Tokens are a tensor, or an Interval while a rule is evaluated on ranges.
+# A rule receives tokens as a tensor, or as an Interval if it is evaluated on ranges.
 Token = Any
 # (batch, heads, num_dst, num_src), with 1 for an axis by which the graph does not differ
 Shape = tuple[int, int, int, int]
@@ -56,7 +56,7 @@ def transpose(inner: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
 def map_tokens(
     inner: Rule, dst_map: int | Tensor, src_map: int | Tensor, b: Token, h: Token, dst: Token, src: Token
 ) -> Any:
-    """Evaluate ``inner`` on mapped tokens: a map is an int to add, or a table of tokens."""
+    """Evaluate ``inner`` on mapped tokens: a map is an int that is added, or a table of tokens."""
     return inner(b, h, _map_token(dst_map, dst), _map_token(src_map, src))
 
 
@@ -101,7 +101,7 @@ def look_up(table: Tensor, b: Token, h: Token, *index: Token) -> Any:
     """Return ``table[b, h, *index]``, without ``b`` or ``h`` where the table has no such axis."""
     table = table.to(index[0].device)
     num_leading_axes = table.dim() - len(index)
-    # If the table has both axes, that of heads may have size 1.
+    # If the table has both axes, the axis of heads may have size 1.
     if num_leading_axes == 2:
         return table[(b, h % table.shape[1], *index)]
     return table[(h, *index)] if num_leading_axes else table[index]
@@ -118,7 +118,7 @@ def drop_future(rule: Rule, is_causal: bool = True) -> Rule:
 
 
 def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    """Evaluate a rule that is written for single numbers on all pairs, outside of any transform."""
+    """Map a rule that needs single numbers over all pairs, in a thread outside of any transform."""
     if isinstance(dst, Interval) or dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
     return single_pairs.call_in_thread(single_pairs.map_pairs, rule, b, h, dst, src)

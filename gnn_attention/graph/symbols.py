@@ -78,10 +78,10 @@ for _name in ARITHMETIC + LOGIC:
 
 
 def look_up(table: Tensor, *index: Any) -> Any:
-    """Return ``table[index]``, after an index of sample and head if the table has such axes."""
+    """Return ``table[sample, head, *index]``; the table may lack the axes of samples and heads."""
     return compute(rules.look_up, table, sample, head, *index)
 
 
 def any_of(expressions: Iterable[Any]) -> Any:
-    """Return the expression that is True where any of ``expressions`` is, or False if there is none."""
+    """Return an expression that is True where any of ``expressions`` is, or False if there are none."""
     return reduce(operator.or_, expressions, (dst < 0) & (src < 0))

@@ -6,9 +6,9 @@ from typing import Any
 
 from gnn_attention._support.shapes import Bool, Tensor
 
-# str(graph) draws a picture up to this number of tokens.
+# str(graph) draws a picture of at most this many receivers and senders.
 LARGEST_PICTURE = 32
-# repr(graph), and so every message, cuts a name after this number of characters.
+# repr(graph), which error messages contain, shortens a name to this many characters.
 LONGEST_NAME = 120
 
 
@@ -34,7 +34,7 @@ def format_list(values: Sequence[object], noun: str, max_length: int = 6) -> str
 
 
 def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:
-    """Draw the mask, one line for each receiver, next to the in-edges of the receiver."""
+    """Draw one line for each receiver: its row of the mask, and the senders of its in-edges."""
     width = len(str(max(len(mask) - 1, 0)))
     lines = [f"{name}: mask[dst, src] and in-edges"]
     for dst, row in enumerate(mask.tolist()):

@@ -1,7 +1,7 @@
 """The empty, full and partial tiles of a mask, for block-sparse kernels.
 
-Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, and lists
-by their edges. No tensor has tokens x tokens elements.
+A structured graph is cut into boxes (``regions.quadtree``), and only partial tiles are searched.
+The tiles of a list are found from its edges. No tensor has tokens x tokens elements.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 class Tiles:
     """The tiles of a graph, each of ``block x block`` pairs, as runs along the rows of tiles.
 
-    Run i covers columns ``first[i] .. stop[i] - 1`` of row ``row[i]``. It is a sequence of full
-    tiles if ``full[i]``, and otherwise one partial tile with ``edges[i]`` edges (0 for full tiles).
-    Other tiles are empty. A row is numbered by its flat index in ``[batch or 1, heads or 1, rows]``,
-    and runs are sorted. A tile at the border is full if all its pairs inside the graph are edges.
+    Run i covers columns ``first[i] .. stop[i] - 1`` of row ``row[i]``. If ``full[i]``, all its
+    tiles are full, and ``edges[i]`` is 0. Otherwise it is one partial tile with ``edges[i]`` edges.
+    Tiles in no run are empty. ``row`` holds flat indices in ``[batch or 1, heads or 1, rows]``, and
+    runs are sorted. A tile at the border is full if all its pairs inside the graph are edges.
     """
 
     graph: TokenGraph
@@ -88,8 +88,8 @@ class Tiles:
         [[1, 0, 0, 0], [2, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1]]
         """
         kinds = torch.zeros(self.num_tiles, dtype=torch.uint8, device="cpu")
-        run, number = enumerate_groups(self.stop - self.first)
-        kinds[self.row[run] * self.columns + self.first[run] + number] = (1 + self.full.to(torch.uint8))[run]
+        run, offset = enumerate_groups(self.stop - self.first)
+        kinds[self.row[run] * self.columns + self.first[run] + offset] = (1 + self.full.to(torch.uint8))[run]
         return kinds.view(self.graph.batch or 1, self.graph.heads or 1, self.rows, self.columns)
 
     def __repr__(self) -> str:
@@ -103,14 +103,14 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
 
     Takes time proportional to the number of partial tiles for a structured graph, and O(E log E) for
     a list. A rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory.
-    The runs are cached for each ``block``. TypeError or ValueError unless it is a positive integer.
+    The runs are cached for each ``block``. TypeError or ValueError unless ``block`` is a positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
     Tiles(causal(1000000), 128: 7813 x 7813, 30517578 empty, 30517578 full, 7813 partial, in 15625 runs)
     """
     checks.instance("graph", graph, TokenGraph)
-    # The graph caches the runs only, because it must not refer to itself.
+    # The graph caches only the runs, because Tiles would refer back to the graph.
     return Tiles(graph, block, *memoized(_runs, graph, checks.size("block", block, 1)))
 
 
@@ -131,7 +131,7 @@ def _runs(graph: TokenGraph, block: int) -> Columns:
 
 
 def _runs_of_pairs(graph: TokenGraph, block: int) -> Columns:
-    """Return one run for each nonempty tile of a list, or of a mask of few pairs."""
+    """Return one run for each nonempty tile of a list or of a small mask."""
     rows, columns = (max(-(-n // block), 1) for n in (graph.num_dst, graph.num_src))
     if graph.edges.listed() is not None:
         src, dst = graph.coalesce().edge_index
@@ -157,17 +157,17 @@ def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> C
 
 
 def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, rows: int) -> Columns:
-    """Return the runs of pieces whose boxes consist of tiles; each owner has ``rows`` rows of them."""
+    """Return the runs of pieces whose boxes consist of tiles; each owner has ``rows`` rows of tiles."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
     runs: list[Columns] = [(empty, empty, empty, empty.bool(), empty)]
     for piece in pieces:
         boxes = piece.boxes
         row, column = boxes.owner * rows + boxes.dst // block, boxes.src // block
         if piece.kind == quadtree.FULL:
-            box, number = enumerate_groups(-(-boxes.height // block))
+            box, offset = enumerate_groups(-(-boxes.height // block))
             stop = column - (-boxes.width // block)
             full = torch.ones_like(box, dtype=torch.bool)
-            runs.append((row[box] + number, column[box], stop[box], full, torch.zeros_like(box)))
+            runs.append((row[box] + offset, column[box], stop[box], full, torch.zeros_like(box)))
         else:
             count = counting.count_edges(edges, piece)
             runs.append(_single_tiles(row, column, count, boxes.height * boxes.width))
@@ -175,7 +175,7 @@ def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int,
 
 
 def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return the number of selected tiles in each row, and its columns, selected ones first."""
+    """For each row, return the number of selected tiles and all columns, selected ones first."""
     count = selected.sum(-1).to(torch.int32)
     columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
     return count, columns

@@ -7,8 +7,8 @@ token = node            ``src`` is the sender, ``dst`` the receiver; ``src -> ds
 rule                    ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``
 ======================  =====================================================================================
 
-A graph is a *set* of edges, which is stored as a rule, a list, or the chosen rows of a selection.
-Masks, lists and counts are computed at their first use and cached, because a graph never changes.
+A graph is a *set* of edges. It is stored as a rule, a list or the senders that each receiver chose.
+A graph never changes, so its mask, edge list and counts are computed on first use and then cached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gnn_attention.graph.operators import GraphOperators
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-# A list of edges is counted and planned after this number of calls along it.
+# attend(backend="auto") counts the tiles of a large list only after this number of calls.
 FIRST_CALLS = 2
 
 
@@ -37,12 +37,12 @@ FIRST_CALLS = 2
 class TokenGraph(GraphOperators):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
-    :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` and the
-    functions of ``gnn_attention.convert`` make graphs. Operators combine them: ``| & - ^ ~``, ``.T``
+    Make graphs by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns``
+    or the functions of ``gnn_attention.convert``. Operators combine them: ``| & - ^ ~``, ``.T``
     (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
 
-    ``heads`` is the number of heads if the graph differs by head, otherwise None; ``batch`` counts
-    samples in the same way. ``dst_offset`` and ``src_offset`` are the absolute positions of the first
+    ``heads`` is the number of heads if the graph differs by head, otherwise None. ``batch`` is the
+    same for samples. ``dst_offset`` and ``src_offset`` are the absolute positions of the first
     receiver and the first sender. Score_mods receive absolute positions.
 
     >>> print(TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 3, name="causal(3)"))
@@ -72,8 +72,8 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph:
         """Return the graph of all pairs ``(src, dst)`` for which ``rule(b, h, dst, src)`` is True.
 
-        ``rule`` maps broadcastable int64 tensors to a bool tensor, as FlexAttention's ``mask_mod``
-        does. If a trial on one pair shows that the rule needs single numbers, ``torch.vmap`` maps it
+        ``rule`` has the signature of FlexAttention's ``mask_mod``. It maps broadcastable int64
+        tensors to a bool tensor. If a trial shows that it needs scalars, ``torch.vmap`` maps it
         over the pairs. ``num_src=None`` means ``num_dst``. Pass ``heads`` if the rule uses h,
         and ``batch`` if it uses b. Raises TypeError (invalid rule) or ValueError (invalid size).
 
@@ -171,11 +171,11 @@ class TokenGraph(GraphOperators):
         ``[batch, heads or 1, dst, K]``, in which -1 means no sender. With ``count [..., dst]`` only
         the first ``count`` entries of a receiver are valid. ``coalesce=True`` merges repeated senders
         of a receiver. ``coalesce="count"`` does too, but returns ``(graph, score_mod)``; the score_mod
-        adds log m to the score of a sender that was chosen m times (unsupported by flex).
-        ``causal=True`` checks ``src <= dst``. Takes O(E log K) time and O(E) memory for
+        adds log m to the score of a sender that was chosen m times, which flex does not support.
+        ``causal=True`` checks that ``src <= dst``. Takes O(E log K) time and O(E) memory for
         ``E = batch * heads * dst * K``, without a dst x src tensor. :attr:`edge_index` is sorted by
-        receiver, then by the order of the index. A program of ``torch.compile`` or
-        ``torch.export`` may compute the index or take it as an input. Raises TypeError (not integers),
+        receiver, and the senders of a receiver keep the order of the index. A compiled or exported
+        program may compute the index or take it as an input. Raises TypeError (not integers),
         ValueError (shape, duplicates, not causal, unknown ``coalesce``) or IndexError (range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
@@ -200,9 +200,9 @@ class TokenGraph(GraphOperators):
     ) -> TokenGraph:
         """Return the graph in which each block of receivers attends to its chosen blocks of senders.
 
-        An edge has ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if
-        ``causal``. The index, compiled programs and errors are as in :meth:`from_indices`, with blocks
-        in place of tokens. The graph stores a table of blocks, not a list of edges.
+        Every edge has ``src // block_size in index[..., dst // block_size]`` and, with ``causal``,
+        ``src <= dst``. The shape of ``index``, its use in compiled programs and the errors are as
+        in :meth:`from_indices`. The graph stores a table of blocks, not a list of edges.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
@@ -218,13 +218,13 @@ class TokenGraph(GraphOperators):
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
-        A list keeps its order, an index that of its rows; others are sorted by receiver, then sender. The
-        result is cached: do not write into it. ValueError if it differs by head or sample or is too large.
+        Edges from a list or an index keep their order. Others are sorted by receiver, then sender. The result
+        is cached: do not write into it. ValueError if the graph differs by head or sample or is too large.
         """
         return self.edges_on(torch.device("cpu"))
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
-        """Return :attr:`edge_index` on a device; the copy is cached."""
+        """Return :attr:`edge_index` on ``device``. The copy is cached."""
         if self.heads is not None or self.batch is not None:
             raise ValueError(
                 f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single "
@@ -233,7 +233,7 @@ class TokenGraph(GraphOperators):
         return memoized(derived.edge_index, self, device)
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
-        """Return the index in :attr:`edge_index` of each edge ``[2, K]``; ValueError for others."""
+        """Return the index in :attr:`edge_index` of each edge ``[2, K]``; ValueError if one is missing."""
         pairs = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
         return edge_list.find_edges(self.edge_index, pairs, self.num_src, repr(self))
 
@@ -241,7 +241,7 @@ class TokenGraph(GraphOperators):
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
         The shape is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs
-        by head or sample. Cached: do not write into it. Raises ValueError if memory is short.
+        by head or sample. The mask is cached: do not write into it. ValueError if memory is short.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")
@@ -268,7 +268,7 @@ class TokenGraph(GraphOperators):
         return torch.arange(offset, offset + count, device=device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any] | None:
-        """Return None; a subclass may return ``call -> (out, lse)`` to run instead of the backend."""
+        """Return None. A subclass may return ``call -> (out, lse)``, which then replaces the backend."""
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
@@ -296,9 +296,9 @@ class TokenGraph(GraphOperators):
     def prepare(self) -> TokenGraph:
         """Mark the graph as one that will be used many times, and return it.
 
-        A training loop may make a new list of edges in every step. So in the first two
-        calls along a list, ``attend(backend="auto")`` chooses a backend by the length of the list.
-        It plans in the third call; after ``prepare``, or for a rule, it plans in the first.
+        A training loop may make a new list of edges in every step. So in the first two calls along
+        a list, unless the graph is small, ``attend(backend="auto")`` chooses a backend by sizes
+        alone. It counts tiles only in the third call, or in the first one after ``prepare``.
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3).prepare().num_edges
         2
@@ -308,7 +308,7 @@ class TokenGraph(GraphOperators):
 
     @property
     def is_prepared(self) -> bool:
-        """False in the first calls along a list, in which counting and planning do not pay off."""
+        """False in the first calls along a list, when counting and planning would not pay off."""
         return self.edges.listed() is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
 
     def count_call(self) -> None:

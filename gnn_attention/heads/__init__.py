@@ -1,4 +1,4 @@
-"""Attention heads in three forms: standard, factored and merged; ``latent`` holds a fourth."""
+"""Attention heads in standard, factored and merged form; ``latent`` has a fourth form."""
 
 from gnn_attention.heads.model_space import FactoredHeads, MergedHeads
 from gnn_attention.heads.standard import StandardHeads

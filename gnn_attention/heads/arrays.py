@@ -1,4 +1,4 @@
-"""Parameter matrices ``[heads, in, out]``: read them from arrays, and multiply states by them."""
+"""Read parameter matrices ``[heads, in, out]`` from arrays, and multiply states by them."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import nn
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 
-# For at most FEW_TOKENS tokens, a batched product is faster than a copy of all matrices, if each has
-# at least LARGE_MATRIX numbers.
+# A batched product is faster than a product that copies all matrices if there are at most FEW_TOKENS
+# tokens and each matrix has at least LARGE_MATRIX numbers.
 FEW_TOKENS = 64
 LARGE_MATRIX = 2**14
 
@@ -25,7 +25,7 @@ def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         result = torch.bmm(x.reshape(1, -1, width).expand(heads, -1, -1), matrix)
         result = result.view(heads, batch, tokens, dim).transpose(0, 1)
     else:
-        # One product needs a copy of all matrices, which reshape makes three times as fast as flatten.
+        # A single product needs a copy of all matrices; reshape copies three times as fast as flatten.
         matrices_side_by_side = matrix.transpose(0, 1).reshape(width, heads * dim)
         result = torch.mm(x.reshape(batch * tokens, width), matrices_side_by_side)
         result = result.view(batch, tokens, heads, dim).transpose(1, 2)
@@ -63,7 +63,7 @@ def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
 
 
 def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Add a bias ``[width]``, or the sum of the biases ``[heads, width]`` of all heads."""
+    """Add a bias ``[width]``, or biases ``[heads, width]`` summed over the heads."""
     return x if bias is None else x + (bias if bias.dim() == 1 else bias.sum(0))
 
 
@@ -83,7 +83,7 @@ def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {shape}")
     if num_heads is None:
-        raise ValueError(f"{name} has its heads side by side, shape {shape}: give num_heads")
+        raise ValueError(f"{name} has its heads side by side, shape {shape}: pass num_heads")
     if shape[1] % num_heads:
         raise ValueError(f"{name} of shape {shape} (row layout) does not split into {num_heads} heads")
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()

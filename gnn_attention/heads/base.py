@@ -17,7 +17,7 @@ def axis(parameter: str, index: int, doc: str) -> Any:
 
 
 class HeadsBase(nn.Module):
-    """Base of all forms: a subclass adds its sizes, ``receive``, ``send`` and ``sum_of_heads``."""
+    """Base class of all forms; subclasses define sizes, ``receive``, ``send`` and ``sum_of_heads``."""
 
     num_heads: int
     head_dim: int
@@ -28,12 +28,12 @@ class HeadsBase(nn.Module):
     sum_of_heads: Callable[[Tensor], Tensor]
 
     def reset_parameters(self) -> None:
-        """Draw the matrices from N(0, 1 / rows), and set biases to zero and norms to one."""
+        """Draw matrices from N(0, 1 / fan_in), and set biases to zero and norms to one."""
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("b_"):
                 nn.init.zeros_(parameter)
             else:
-                # The outputs of all heads are added, so the rows of all heads count.
+                # The outputs of all heads are summed, so the fan-in includes the rows of all heads.
                 fan_in = parameter.shape[-2] * (self.num_heads if name in ("W_O", "message") else 1)
                 nn.init.normal_(parameter, std=fan_in**-0.5)
         for norm in self.children():

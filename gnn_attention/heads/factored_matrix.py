@@ -16,7 +16,7 @@ __all__ = ["FactoredMatrix"]
 class FactoredMatrix:
     """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, which only :meth:`full` computes.
 
-    ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices for each head, with r = head_dim.
+    Each head has ``W_P = W_Q W_K^T`` with r = head_dim and ``W_M = W_V W_O`` with r = value_dim.
 
     Sources: seeds S0.5, S1.23; Elhage et al. 2021; FactoredMatrix of TransformerLens.
 

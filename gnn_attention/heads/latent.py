@@ -1,4 +1,4 @@
-"""Multi-head latent attention: all heads of a sender share one latent."""
+"""Multi-head latent attention: each sender has one latent for all heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LatentHeads"]
 
 
 class LatentHeads(HeadsBase):
-    """DeepSeek's latent attention in its absorbed form: keys and values are the latents.
+    """DeepSeek's latent attention in its absorbed form, where latents serve as keys and values.
 
     A sender has one latent ``c = norm(x W_DKV)`` and one rotated key ``r = R (x W_KR)`` for all
     heads. In the paper, head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here the
@@ -25,8 +25,8 @@ class LatentHeads(HeadsBase):
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. For each token a cache stores only
-    ``[c, r]``, the key that all heads share (MQA), of width ``latent_dim + rotary_dim``; c is also the value.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` for
+    each token: all heads share this key (MQA) of width ``latent_dim + rotary_dim``, and c is also the value.
 
     Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``,
     ``W_QR [heads, query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width,
@@ -135,7 +135,7 @@ class LatentHeads(HeadsBase):
         return FactoredMatrix(torch.cat([self.W_UQ, self.W_QR], dim=-1), right)
 
     def message_matrix(self) -> FactoredMatrix:
-        """Return ``W_M = W_UV W_O [heads, latent_dim, width]``, from latents to messages."""
+        """Return ``W_M = W_UV W_O [heads, latent_dim, width]``, which maps latents to messages."""
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:

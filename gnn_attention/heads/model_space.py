@@ -11,7 +11,7 @@ merged   pattern ``x W_P``                   ``x`` itself                    mes
 Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With ``side="sender"`` the
 query is ``x`` and the key is ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the
 scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst), *send(x_src),
-graph, scale=scale))``. A bias is one more row of a matrix, which multiplies states ``[x, 1]``.
+graph, scale=scale))``. A bias is an additional row of its matrix, which then multiplies ``[x, 1]``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDES = ("receiver", "sender")
 
 
 class _ModelSpaceHeads(HeadsBase):
-    """Base of the factored and the merged form: patterns and messages are as wide as states."""
+    """Base class of two forms, in which patterns and messages are as wide as states."""
 
     side: str
     messages: Callable[[Tensor], Tensor]
@@ -41,14 +41,14 @@ class _ModelSpaceHeads(HeadsBase):
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
-        """Return the receivers' patterns, or their states if ``side`` is "sender"."""
+        """Return queries: the receivers' patterns, or their states if ``side`` is "sender"."""
         check_states(x, self.width, next(self.parameters()).dtype)
         return self._project_pattern(x) if self.side == "receiver" else self._repeat_state(x)
 
     def send(
         self, x: Float[Tensor, "batch src source_width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch heads src dim"], Float[Tensor, "batch heads src width"]]:
-        """Return the senders' states, or patterns if ``side`` is "sender", and their messages."""
+        """Return keys and messages; keys are states, or patterns if ``side`` is "sender"."""
         check_states(x, self.source_width, next(self.parameters()).dtype)
         keys = self._project_pattern(x) if self.side == "sender" else self._repeat_state(x)
         return keys, self.messages(x)
@@ -118,10 +118,10 @@ class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
     ``MergedHeads.of(heads)`` multiplies the factors and stores the products as its own parameters.
-    ``MergedHeads(width, num_heads, head_dim)`` draws full-rank matrices; ``head_dim`` sets the scale.
+    ``MergedHeads(width, num_heads, head_dim)`` draws random full-rank matrices; ``head_dim`` sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. If there are biases, the (+1) holds their products; :attr:`W_P` and :attr:`W_M` omit it.
+    width]``. With biases, the (+1) holds their products, which :attr:`W_P` and :attr:`W_M` leave out.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 

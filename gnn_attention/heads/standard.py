@@ -54,7 +54,7 @@ class StandardHeads(HeadsBase):
         rotary: Rotary | None = None,
         qk_norm: bool | None = None,
     ) -> None:
-        """``num_kv_heads`` must divide ``num_heads``, and ``num_heads`` the width if ``head_dim`` is None."""
+        """``num_kv_heads`` must divide ``num_heads``, which must divide ``width`` if ``head_dim`` is None."""
         super().__init__()
         sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         width, num_heads, head_dim, value_dim, num_kv_heads = sizes
@@ -93,8 +93,8 @@ class StandardHeads(HeadsBase):
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
         """Return the factors of ``W_P = W_Q W_K^T [heads, width, source_width]``, without biases.
 
-        For rotary heads it is ``W_Q R W_K^T``, which depends on ``distance = dst - src``. ValueError
-        for rotary heads without a distance, and for ``qk_norm``, which no matrix expresses.
+        Rotary heads have ``W_Q R W_K^T``, which depends on ``distance = dst - src``. ValueError
+        for rotary heads without a distance, and for ``qk_norm``, which is not a linear map.
         """
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
@@ -102,7 +102,7 @@ class StandardHeads(HeadsBase):
         right = arrays.repeat_for_query_heads(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                raise ValueError("rotary heads have a pattern matrix for each distance: give distance")
+                raise ValueError("rotary heads have a pattern matrix for each distance: pass distance")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -161,7 +161,7 @@ class StandardHeads(HeadsBase):
             count, dim = matrix.shape[0], matrix.shape[2]
             result.register_parameter(name, arrays.read_parameter(name, array, (count, dim), (count * dim,)))
         if b_O is not None and W_O is None:
-            raise ValueError("b_O needs W_O: give both or neither")
+            raise ValueError("b_O needs W_O: pass both or neither")
         result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (heads, width)))
         for name, parameter in result.named_parameters():
             if parameter.dtype != W_Q.dtype:
@@ -172,7 +172,7 @@ class StandardHeads(HeadsBase):
     def from_mha(cls, attention: nn.MultiheadAttention) -> StandardHeads:
         """Copy the parameters of a ``torch.nn.MultiheadAttention`` into heads.
 
-        ValueError for ``add_bias_kv``, ``add_zero_attn`` and ``kdim != vdim``; dropout is left out.
+        ValueError for ``add_bias_kv``, ``add_zero_attn`` and ``kdim != vdim``; dropout is ignored.
         """
         checks.instance("attention", attention, nn.MultiheadAttention)
         if attention.bias_k is not None or attention.add_zero_attn:
@@ -190,14 +190,14 @@ class StandardHeads(HeadsBase):
 def head_sizes(
     width: int, num_heads: int, head_dim: int | None, value_dim: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int, int, int]:
-    """Return the five sizes of heads with their defaults; ValueError if they do not fit."""
+    """Return the five sizes with the defaults filled in; ValueError if they are inconsistent."""
     width = checks.size("width", width, 1)
     num_heads = checks.size("num_heads", num_heads, 1)
     num_kv_heads = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
     if head_dim is None and width % num_heads:
-        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: give head_dim")
+        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: pass head_dim")
     head_dim = width // num_heads if head_dim is None else checks.size("head_dim", head_dim, 1)
     value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
     return width, num_heads, head_dim, value_dim, num_kv_heads

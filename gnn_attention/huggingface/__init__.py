@@ -1,4 +1,4 @@
-"""Attention along graphs inside models of transformers."""
+"""Run the attention of transformers models along token graphs."""
 
 from gnn_attention.huggingface._contexts import NAME, GraphFunction
 from gnn_attention.huggingface.interface import attending, attention, mask, use_graph

@@ -1,8 +1,8 @@
 """Align a user's graph with the query and key slots of one attention call.
 
-The graph describes whole sequences from their first token. The slots of a call may hold only the
-newest receivers, or the senders that a sliding cache still has, and padding on either side. Graphs with
-equal rules (:func:`structural_key`) share a cache entry, so that forward passes share a plan.
+The graph describes whole sequences from their first token. But a call may have slots for only the
+newest receivers, for only the senders that a sliding cache keeps, and for padding on either side.
+Graphs with equal rules (:func:`structural_key`) share a cache entry, and so forward passes share plans.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CallLayout:
     """The graph of an attention call over its slots, and the padding among them.
 
     ``graph.dst_offset`` and ``graph.src_offset`` are the positions of the first slots.
-    ``is_token`` is True for senders that are tokens, and ``left_padding`` counts the slots of
-    padding before the first token of each sample; both are None without padding.
+    ``is_token`` is False at senders that are padding, or None if no sender is. ``left_padding`` has
+    the number of slots before the first token of each sample, or is None if all are 0.
     ``is_cached`` is True if the next forward pass gets the same graph object.
     """
 
@@ -49,11 +49,11 @@ class CallLayout:
         return self.graph.dst_offset + self.graph.num_dst - padding
 
     def restrict(self, graph: TokenGraph, is_replacement: bool, caller: str) -> CallLayout:
-        """Return the layout with only its edges that ``graph`` has, or with all edges of ``graph``.
+        """Return the layout with its edges that are also in ``graph``, or with the edges of ``graph``.
 
-        Positions count from the first token of a sample. ``is_replacement`` selects the latter.
+        ``is_replacement`` selects the second. In ``graph`` positions count from the first token.
         Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too short,
-        or is a replacement that needs senders which a cache has dropped.
+        or is a replacement and needs senders that a cache has dropped.
         """
         key = (CacheKey.of(graph), is_replacement)
         if key not in self._layouts:
@@ -66,7 +66,7 @@ class CallLayout:
         return self._layouts[key]
 
     def combine_heads(self, layouts: Sequence[CallLayout]) -> CallLayout:
-        """Return the layout in which each head has the edges of one of ``layouts``."""
+        """Return the layout in which head h has the edges of ``layouts[h]``."""
         key = tuple(map(id, layouts))
         if len(set(key)) == 1:
             return layouts[0]
@@ -114,7 +114,7 @@ def _restrict(layout: CallLayout, graph: TokenGraph, is_replacement: bool) -> To
     graph_at_slots = _graph_at_slots(layout, graph)
     if not is_replacement:
         return replace(slots & graph_at_slots, name=f"{graph.name}, within the model's mask")
-    # Only tokens are senders, neither padding nor the slots of a static cache that are still empty.
+    # Padding and the empty slots of a static cache must not send, even if the graph has such edges.
     rule = symbols.src < slots.dst_offset + slots.num_dst - slots.src_offset
     rule = rule if layout.is_token is None else rule & token_sender_rule(layout.is_token)
     samples = None if layout.is_token is None or len(layout.is_token) == 1 else layout.batch
@@ -123,7 +123,7 @@ def _restrict(layout: CallLayout, graph: TokenGraph, is_replacement: bool) -> To
 
 
 def _graph_at_slots(layout: CallLayout, graph: TokenGraph) -> TokenGraph:
-    """Return a user's graph over the slots of a layout; slots that hold no token have no edges."""
+    """Return a user's graph shifted to the slots of a layout; slots of left padding have no edges."""
     slots, padding = layout.graph, layout.left_padding
     stop = slots.src_offset + slots.num_src
     if padding is None and stop <= graph.num_src:
@@ -151,11 +151,11 @@ def _is_edge_at_slots(
 def structural_key(value: object) -> Hashable | None:
     """Return a key that rules with equal code and constants share, or None for untrusted code.
 
-    Only code of this library and of transformers is trusted to read nothing but its arguments.
+    Only functions of this library and of transformers are trusted not to read mutable global state.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
-    # Builders combine rules by Python's own operators.
+    # Builders combine rules with functions of the module `operator`.
     if getattr(operator, getattr(value, "__name__", ""), None) is value:
         return ("operator", value)
     kind: Any = type(value)

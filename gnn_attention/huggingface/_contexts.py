@@ -18,7 +18,7 @@ from gnn_attention.huggingface._alignment import CallLayout
 NAME: Final = "gnn_attention"
 CROSS_NAMES = ("crossatt", "cross_att", "encoder_att", "encdecatt", "enc_dec_att")
 
-# (layer, head, length) -> graph, or None for the model's own
+# (layer, head, length) -> graph, or None for the model's own graph
 GraphFunction = Callable[[int, int, int], TokenGraph | None]
 
 
@@ -39,14 +39,14 @@ class GraphContext:
         self.is_open = True
 
     def is_self_attention(self, module: nn.Module) -> bool:
-        """Return whether a module is in the model of this context and is no cross-attention."""
+        """Return whether a module belongs to this context's model and is not cross-attention."""
         name = self.names.get(module)
         full_name = f"{name}.{type(module).__name__}".lower()
         is_cross = getattr(module, "is_cross_attention", False) or any(x in full_name for x in CROSS_NAMES)
         return name is not None and not is_cross
 
     def apply(self, module: nn.Module, layout: CallLayout, num_heads: int) -> CallLayout:
-        """Return the layout of a call with its edges in this context."""
+        """Return the layout of a call after this context has changed its edges."""
         layer = self.layer_index(module)
         caller = f"use_graph, {self.names[module] or type(module).__name__} (layer {layer})"
         if isinstance(self.graph_or_function, TokenGraph):
@@ -62,10 +62,10 @@ class GraphContext:
         return layout.combine_heads(layouts)
 
     def check_tensor_mask(self, module: nn.Module, graph: TokenGraph, has_mask: bool) -> None:
-        """Raise ValueError if a mask has no positions to align with, or may hide padding."""
+        """Raise ValueError if a mask without positions cannot be aligned, or may hide padding."""
         caller = f"{self.caller}: {module_name(module)}"
         if graph.num_dst != graph.num_src:
-            raise ValueError(f"{caller} got a mask without positions: leave attention_mask to the model")
+            raise ValueError(f"{caller} has no positions for {graph!r}: leave attention_mask to the model")
         if has_mask and self.is_replacement:
             raise ValueError(f"{caller} cannot see padding in a 4-D mask: pass a 2-D one, or replace=False")
 
@@ -82,7 +82,7 @@ class GraphContext:
 class InterventionContext(GraphContext):
     """A context of ``trace.intervene`` with one intervention.
 
-    ``find_pairs(layout, num_heads)`` returns which of its listed pairs lie in a call, or refuses the call.
+    ``find_pairs(layout, num_heads)`` marks the listed pairs that lie in a call, or raises an error.
     """
 
     caller = "trace.intervene"
@@ -93,7 +93,7 @@ class InterventionContext(GraphContext):
         self.intervention, self.find_pairs = intervention, find_pairs
         num_pairs = intervention.edges.shape[1] if isinstance(intervention.edges, Tensor) else 0
         self.is_unmatched = torch.ones(num_pairs, dtype=torch.bool)
-        # A growing sequence keeps these graph objects, and thereby their plans.
+        # The calls of a growing sequence reuse these graph objects, and so their plans.
         self._graphs: dict[tuple[int, int], tuple[TokenGraph, TokenGraph]] = {}
 
     def warning_text(self) -> str | None:
@@ -113,27 +113,27 @@ class InterventionContext(GraphContext):
         return self.intervention.layers is None or self.layer_index(module) in self.intervention.layers
 
     def split(self, module: nn.Module, num_heads: int, layout: CallLayout) -> tuple[CallLayout, CallLayout]:
-        """Return the layout with the selected edges, and the layout with all others."""
+        """Return the layout with only the selected edges, and the layout with all other edges."""
         selection = self.intervention.select_pairs(layout.length, num_heads)
         graphs = self._graphs.setdefault((selection.num_dst, num_heads), (selection, ~selection))
         caller = f"intervene, {self.names[module] or type(module).__name__}"
         return layout.restrict(graphs[0], False, caller), layout.restrict(graphs[1], False, caller)
 
 
-# This list has one entry for each open context of any thread. Compilers cannot read context
-# variables, but guard on its length.
+# This list has one entry for each open context of any thread. torch.compile cannot read context
+# variables, but it guards on the length of this list.
 OPEN_CONTEXTS: list[None] = []
 # (module, backend, edges whose messages are changed, layout) -> the backend that computes the call
 BACKEND_WRAPPER: ContextVar[Callable[..., Any] | None] = ContextVar("backend_wrapper", default=None)
 ACTIVE_CONTEXTS: ContextVar[tuple[GraphContext, ...]] = ContextVar("gnn_attention.use_graph", default=())
-# The contexts of the last forward pass of a module, in any thread and in this thread: a backward
-# pass runs in this thread on a CPU, but in another one on a GPU.
+# These hold the contexts of each module's last forward pass, in any thread and in this thread. On
+# a CPU the backward pass runs in the caller's thread, on a GPU in another one.
 _last_contexts: WeakKeyDictionary[nn.Module, tuple[GraphContext, ...]] = WeakKeyDictionary()
 _thread = threading.local()
 
 
 def find_contexts(module: nn.Module) -> tuple[GraphContext, ...]:
-    """Return the active contexts, or those of the forward pass if ``module`` is recomputed."""
+    """Return the active contexts, or those of the forward pass if backward recomputes the module."""
     active = ACTIVE_CONTEXTS.get()
     thread_contexts = _thread.__dict__.setdefault("last_contexts", WeakKeyDictionary())
     if torch._C._current_graph_task_id() == -1:
@@ -172,7 +172,7 @@ def activate(context: GraphContext) -> Iterator[None]:
 
 @contextmanager
 def apply_to_copy(module: nn.Module, twin: nn.Module) -> Iterator[None]:
-    """Apply the active contexts to ``twin``, a copy of ``module``, too."""
+    """Also apply the active contexts to ``twin``, which is a copy of ``module``."""
     copies = dict(twin.named_modules())
     pairs = [(x, copies[name]) for name, x in module.named_modules() if copies.get(name, x) is not x]
     tables: list[Any] = [t for x in ACTIVE_CONTEXTS.get() for t in (x.names, x.layer_indices)]
@@ -187,14 +187,14 @@ def apply_to_copy(module: nn.Module, twin: nn.Module) -> Iterator[None]:
 
 
 def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:
-    numbers = (getattr(module, "layer_idx", None) for module in model.modules())
-    indices = {number for number in numbers if isinstance(number, int)}
+    layer_indices = (getattr(module, "layer_idx", None) for module in model.modules())
+    indices = {index for index in layer_indices if isinstance(index, int)}
     if indices and not indices.issuperset(layers or ()):
         raise IndexError(f"layers must be among {sorted(indices)}, the attention layers, got {layers}")
 
 
 def check_implementation(model: nn.Module) -> None:
-    """Raise ValueError or NotImplementedError unless all attention of the model is ``NAME``."""
+    """Raise ValueError or NotImplementedError unless all attention of the model is set to ``NAME``."""
     attribute = "_attn_implementation"
     configs = [(name, x, getattr(x, "config", None)) for name, x in model.named_modules()]
     implementations = [(name, x, getattr(config, attribute, None)) for name, x, config in configs]

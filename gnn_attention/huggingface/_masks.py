@@ -1,10 +1,10 @@
 """Turn the mask of a Hugging Face model into a token graph, once for all layers of a forward pass.
 
-transformers passes the sizes and positions of a call and a predicate ``(b, h, dst, src) -> bool``
-on positions to a mask function, and hands its result to every layer, unread. Here that is a
+transformers calls a mask function with the sizes and positions of a call and with a predicate
+``(b, h, dst, src) -> bool``, and passes the result to every layer unread. Here the result is a
 :class:`LazyMask`, whose graph evaluates the predicate like any other rule, without a tensor of
 tokens x tokens. Graphs of predicates without tensors (causal, a window) are cached across forward
-passes. Senders that a model selects itself restrict the graph, again without such a tensor.
+passes. If a model selects senders itself, they restrict the graph, also without such a tensor.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
-    """A mask ``[B, 1, dst, src]`` with a graph, which any operation of torch turns into a tensor.
+    """A mask ``[B, 1, dst, src]`` stored as a graph, which any torch function turns into a tensor.
 
-    ``contexts`` were active when the mask was built; a layer that is recomputed needs them again.
+    ``contexts`` were active when the mask was built; a layer that is recomputed uses them again.
     """
 
     layout: CallLayout
@@ -105,13 +105,13 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 @not_compiled
 def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, device: Any) -> LazyMask:
-    """Build a mask; ``tokens`` is False at padding, and an ``is_scalar`` predicate takes single numbers."""
+    """Build a mask. ``tokens`` is False at padding; an ``is_scalar`` predicate accepts one pair at a time."""
     batch, num_dst, num_src, dst_offset, src_offset = slots
-    # A static cache later changes the tensors that it passes, so their numbers are copied.
+    # A static cache passes its offsets as tensors and changes them later, so they are copied.
     offsets = (int(dst_offset), int(src_offset))
     left_padding, is_token = (None, None) if tokens is None else _read_padding(tokens, offsets[1], num_src)
     has_key = alignment.structural_key(predicate) is not None
-    # Without padding, equal predicates share one graph and thereby its plan.
+    # Without padding, calls with equal predicates share one graph, and so its plan.
     if has_key and is_token is None:
         graph = _cached_graph(CacheKey.of(predicate), num_dst, num_src, offsets)
     else:
@@ -145,7 +145,7 @@ def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, ds
 
 
 def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return each sample's padding on the left and which senders are tokens; None without padding."""
+    """Return ``left_padding`` and ``is_token`` as in :class:`CallLayout`."""
     num_slots = src_offset + num_src
     tokens = tokens.to(torch.bool)[:, :num_slots]
     # Slots beyond the end of the 2-D mask hold no tokens.
@@ -164,8 +164,8 @@ _results: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, result)
 
 
 def compute_once(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
-    """Return ``compute()``, cached for a key and for the version of a tensor."""
-    # Inference tensors have no version, and writes through NumPy or `.data` change no version.
+    """Return ``compute()``, cached with a tensor until the tensor or the key changes."""
+    # Inference tensors have no version. Writes through NumPy or `.data` do not change the version.
     if tensor.is_inference():
         return compute()
     key = (tensor._version, key)
@@ -202,7 +202,7 @@ def _read_table(table: Tensor) -> tuple[TokenGraph, bool]:
 def restrict_to_selection(call: Arguments, layout: CallLayout) -> CallLayout:
     """Return the layout with only the senders that the model selected itself, if it selected any.
 
-    DeepSeek's sparse attention and others like it pass ``indices [batch, dst, K]``, and MiniMax M3
+    DeepSeek's sparse attention and similar ones pass ``indices [batch, dst, K]``, and MiniMax M3
     passes ``block_indices [batch, key/value heads, dst, K]``; -1 means no sender. Raises
     NotImplementedError for other selections.
     """

@@ -1,7 +1,7 @@
-"""Compute attention of Hugging Face models under ``fullgraph=True`` and ``torch.export``.
+"""Compute the attention of Hugging Face models under ``fullgraph=True`` and ``torch.export``.
 
-Such a program has no graph break at which a graph could be planned, and edges are unknown during tracing. So
-the mask is a table of all pairs, as in torch's own attention, and SDPA or a formula computes all of them.
+Such a program has no graph break in which a token graph could be planned, and its edges are unknown
+during tracing. So the mask is a dense tensor, and attention is SDPA or a softmax over all senders.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
 
 
 class Arguments(NamedTuple):
-    """The arguments of one call of attention; ``others`` are keyword arguments of some models."""
+    """The arguments of one attention call; ``others`` are keywords that only some models pass."""
 
     module: nn.Module
     q: Float[Tensor, "batch heads dst dim"]
@@ -69,7 +69,7 @@ def attend_all_pairs(
     if needs_weights or biases or call.cap is not None or call.sinks is not None:
         out, weights = _attend_densely(call, is_edge, biases)
         return out, weights if needs_weights else None
-    # SDPA may return NaN for an isolated receiver, so it gets all edges, and its output is set to 0.
+    # SDPA may return NaN for receivers without edges, so they get all edges and their output is set to 0.
     has_edges = None if is_edge is None else is_edge.any(-1, keepdim=True)
     mask = None if is_edge is None or has_edges is None else is_edge | ~has_edges
     is_grouped = call.q.shape[1] != call.k.shape[1]

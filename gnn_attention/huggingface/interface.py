@@ -6,11 +6,11 @@ Importing this module registers an attention function and a mask function under 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
 or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the
-model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
+model's own mask. ``with ga.use_graph(model, graph):`` changes these edges, in ``generate()`` too.
 
-Grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
-cross-attention, the model's own masks, its selections of senders or blocks, and all caches are
-supported. An unsupported argument raises an error that names it.
+This supports grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values wider or
+narrower than keys, cross-attention, the model's own masks, its selections of senders or blocks, and
+all caches except paged caches. An unsupported argument raises an error that names it.
 """
 
 import dataclasses
@@ -63,9 +63,9 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> LazyMask | Tensor:
-    """Return the mask of a model as a rule with positions, once for all layers of a kind.
+    """Return a lazy mask with positions, which all layers with this kind of mask share.
 
-    A mask that ``generate`` prepared for a static cache arrives as ``attention_mask`` and is returned. A
+    If ``generate`` has prepared a mask (for a static cache), that ``attention_mask`` is returned. A
     full-graph program (``fullgraph=True``, ``torch.export``) gets a tensor, as in torch's own attention.
     """
     slots = (batch_size, q_length, kv_length, q_offset, kv_offset)
@@ -106,11 +106,11 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """Attend along the graph of the mask: the function that transformers calls.
+    """Attend along the graph of the mask. Models call this function through transformers.
 
     Also returns the weights if the model passes ``output_attentions`` on. GPT-2 and OPT do not:
     see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
-    nothing here, such as ``sliding_window``, which is in the mask. Raises NotImplementedError for
+    nothing here: the mask already contains ``sliding_window``. Raises NotImplementedError for
     unsupported arguments, and ValueError without a mask if the module does not say whether it is causal.
     """
     sinks = s_aux if sinks is None else sinks
@@ -230,7 +230,7 @@ def _run_parts(graphs: list[Any], inner: str | Backend, call: AttentionCall) -> 
 def _warn_about_packing(module: nn.Module, layout: CallLayout, positions: Int[Tensor, "batch dst"]) -> None:
     """Warn if positions begin again at a token that attends to the token before it."""
     graph = layout.graph
-    # `previous` is the row before a restart, and `src` is the sender that is the same token.
+    # `previous` is the receiver before a restart, and `src` is the same token as a sender.
     sample, previous = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
     src = previous + graph.dst_offset - graph.src_offset
     are_tokens = (src >= 0) & (src + 1 < graph.num_src)
@@ -294,20 +294,20 @@ def use_graph(
     Args:
         model: a model whose attention is ``"gnn_attention"``, or a part of one (an encoder, a layer).
             All of its self-attention follows the graph; cross-attention is unchanged.
-        graph_or_function: a :class:`TokenGraph` of sequences, at least as long as the longest:
-            shorter sequences use its first tokens, and a decoding step its later rows. Positions count
+        graph_or_function: a :class:`TokenGraph` at least as long as the longest sequence. Shorter
+            ones use its first tokens, and a decoding step the rows of new tokens. Positions count
             from the first token after padding, or from the start of a row of packed documents. A
             function ``(layer, head, length)`` returns a graph for the length so far, or None for
             the model's own. Modules without ``layer_idx`` are numbered in the order of their calls.
         replace: whether the graph replaces the mask of the model (windows, causality, packing)
             instead of restricting it. Padding and empty slots of a cache stay masked.
 
-    Contexts nest: an inner one is intersected with the outer one, or replaces it. A context holds in
+    Contexts nest: an inner graph restricts the outer graph, or replaces it. A context affects only
     the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
 
-    Raises ValueError if a part uses another attention, NotImplementedError if this cannot be exchanged,
-    TypeError for anything but a graph or function. Inside, calls raise ValueError for a graph that is
-    too short, or that replaces a mask and needs senders which a sliding cache has dropped.
+    Raises ValueError if a part uses another attention, NotImplementedError if it cannot be changed,
+    TypeError for anything but a graph or function. In the context, calls raise ValueError if a graph
+    is too short, or replaces a mask and needs senders that a sliding cache has dropped.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> from gnn_attention import patterns
@@ -325,7 +325,7 @@ def use_graph(
     if not isinstance(graph_or_function, TokenGraph):
         if not callable(graph_or_function):
             kind = type(graph_or_function).__name__
-            raise TypeError(f"graph_or_function must be a TokenGraph or a function, got {kind}")
+            raise TypeError(f"graph_or_function must be a TokenGraph or f(layer, head, length), got {kind}")
         checks.check_signature("graph_or_function", graph_or_function, "layer", "head", "length")
     checks.instance("model", model, nn.Module)
     return _contexts.activate(GraphContext(model, graph_or_function, bool(replace)))

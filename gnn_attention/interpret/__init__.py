@@ -1,1 +1,1 @@
-"""Tools to read what a model does: traces, circuits and audits."""
+"""Tools to inspect models: traces, circuits and audits."""

@@ -1,4 +1,4 @@
-"""Adapt the layer to torch_geometric: to its hooks, settings, generated code, states and graphs."""
+"""Adapt the layer to torch_geometric: its hooks, settings, generated code and kinds of inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INPUTS = {
     "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
     **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
 }
-# These settings of torch_geometric must keep these values; the error ends with the reason or advice.
+# Each setting of torch_geometric must keep this value. The text is the end of the error message.
 SETTINGS = {
     "flow": ("source_to_target", "reverse the edges instead, by graph.T or edge_index.flip(0)"),
     "decomposed_layers": (1, "a message is computed and updated with all its channels at once"),
@@ -48,11 +48,11 @@ _generation_lock = threading.RLock()
 
 
 class TwoPathLayer(MessagePassing):
-    """A layer that runs the steps of torch_geometric only while something needs their messages."""
+    """A layer that runs the steps of torch_geometric only if something needs their messages."""
 
     heads: Any
     backend: str | Backend
-    # The steps that the layer itself defines. A subclass with another function overrides the step.
+    # The layer defines these functions. A subclass with another function of that name overrides it.
     original_steps: ClassVar[dict[str, Any]]
 
     def __init__(self, node_dim: int) -> None:
@@ -143,9 +143,9 @@ class TwoPathLayer(MessagePassing):
         return self.backend == "message_passing" or self.reason_for_messages() is not None or is_tracing
 
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
-        """Explain which path a call along ``g`` takes; "message_passing" is the four steps of PyG.
+        """Explain which path a call along ``g`` takes; "message_passing" runs the four steps of PyG.
 
-        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not contain them. With
+        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not store them. With
         backend "auto" the explanation is that of :func:`gnn_attention.explain`.
 
         >>> from gnn_attention import MessagePassingAttention, patterns
@@ -167,7 +167,7 @@ class TwoPathLayer(MessagePassing):
             needs_messages = self.uses_message_passing()
             # In a compiled program the edges are an input, whose size may differ from call to call.
             is_input = torch.compiler.is_compiling() and (needs_messages or self.backend == "auto")
-            # The four steps take the edges in any order, so an edge_index need not be sorted.
+            # The four steps accept edges in any order, so an edge_index need not be sorted.
             if is_input or (needs_messages and type(g) is Tensor and g.dtype in edge_list.SIGNED_DTYPES):
                 return TracedEdges.from_edge_index(g, num_dst, num_src)
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
@@ -197,7 +197,7 @@ class TwoPathLayer(MessagePassing):
 
 
 def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
-    """Return ``(x_src, x_dst)``; if x_dst is None, it becomes zeros of this width."""
+    """Return ``(x_src, x_dst)``; if x_dst is None, it becomes zeros with ``width`` channels."""
     sizes = None if size is None else tuple(checks.sizes("size", size))
     pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor):
@@ -215,7 +215,7 @@ def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
     x_src, x_dst = pair
     if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
         raise ValueError(
-            "x_src and x_dst must both be [N, d], or both [B, T, d] with one batch size, "
+            "x must be [N, d] or [B, T, d], and x_src and x_dst of a pair must have the same axes and batch, "
             f"got {list(x_src.shape)} and {list(x_dst.shape)}"
         )
     num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
@@ -233,7 +233,7 @@ def convert_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
 
 
 def arrange_by_node(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
-    """Return q, k or v as ``[B, N, H, D]``, or ``[N, H, D]`` without a batch, in float32 or better."""
+    """Return q, k or v as ``[B, N, H, D]``, or ``[N, H, D]`` without a batch, in at least float32."""
     num_heads = int(call.q.shape[1])
     x = x if x.shape[1] == num_heads else edge_softmax.per_query_head(x, num_heads)
     x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2)
@@ -241,7 +241,7 @@ def arrange_by_node(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
 
 
 def attach_weights(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
-    """Return ``(edges, weights)``: a token graph's edge list or ``g``, with the weights in a sparse ``g``."""
+    """Return the edge list of a token graph, or ``g``, and the weights; a sparse ``g`` also stores them."""
     if isinstance(g, TokenGraph):
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:

@@ -1,4 +1,4 @@
-"""The parts of attention: their names in this library and in four other views."""
+"""The names of the parts of attention, in this library and in four views of attention."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ class Term:
 
     Attention can be seen as a soft ``search``, as the ``routing`` of information between residual
     streams, as two coupled ``transforms`` or as a ``message exchange``. A view that lacks the part
-    is None. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are rows
+    has None. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are rows
     here, so ``W_A = W_Q W_K^T`` and ``W_I = W_V W_O`` are the transposes of those in the source.
 
     Sources: docs/semantics.md; ``HookedTransformer`` of TransformerLens; seeds S4.1, S4.4, S4.17.
@@ -30,7 +30,7 @@ VIEWS = ("search", "routing", "transforms", "message exchange")
 SCORES_HOOK, PATTERN_HOOK = "attn.hook_attn_scores", "attn.hook_pattern"
 COLUMN_MATRIX, LISTENING = "column-probability matrix", "listening distribution"
 MIXED_MESSAGE, MIXTURE, INFORMATION = "mixed incoming message", "mixture of updates", "information written"
-# The seven steps of the message exchange in order, then the parts that only the transforms name.
+# The first rows follow the computation. Only the transforms name the parts in the last rows.
 GLOSSARY = (
     Term("q", "attn.hook_q", "query", None, None, "receiving channel"),
     Term("k", "attn.hook_k", "key", None, None, "sending channel"),

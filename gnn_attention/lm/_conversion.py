@@ -1,4 +1,4 @@
-"""Convert the weights of an installed package once, to a folder that transformers reads fast."""
+"""Convert the weights of an installed package once, into a folder that transformers loads fast."""
 
 import hashlib
 import tempfile
@@ -18,7 +18,7 @@ PREFIX = ".converting-"
 
 @dataclass(frozen=True)
 class Model:
-    """The weights of a model: a ``file`` of the package ``module``, which ``pip`` installs.
+    """The weights of a model: a ``file`` in the package ``module``, and its ``pip`` arguments.
 
     ``read(file)`` returns a model of transformers in float32, and its tokenizer or None.
     """
@@ -69,7 +69,7 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     except OSError as error:
         raise OSError(
             f"the weights of {name!r} cannot be converted into {cache}: {error}; "
-            "give cache_dir= a folder with 600 MB of free space"
+            "pass as cache_dir a folder with 600 MB of free space"
         ) from error
     return folder
 
@@ -78,7 +78,7 @@ def _user_cache() -> Path:
     try:
         from platformdirs import user_cache_path
     except ImportError:
-        raise ImportError("platformdirs is missing: install 'gnn_attention[lm]' or give cache_dir=") from None
+        raise ImportError("platformdirs is missing: install 'gnn_attention[lm]' or pass cache_dir=") from None
     return Path(user_cache_path("gnn_attention"))
 
 

@@ -34,9 +34,9 @@ OFFLINE = {"local_files_only": True}
 def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: Any = None) -> tuple[Any, Any]:
     """Load a model of transformers in eval mode, and its tokenizer, if there is one.
 
-    The model has ``attn_implementation="gnn_attention"``. The first call converts the weights
-    of the package, which takes about a minute and half a gigabyte for SmolLM2; later calls read
-    the result. No network is used.
+    The model has ``attn_implementation="gnn_attention"``. The first call converts the weights of
+    the package, which for SmolLM2 takes about a minute and half a gigabyte of disk space. Later
+    calls read the converted weights. No network is used.
 
     Args:
         name: one of ``MODELS``.

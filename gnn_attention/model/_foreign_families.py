@@ -1,7 +1,7 @@
-"""Where other models store their attention parameters: a row for each class of attention module.
+"""A table of where other models store attention parameters, with a row for each attention class.
 
 The functions of a row copy the heads of a module and make its score_mod. If the module's scale is not
-``1 / sqrt(head_dim)``, as in T5 and Gemma 2, the ratio goes into W_Q and b_Q, or into the norm of queries.
+``1 / sqrt(head_dim)``, as in T5 and Gemma 2, the ratio multiplies W_Q and b_Q, or the norm of the queries.
 """
 
 import math
@@ -142,7 +142,7 @@ def _make_rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary
     embedding = site.rotary_embedding
     if embedding is None:
         raise ValueError(
-            f"rope_type {kind!r} keeps its frequencies outside the module: give the whole model and layer"
+            f"rope_type {kind!r} keeps its frequencies outside the module: pass the whole model and layer"
         )
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
     logit_factor = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
@@ -155,7 +155,7 @@ def _make_t5_bias(site: AttentionSite) -> ScoreMod | None:
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
-        raise ValueError("T5 keeps its relative position bias in layer 0: give the whole model and layer")
+        raise ValueError("T5 keeps its relative position bias in layer 0: pass the whole model and layer")
     # All distances of at least `reach` share one bias.
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()

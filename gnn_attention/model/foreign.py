@@ -1,9 +1,9 @@
 """Copy attention layers from models of torch and transformers, to run them along a graph.
 
 :func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the function
-that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` makes
-a layer of both. On the graph of the model's mask it equals the model's attention, including the
-output projection. This module does not import transformers.
+that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
+them into a layer. Along the graph of the model's mask, the layer computes the model's attention,
+including the output projection. This module does not import transformers.
 """
 
 import torch
@@ -27,13 +27,13 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     """Copy the attention parameters of one layer into heads.
 
     The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
-    rotary positions, norms, biases and groups of the model. A scale other than ``1 / sqrt(head_dim)`` goes
-    into W_Q and b_Q, or the norm of queries. If :func:`score_mod_of` returns a score_mod, the heads need it.
+    rotary positions, norms, biases and key/value heads of the model. W_Q and b_Q, or the query norm, absorb
+    a scale other than ``1 / sqrt(head_dim)``. Use the heads with the score_mod of :func:`score_mod_of`.
 
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.
         layer: index among the attention modules of the part, needed if there are several.
-        part: "encoder", "decoder", "self" (neither) or "cross". None means the only part besides "cross".
+        part: "encoder", "decoder", "cross", or "self" in other models. None is the only part besides "cross".
 
     Raises:
         NotImplementedError: the family is unknown, or its rotary frequencies depend on the text's length.
@@ -56,8 +56,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
     """Return the score_mod that a layer applies to its logits, or None, as for most families.
 
-    For T5 it is a copy of the first layer's ``score_mods.relative_bias``, except in cross-attention.
-    For Gemma 2 it is ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
+    For T5 it is a ``relative_bias`` with the first layer's biases, but None in cross-attention.
+    For Gemma 2 it is a ``softcap``. Arguments and errors are those of :func:`heads_of`.
     """
     family, site = _find_site(model, layer, part)
     with torch.no_grad():
@@ -72,8 +72,8 @@ def layer_of(
 ) -> MessagePassingAttention:
     """Make an attention layer from :func:`heads_of` and :func:`score_mod_of`, without dropout.
 
-    On the graph of the model's mask its update equals the attention output of the model.
-    Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
+    Along the graph of the model's mask, its update equals the attention output of the model.
+    In cross-attention its input is ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
 
     >>> layer_of(nn.MultiheadAttention(8, num_heads=2))
     MessagePassingAttention(standard, heads=2, head_dim=4, backend='auto')
@@ -98,11 +98,11 @@ def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[F
     if part is None:
         part, *more_parts = [name for name in parts if name != "cross"] or parts
         if more_parts:
-            raise ValueError(f"the model attends in several parts: give part, one of {', '.join(parts)}")
+            raise ValueError(f"the model attends in several parts: pass part, one of {', '.join(parts)}")
     checks.choice("part", part, parts)
     names = [name for name in families if _part_of_name(name) == part]
     if layer is None and len(names) > 1:
-        raise ValueError(f"give layer: the model has {len(names)} layers with attention")
+        raise ValueError(f"pass layer: the model has {len(names)} layers with attention")
     name = names[checks.index("layer", layer or 0, len(names))]
     # The rotary embedding is that of the innermost enclosing module that has one.
     embedding = None

@@ -1,7 +1,7 @@
 """A small complete language model: each block is attention along the edges of a graph, then an MLP.
 
 The state of a token starts as its embedding. Each block adds the update of its communication phase
-(attention) and that of its computation phase (the MLP), and the last state is unembedded. Positions
+(attention), then that of its computation phase (the MLP). The last state gives logits. Positions
 enter only as a learned bias for each distance, so that every head has one pattern matrix.
 """
 
@@ -83,7 +83,7 @@ class Block(nn.Module):
         return cast("Tensor", self.attention(self.attention_norm(state), graph))
 
     def compute(self, state: States) -> States:
-        """Compute the update of the MLP, which sees each token alone."""
+        """Compute the update of the MLP, which processes each token separately."""
         return cast("Tensor", self.mlp(self.mlp_norm(state)))
 
     def forward(self, state: States, graph: TokenGraph) -> States:
@@ -95,7 +95,7 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """An embedding, blocks and an unembedding, which compute logits for the next token at each position.
 
-    The attention of all blocks runs on ``backend``; "message_passing" is the message-passing path.
+    The attention of all blocks runs on ``backend``; "message_passing" runs the steps of PyG.
     The backend can be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
@@ -186,7 +186,7 @@ class LanguageModel(nn.Module):
         return states
 
     def listen(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[Weights]:
-        """Return the weights of each layer for every edge, in ``edge_index`` order, and every head."""
+        """Return each layer's attention weights ``[B, E, heads]``, with edges in ``edge_index`` order."""
         tokens, graph = self._check_input(tokens, graph)
         weights = []
         # Every second state is the input of a block.
@@ -225,7 +225,7 @@ def generate(
 
     At temperature 0 each is the most likely token. ``graph`` (by default causal) includes the new tokens.
     The tokens in ``cache`` come before ``tokens``. ValueError if there are no tokens, if the
-    temperature is negative, or if the graph is too small or is not that of the cache.
+    temperature is negative, or if the graph is too small or differs from the cache's.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: an ordered list of merges over UTF-8 bytes, run by ``tokenizers``.
+"""Byte-pair encoding: an ordered list of merges of UTF-8 bytes, applied by ``tokenizers``.
 
 All 256 bytes are pieces, so every text can be encoded and is decoded exactly. Decoding does not
 need ``tokenizers``. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
@@ -42,13 +42,13 @@ _WORDS = (
 _SPLIT = {"type": "Split", "pattern": {"Regex": "|".join(_WORDS)}, "behavior": "Isolated", "invert": False}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _PRE_TOKENIZER = {"type": "Sequence", "pretokenizers": [_SPLIT, _BYTE_LEVEL]}
-# A text is encoded in groups of lines, since tokenizers needs 200 bytes of memory a character.
+# A text is encoded in groups of lines, since tokenizers needs 200 bytes of memory per character.
 _LINES = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
 
 
 @dataclass(frozen=True, repr=False)
 class BytePair:
-    r"""A byte-pair vocabulary: the 256 bytes, then one piece for each merge, in order of learning.
+    r"""A byte-pair vocabulary: the 256 bytes, then the piece of each merge, in learning order.
 
     `len` is the number of pieces. Token `256 + i` is the piece of `merges[i]`, which joins two
     earlier pieces into a new one; other merges raise ValueError.
@@ -76,7 +76,7 @@ class BytePair:
 
     @classmethod
     def learn(cls, text: str, size: int) -> BytePair:
-        r"""Learn at most `size` pieces: join the most frequent pair of the text, again and again.
+        r"""Learn at most `size` pieces: repeatedly join the most frequent pair in the text.
 
         Learning ends early if no pair occurs twice; ``tokenizers`` breaks ties. TypeError or
         ValueError if `text` is not a str that UTF-8 can encode, or if `size` is below 256.

@@ -1,12 +1,12 @@
-"""The zoo of token graphs: every graph has a builder, which is one short function.
+"""A zoo of attention graphs. Each graph is built by one short function, its builder.
 
-A builder returns a :class:`TokenGraph` (or a pair of them), and its docstring states the exact set of edges.
-Builders with the option ``causal=True`` make causal graphs (``src <= dst``) unless their docstring says
-otherwise, and ``causal=False`` lifts the restriction; all others have exactly the edges of their docstring.
-Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they only
-use broadcasting operators, so that ``gnn_attention.graph.tiling`` can evaluate ranges of tokens.
+A builder returns a :class:`TokenGraph` (or two), and its docstring states the exact set of edges. A
+builder with the option ``causal`` keeps only edges with ``src <= dst`` by default, unless its docstring
+says otherwise; ``causal=False`` keeps all edges. Rules are partial functions or expressions of the
+symbols ``dst``, ``src`` and ``head``, so graphs can be pickled. The rules use only broadcasting
+operators, so the module ``gnn_attention.graph.tiling`` can evaluate them on ranges of tokens.
 
-Each module holds one family. ``gnn-attention graphs`` lists the builders with an example of each.
+Each module holds one family of builders. ``gnn-attention graphs`` lists them, with an example of each.
 """
 
 import inspect

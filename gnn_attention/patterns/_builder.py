@@ -1,4 +1,4 @@
-"""The decorator of all builders: it checks numbers and flags and names the graph after the call."""
+"""The decorator of all builders. It checks integers and flags, and names the graph after the call."""
 
 import functools
 import inspect
@@ -16,11 +16,11 @@ Builder = Callable[P, TokenGraph]
 
 
 def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
-    """Check the integers and flags that a builder takes, and name its graph after the call.
+    """Return a decorator that checks a builder's integers and flags and names its graph after the call.
 
-    A parameter annotated ``int`` accepts integers of at least ``minimums[parameter]``, by default 0. The name
-    is the call as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``. A
-    tensor is written as its shape, and over 8 values as their number: ``documents([50 lengths])``.
+    A parameter annotated ``int`` must be at least ``minimums[parameter]``, by default 0. The name is the call
+    as Python text without options at their default, such as ``band(8, 2, 1, dilation=2)``. A tensor
+    with two or more axes appears as its shape, and a list of over 8 values as ``[50 lengths]``.
     """
 
     def decorate(build: Builder[P]) -> Builder[P]:
@@ -32,7 +32,7 @@ def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
             try:
                 call = signature.bind(*args, **options)
             except TypeError:
-                # Python's own message names the function.
+                # The plain call raises Python's own error, which names the function.
                 return build(*args, **options)
             for name, value in call.arguments.items():
                 annotation = signature.parameters[name].annotation
@@ -51,7 +51,7 @@ def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
 
 
 def _format_arguments(call: inspect.BoundArguments) -> str:
-    """Return the arguments of a call as Python text; options at their default are left out."""
+    """Return the arguments of a call as Python text, without options at their default."""
     arguments = []
     for name, value in call.arguments.items():
         default = call.signature.parameters[name].default

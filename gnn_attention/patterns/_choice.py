@@ -6,12 +6,12 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 
-# The scores of a chunk occupy 4 MiB in float32.
+# A chunk has at most this many scores (4 MiB in float32), unless one receiver has more.
 SCORES_PER_CHUNK = 2**20
 
 
 def split_rows(num_dst: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of one or more chunks of receivers; each receiver needs ``width`` numbers."""
+    """Yield ``(start, stop)`` of chunks of receivers. Scoring one receiver needs ``width`` numbers."""
     step = max(1, SCORES_PER_CHUNK // max(1, width))
     for start in range(0, max(1, num_dst), step):
         yield start, min(start + step, num_dst)
@@ -24,7 +24,7 @@ def select_largest_by_rows(
     count: int,
     stable: bool = False,
 ) -> Int[Tensor, "batch heads dst k"]:
-    """Apply :func:`select_largest` to all receivers; ``compute_scores(rows)`` scores a chunk of them."""
+    """Apply :func:`select_largest` by chunks; ``compute_scores((start, stop))`` scores one chunk."""
     chunks = split_rows(num_dst, width)
     return torch.cat([select_largest(compute_scores(rows), count, stable) for rows in chunks], dim=2).int()
 
@@ -32,7 +32,7 @@ def select_largest_by_rows(
 def select_largest(scores: Tensor, count: int, stable: bool = True) -> Int[Tensor, "... k"]:
     """Return the indices of the ``count`` largest scores of each row, with -1 for a score of -inf.
 
-    Among equal scores the first are chosen; ``stable=False`` chooses any of them, which is faster.
+    Ties go to the earlier index; ``stable=False`` breaks them arbitrarily, which is faster.
     """
     count = min(count, scores.shape[-1])
     if stable:

@@ -1,7 +1,7 @@
-"""Data from which builders make graphs: their axes, and the tables in which rules look values up.
+"""Helpers for builders that take data: they check its axes and prepare tables for the rules.
 
-Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` (a single head counts for all) become
-``[batch, heads, ...]``; ``sizes`` holds the leading axes of the data, for ``TokenGraph.from_rule``.
+Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` become ``[batch, heads, ...]``. ``sizes`` holds
+``heads`` and ``batch`` for ``TokenGraph.from_rule``; data ``[batch, 1, ...]`` have no ``heads``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ Sizes = Mapping[str, Any]
 
 
 def expand_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """Return a copy as ``[batch, heads, *axes]`` on the CPU, and the sizes of its leading axes.
+    """Return a copy of ``data`` as ``[batch, heads, *axes]`` on the CPU, and its ``sizes``.
 
-    Lists become int64 or float64. Raises TypeError for data that are not numbers, and ValueError
-    for another number of axes, a leading axis of size 0, or NaN.
+    Lists become int64 or float64. Raises TypeError unless the data are numbers, and ValueError for
+    a wrong number of axes, a leading axis of size 0, or NaN.
     """
     if not isinstance(data, Tensor):
         try:
-            # torch reads Python's floats as float32.
-            numbers = torch.as_tensor(data, device="cpu")
-            dtype = torch.float64 if numbers.is_floating_point() else numbers.dtype
+            # torch would convert Python floats to float32.
+            tensor = torch.as_tensor(data, device="cpu")
+            dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
             data = torch.as_tensor(data, dtype=dtype, device="cpu")
         except (RuntimeError, TypeError, ValueError):
-            raise TypeError(f"{name} must be a tensor or equally long lists, got {quote(data)}") from None
+            raise TypeError(f"{name} must be a tensor or a table of numbers, got {quote(data)}") from None
     if data.dtype == torch.bool or data.is_complex():
         raise TypeError(f"{name} must be a tensor of numbers, got {data.dtype}")
     num_leading = data.dim() - len(axes.split())
@@ -48,15 +48,15 @@ def expand_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
 
 
 def expand_integers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
-    """Return what :func:`expand_axes` returns, as int64; raise TypeError unless ``data`` are integers."""
-    numbers, sizes = expand_axes(name, data, axes)
-    if numbers.is_floating_point() and numbers.numel():
-        raise TypeError(f"{name} must be integers, got {numbers.dtype}")
-    return numbers.long(), sizes
+    """Expand integers as :func:`expand_axes` does, to int64; raise TypeError for other numbers."""
+    values, sizes = expand_axes(name, data, axes)
+    if values.is_floating_point() and values.numel():
+        raise TypeError(f"{name} must be integers, got {values.dtype}")
+    return values.long(), sizes
 
 
-def int64_tensor(numbers: Sequence[int]) -> Int[Tensor, " tokens"]:
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+def int64_tensor(values: Sequence[int]) -> Int[Tensor, " tokens"]:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def segment_ids(sizes: Sequence[int]) -> Int[Tensor, " tokens"]:
@@ -88,5 +88,5 @@ def drop_axes(table: Tensor, sizes: Sizes) -> Tensor:
 
 
 def has_same_label(dst_labels: Tensor, src_labels: Tensor | None = None) -> Any:
-    """Return the rule that sender and receiver have the same label; senders may have their own labels."""
+    """Return the rule that both tokens have the same label; ``src_labels`` default to ``dst_labels``."""
     return look_up(dst_labels, dst) == look_up(dst_labels if src_labels is None else src_labels, src)

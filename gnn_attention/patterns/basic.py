@@ -1,4 +1,4 @@
-"""The simplest graphs: all pairs, self loops, the past, the future, all others, two sequences."""
+"""The simplest graphs: full, causal and anti-causal graphs, self loops, and pairs of sequences."""
 
 from gnn_attention._support import checks
 from gnn_attention.graph import TokenGraph, rules
@@ -22,7 +22,7 @@ def full(n: int) -> TokenGraph:
 
 @builder()
 def self_loops(n: int) -> TokenGraph:
-    """Each token attends only to itself: the n edges are ``g ** 0``, the identity of the product ``@``.
+    """Each token attends only to itself. The graph is ``g ** 0``, the identity of the product ``@``.
 
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
@@ -32,9 +32,9 @@ def self_loops(n: int) -> TokenGraph:
 
 @builder()
 def cross(num_dst: int, num_src: int) -> TokenGraph:
-    """Every receiver attends to every sender of another sequence.
+    """Every token of one sequence attends to every token of another.
 
-    The bipartite graph has all ``num_dst * num_src`` edges (Vaswani et al. 2017, arXiv 1706.03762).
+    The bipartite graph is complete: ``num_dst * num_src`` edges (Vaswani et al. 2017, arXiv 1706.03762).
 
     >>> cross(2, 3).in_degree().tolist()
     [3, 3]
@@ -67,14 +67,14 @@ def anti_causal(n: int) -> TokenGraph:
 
 @builder()
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
-    """Each receiver attends to the senders up to its own time, in sequences of different lengths.
+    """Each receiver attends to the senders up to its own time; the two lengths may differ.
 
     ``align`` says which ends coincide. With ``"upper_left"`` the first tokens coincide, and the edges are
     ``src <= dst``, as in scaled_dot_product_attention's ``is_causal`` and torch's ``causal_upper_left``. With
     ``"lower_right"`` the last tokens coincide, and the edges are ``src <= dst + num_src - num_dst``, as in
     flash-attention's ``causal`` and torch's ``causal_lower_right``: the receivers are the last ``num_dst`` of
     ``num_src`` tokens. If there are more receivers than senders, the first ``num_dst - num_src`` are isolated
-    and receive 0. There is no default, because libraries disagree. Raises ValueError for any other ``align``.
+    and receive 0. Libraries disagree, so there is no default. Raises ValueError for other values.
 
     >>> print(causal_aligned(2, 4, "lower_right"))
     causal_aligned(2, 4, 'lower_right'): mask[dst, src] and in-edges
@@ -88,7 +88,7 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
 
 @builder()
 def strict_causal(n: int) -> TokenGraph:
-    """Each token attends to all earlier tokens: ``src < dst``. Token 0 is isolated and receives 0.
+    """Each token attends to all earlier tokens: ``src < dst``. Token 0 is isolated: it receives 0.
 
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
@@ -110,8 +110,8 @@ def no_self(n: int) -> TokenGraph:
 def encoder_decoder(source: int, target: int) -> TokenGraph:
     """Source tokens attend to each other, target tokens to the source and their own past.
 
-    The ``source`` tokens come first. There are ``source^2 + target source + target (target + 1) / 2`` edges,
-    ``src < source or src <= dst``, as in :func:`prefix`. Source: Vaswani et al. 2017 (arXiv 1706.03762).
+    The ``source`` tokens are first. The edges are ``src < source or src <= dst``, as in :func:`prefix`; there
+    are ``source^2 + source * target + target (target + 1) / 2``. See Vaswani et al. 2017 (arXiv 1706.03762).
 
     >>> encoder_decoder(2, 3).in_degree().tolist()
     [2, 2, 3, 4, 5]

@@ -1,7 +1,7 @@
-"""Whole blocks of senders, which are selected by data, sorted, permuted, compressed or tiled.
+"""Attention to whole blocks, which are selected by data, sorted, permuted, compressed or tiled.
 
-A block is ``block`` successive tokens, ``blk(i) = i // block``; the last block may be short. Data
-have the shapes that the docstring of ``content`` lists. Among equal numbers the first block wins.
+Token i is in block ``blk(i) = i // block``. All blocks have ``block`` tokens, but the last may be
+shorter. Data have the shapes that the module ``content`` lists. Ties go to the earlier block.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ __all__ += ["tile_top_k"]
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:
     """Each token attends to its past in ``k`` blocks.
 
-    The blocks are the first ``initial`` ones, the last ``local`` ones up to the token's own, and those
-    with the largest logits. The edges are ``src <= dst`` with ``blk(src)`` among the blocks of ``dst``.
-    ``logits`` are ``[..., n, blocks]``. Only blocks up to the token's own compete; a token with fewer
-    than k such blocks attends to its whole past. The token's own block is the last of the ``local``
-    ones; with ``local=0`` it competes. Source: native sparse attention (Yuan et al. 2025, arXiv
-    2502.11089, section 4.1: 16 blocks of 64 tokens, 1 initial and 2 local). The paper's gates combine
-    this graph with ``compressed_blocks`` and ``window``, as in ``selectors.NativeSparseAttention``.
+    These are the first ``initial`` blocks, the last ``local`` blocks up to the token's own, and the blocks
+    with the largest ``logits [..., n, blocks]``. The edges are the pairs ``src <= dst`` whose ``blk(src)`` is
+    one of the blocks of ``dst``. Blocks after the token's own are not eligible, so a token in one
+    of the first k blocks attends to its whole past. The token's own block is one of the ``local``
+    blocks; with ``local=0`` its logit decides. Source: native sparse attention (Yuan et al. 2025,
+    arXiv 2502.11089, section 4.1: 16 blocks of 64 tokens, 1 initial and 2 local). The paper's gates
+    combine this graph with ``compressed_blocks`` and ``window``, as in ``selectors.NativeSparseAttention``.
     Raises ValueError unless ``logits`` has ``ceil(n / block)`` columns and ``initial + local <= k``.
 
     >>> block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0).edge_index.tolist()
@@ -57,9 +57,9 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
 def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """Each token attends to its own block and the ``top - 1`` earlier ones with the largest ``q . mean(k)``.
 
-    ``q`` and ``k`` are ``[..., n, dim]``. The graph is :func:`block_top_k`, whose logits are the
-    products of the queries with the mean key of each block. Source: mixture of block attention,
-    MoBA (Lu et al. 2025, arXiv 2502.13189), which counts the token's own block among the top ones.
+    ``q`` and ``k`` are ``[..., n, dim]``. The graph is :func:`block_top_k`; its logits are the
+    products of each query and the mean key of each block. Source: mixture of block attention, MoBA
+    (Lu et al. 2025, arXiv 2502.13189), which counts the token's own block among the top ones.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> moba(x, x, 2, 2).in_degree().tolist()
@@ -73,10 +73,10 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
 def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     """Each token attends to its past in the ``top`` pages that could hold its largest logits.
 
-    ``q`` and ``k`` are ``[..., n, dim]``. A page competes by ``sum_d max(q_d min_d, q_d max_d)``, an upper
-    bound of its logits; minimum and maximum are over its keys that the token may attend to. So each row is a
-    decoding step: the token's own page competes by its keys so far. Source: Quest (Tang et al. 2024, arXiv
-    2406.10774), which does so for the last token only and keeps the prompt and the first two layers dense.
+    ``q`` and ``k`` are ``[..., n, dim]``. The score of a page is ``sum_d max(q_d min_d, q_d max_d)``,
+    an upper bound on its logits. ``min`` and ``max`` are over the keys of the page up to the token itself,
+    so each row of the mask is that of a decoding step. Source: Quest (Tang et al. 2024, arXiv 2406.10774),
+    which selects pages for the last token only and keeps the prompt and the first two layers dense.
 
     >>> x = torch.tensor([[1.0], [3.0], [2.0], [-9.0], [1.0]])
     >>> quest(x, x, 2, 1).in_degree().tolist()
@@ -97,11 +97,11 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
 def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGraph:
     """Each token attends to the pooled blocks that lie wholly in its past.
 
-    Sender c stands for the ``block`` tokens from ``c * stride`` on, so the edges are
+    Sender c pools the ``block`` tokens from ``c * stride`` on, so the edges are
     ``src * stride + block - 1 <= dst``. There are ``floor((n - block) / stride) + 1`` senders, none
-    if n < block. The in-degree is ``floor((dst - block + 1) / stride) + 1``, and 0 before the first
-    block is complete. ``stride=None`` places the blocks side by side. Source: the compressed branch
-    of native sparse attention (Yuan et al. 2025, arXiv 2502.11089), with blocks of 32 and stride 16.
+    if n < block. The in-degree is ``floor((dst - block + 1) / stride) + 1``, or 0 before the first
+    block is complete. ``stride=None`` means ``stride=block``. Source: the compressed branch of
+    native sparse attention (Yuan et al. 2025, arXiv 2502.11089), with blocks of 32 and stride 16.
 
     >>> compressed_blocks(5, 2).in_degree().tolist()
     [0, 1, 1, 2, 2]
@@ -113,12 +113,12 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
 
 @builder(tile=1)
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
-    """The tokens of a tile attend to all tokens of the ``top`` tiles with the largest product of means.
+    """Each tile attends to the ``top`` tiles whose mean key has the largest product with its mean query.
 
-    ``q`` is ``[..., dst, dim]`` and ``k`` is ``[..., src, dim]``. Tiles are compared by
-    ``mean(q over tile(dst)) . mean(k over tile(src))``; the graph is not causal. The in-degree is
-    ``top * tile`` if no tile is short. Source: the fine stage of video sparse attention ("Trainable Sparse
-    Attention", 2025, arXiv 2505.13389) and attention-gym's ``vsa``, whose tokens are in order of tiles.
+    ``q`` is ``[..., dst, dim]`` and ``k`` is ``[..., src, dim]``. Each receiver of a tile attends
+    to all tokens of these tiles, so the graph is not causal. The in-degree is ``top * tile`` if no
+    tile is short. Source: the fine stage of video sparse attention ("Trainable Sparse Attention",
+    2025, arXiv 2505.13389) and attention-gym's ``vsa``, whose tokens are ordered tile by tile.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> tile_top_k(x, x, 2, 1).edge_index.tolist()
@@ -136,10 +136,10 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     """Each token attends to its own block and to the block that ``order`` assigns to that block.
 
     The edges are ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``, and ``src <= dst`` unless
-    ``causal=False``. ``order [..., blocks]`` holds a block for each of the ``ceil(n / block)``
+    ``causal=False``. ``order [..., blocks]`` names one block for each of ``ceil(n / block)``
     blocks. Source: sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296), whose sorting
-    network computes ``order``. Raises IndexError for a block outside ``0 .. blocks - 1``,
-    and ValueError if ``order`` has another number of blocks.
+    network computes ``order``. Raises IndexError for a block outside ``0 .. blocks - 1``, and
+    ValueError if ``order`` has another number of blocks.
 
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -155,7 +155,7 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     """Each token attends to the whole of one block, which a permutation assigns to its own block.
 
     The edges are ``blk(src) = permutation[blk(dst)]``; they are not causal. The in-degree is
-    ``block``, or less where the short last block is attended to. ``permutation`` is ``[blocks]`` or
+    ``block``, or less if the assigned block is a short last one. ``permutation`` is ``[blocks]`` or
     ``[heads, blocks]``. Source: the block masks of BlockBERT (Qiu et al. 2019, arXiv 1911.02972).
     Raises the errors of ``sorted_blocks``, and ValueError unless each row holds every block once.
 
@@ -171,19 +171,19 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
 
 
 def split_blocks(x: Tensor, block: int, filler: float) -> Tensor:
-    """Return ``[..., n, dim]`` as ``[..., blocks, block, dim]``, with ``filler`` after the last token."""
+    """Reshape ``[..., n, dim]`` to ``[..., blocks, block, dim]``; ``filler`` pads the last block."""
     padded = pad(x, (0, 0, 0, -x.shape[-2] % block), value=filler)
     return padded.reshape(*x.shape[:-2], padded.shape[-2] // block, block, x.shape[-1])
 
 
 def block_means(x: Tensor, block: int) -> Tensor:
-    """Return the mean over the tokens of each block, ``[..., blocks, dim]``."""
+    """Return the mean of the tokens of each block, ``[..., blocks, dim]``."""
     count = split_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
     return split_blocks(x, block, 0.0).sum(dim=-2) / count
 
 
 def block_extremes(k: Tensor, block: int) -> Tensor:
-    """Return the maxima and minima of each block; their product with :func:`split_signs` bounds q . k."""
+    """Return the maxima and minima of each block; their product with ``split_signs(q)`` bounds q . k."""
     highest = split_blocks(k, block, -torch.inf).amax(dim=-2)
     lowest = split_blocks(k, block, torch.inf).amin(dim=-2)
     return torch.cat([highest, lowest], dim=-1)

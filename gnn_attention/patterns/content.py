@@ -1,9 +1,9 @@
-"""Graphs that depend on the data: largest logits, nearest points, hashes, clusters, chosen lines.
+"""Graphs that depend on data: largest logits, nearest points, hashes, clusters, vertical lines.
 
-Data are tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``, and the graph
-varies by head and sample as the data do. Nothing is learned here: a graph holds no gradient, and
-the results of training (logits of an indexer, centroids) are passed as numbers. Among equal numbers
-the earlier position wins, and -inf is never chosen. The module ``blocks`` selects whole blocks.
+Data are tensors ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; the graph differs
+by head or sample if the data do. Nothing is learned here: a graph has no gradient, so learned data
+such as the logits of an indexer or centroids must be trained elsewhere. Ties go to the earlier
+position, and -inf is never chosen. The module ``blocks`` selects whole blocks.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 
 @builder()
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to the ``k`` senders with its largest logits.
+    """Each token attends to the ``k`` senders with the largest logits in its row.
 
     ``logits`` are ``[..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``. The causal
     in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention (DeepSeek-V3.2) selects by
@@ -46,11 +46,11 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` tokens nearest to it, itself included.
 
-    ``points [..., n, dim]`` are compared by Euclidean distance in float64. The edges satisfy
-    ``src <= dst`` unless ``causal=False``, which gives the usual graph of nearest neighbours; the
-    in-degree is ``min(k, dst + 1)``, or ``min(k, n)``. ``loops=False`` selects k other tokens, as
-    torch_geometric's ``knn_graph(loop=False)`` does. Distances are computed for some receivers at a
-    time, so memory does not grow with ``n^2``. Raises TypeError or ValueError for other data.
+    The distance between ``points [..., n, dim]`` is Euclidean, in float64. The edges satisfy
+    ``src <= dst`` unless ``causal=False``, which is the usual k-nearest-neighbour graph. The in-degree
+    is ``min(k, dst + 1)``, or ``min(k, n)`` if not causal. ``loops=False`` selects k other tokens,
+    as ``knn_graph(loop=False)`` in torch_geometric does. Distances are computed for a chunk of receivers
+    at a time, so memory does not grow with ``n^2``. Raises TypeError or ValueError for other data.
 
     >>> nearest(torch.tensor([[0.0], [5.0], [1.0], [4.0]]), 2, causal=False).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -59,7 +59,7 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     points, n = values.double(), values.shape[-2]
 
     def compute_closeness(rows: tuple[int, int]) -> Tensor:
-        # The mode with a matrix product would lose small distances to cancellation.
+        # The mode that uses a matrix product would lose small distances to cancellation.
         mode = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(points[..., slice(*rows), :], points, compute_mode=mode)
         dst, src = torch.arange(*rows, device="cpu").unsqueeze(-1), torch.arange(n, device="cpu")
@@ -96,11 +96,11 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
     """Tokens whose vectors point in similar directions attend to each other.
 
-    The graph is :func:`shared_bucket` of hashes of ``vectors [..., n, dim]``. The bucket of a
-    vector x is the index of the largest entry of ``[x R, -x R]``, where
-    ``R [heads, dim, rounds, num_buckets / 2]`` has normal entries, drawn with ``seed``. Source:
-    the angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2). Hugging
-    Face's Reformer draws the same numbers for ``hash_seed``. ``num_buckets`` must be even.
+    The graph is :func:`shared_bucket` of the hashes of ``vectors [..., n, dim]``.
+    The hash of a vector x is the index of the largest entry of ``[x R, -x R]``, where
+    ``R [heads, dim, rounds, num_buckets / 2]`` has normal entries, drawn with ``seed``. Source: the
+    angular hashing of Reformer (Kitaev et al. 2020, arXiv 2001.04451, section 2). Hugging Face's
+    Reformer draws the same R if ``hash_seed=seed``. ``num_buckets`` must be even.
 
     >>> lsh(torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]), 2).edge_index.t().tolist()
     [[0, 0], [0, 1], [2, 2], [0, 3], [1, 3]]
@@ -123,9 +123,9 @@ def clusters(
     """Each token attends to the tokens of its cluster.
 
     The edges are ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels
-    are ``[..., n]``. ``src_labels`` are the labels of the senders if keys are clustered apart from
-    queries; by default they are ``dst_labels``. Each token is in exactly one cluster, as with the
-    nearest centroid of k-means, and clusters may have any size. :func:`routing` balances them.
+    are ``[..., n]``. ``src_labels`` are the labels of the senders if keys are clustered apart
+    from queries; by default they are ``dst_labels``. Each token is in exactly one cluster, as in
+    k-means, and clusters may have any size. In :func:`routing` all clusters have the same size.
 
     >>> clusters(torch.tensor([3, 8, 3, 8])).edge_index.tolist()
     [[0, 1, 0, 2, 1, 3], [0, 1, 2, 2, 3, 3]]
@@ -143,7 +143,7 @@ def clusters(
 
 @builder()
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
-    """The ``w`` queries closest to a centroid attend to the ``w`` keys closest to that centroid.
+    """For each centroid, the ``w`` closest queries attend to the ``w`` closest keys.
 
     ``q, k`` are ``[..., n, dim]``, ``centroids`` are ``[clusters, dim]`` or ``[heads, clusters, dim]``.
     Closeness is the dot product. A token may be in several clusters, or in none and thus isolated. The
@@ -173,10 +173,10 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
 def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> TokenGraph:
     """Every token attends to chosen columns and to tokens at chosen distances.
 
-    The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the self
-    loop. Each argument is a list of positions ``0 .. n - 1`` for all heads, or a list of such lists,
-    one for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which finds both for
-    each head from the attention of the last 64 queries. Raises IndexError for other positions.
+    The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
+    self loop. ``columns`` and ``slashes`` are lists of numbers ``0 .. n - 1`` for all heads, or of
+    one list for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which estimates them
+    for each head from the attention of the last 64 queries. Raises IndexError for other numbers.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
@@ -188,13 +188,13 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
         raise ValueError(
             f"columns and slashes must have the same number of heads, at least 1, got {sorted(heads)}"
         )
-    # Distances below 0 lie outside the table; the causal condition drops these pairs.
+    # A negative distance is looked up as 0; the causal condition drops such pairs.
     rule = look_up(is_column, src) | look_up(is_slash, compute(torch.clamp, dst - src, 0))
     return TokenGraph.from_rule((src <= dst) & rule, n, heads=max(heads, default=None))
 
 
 def _is_first_occurrence(labels: Tensor) -> Tensor:
-    """Return whether no earlier entry of the row has the same label."""
+    """Return for each label whether it has no earlier copy in its row."""
     sorted_labels, order = labels.sort(dim=-1, stable=True)
     is_first = torch.ones_like(sorted_labels, dtype=torch.bool)
     is_first[..., 1:] = sorted_labels[..., 1:] != sorted_labels[..., :-1]
@@ -202,7 +202,7 @@ def _is_first_occurrence(labels: Tensor) -> Tensor:
 
 
 def _mark_positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
-    """Return a mask ``[n]``, or ``[heads, n]`` for a list of lists, which is True at ``positions``."""
+    """Return a mask that is True at ``positions``: ``[n]``, or ``[heads, n]`` for a list of lists."""
     if isinstance(positions, Tensor):
         positions = positions.tolist()
     if not isinstance(positions, Sequence) or isinstance(positions, str):

@@ -1,4 +1,4 @@
-"""Random and expander graphs: few edges, and few layers until every token is reached."""
+"""Random and expander graphs, which connect all tokens with few edges in few layers."""
 
 from math import prod
 from typing import Any
@@ -17,11 +17,11 @@ __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders"
 
 @builder()
 def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenGraph:
-    """Each token attends to r random tokens up to itself, or anywhere with ``causal=False``.
+    """Each token attends to r random tokens among itself and its past, or among all if ``causal=False``.
 
-    The senders of each receiver are drawn uniformly without replacement and independently of other receivers;
-    a receiver may draw itself. The in-degree is ``min(dst + 1, r)``, or ``min(n, r)``. BigBird (Zaheer et al.
-    2020, arXiv 2007.14062) has such edges; its code draws them by blocks, as :func:`bigbird` does.
+    Each receiver draws its senders uniformly, without replacement and independently of other receivers. The
+    in-degree is ``min(dst + 1, r)``, or ``min(n, r)`` if not causal. BigBird (Zaheer et al. 2020,
+    arXiv 2007.14062) has such edges, but its code draws whole blocks, as :func:`bigbird` does.
 
     >>> random_senders(1000, 3).in_degree().unique().tolist()
     [1, 2, 3]
@@ -32,7 +32,7 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     count = num_candidates.clamp(max=r)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     random_numbers = torch.randint(2**62, (r, n), generator=generator, device="cpu")
-    # Floyd's algorithm for all receivers at once; entries without a sender keep the maximum.
+    # This is Floyd's sampling algorithm for all receivers at once. Unused entries keep the maximum.
     senders = torch.full_like(random_numbers, torch.iinfo(torch.int64).max)
     for step in range(r):
         last = num_candidates - count + step
@@ -52,7 +52,7 @@ def expander(n: int, d: int, seed: int = 0, causal: bool = True) -> TokenGraph:
     is at most ``2 sqrt(2 d - 1) + e`` with a probability that tends to 1 as n grows (Friedman 2004,
     arXiv cs/0405020, which counts an edge that is drawn twice as two). Exphormer (Shirzad et al. 2023, arXiv
     2303.06147) uses ``causal=False``. The causal graph, which keeps the edges ``src < dst``, is an
-    addition of this library: no theorem about expanders holds for it, and token 0 is isolated.
+    addition of this library: no theorem about expanders applies to it, and token 0 is isolated.
 
     >>> expander(200, 3, causal=False).in_degree().unique().tolist()
     [4, 5, 6]
@@ -69,8 +69,8 @@ def hypercube(dimension: int) -> TokenGraph:
     """Each of ``2^dimension`` tokens attends to those whose number differs in one binary digit.
 
     The in-degree is ``dimension``; the graph is symmetric without self loops, and
-    ``hypercube(d) | window(2**d, 1)`` is ``butterfly(2**d)``. Every token is reached after
-    ``dimension`` layers. This is networkx's ``hypercube_graph``, its nodes read as binary numbers.
+    ``hypercube(d) | window(2**d, 1)`` is ``butterfly(2**d)``. Any token reaches any other within
+    ``dimension`` layers. This is networkx's ``hypercube_graph`` with nodes read as binary numbers.
 
     >>> hypercube(2).edge_index.tolist()
     [[1, 2, 0, 3, 0, 3, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -82,13 +82,13 @@ def hypercube(dimension: int) -> TokenGraph:
 
 @builder(k=1, length=1)
 def de_bruijn(k: int, length: int) -> TokenGraph:
-    """A word attends to the words that become it when they drop their first letter and append one.
+    """A word attends to each word that becomes it by dropping the first letter and appending one.
 
-    The words of ``length`` letters out of k are the numbers below ``n = k^length`` in base k, and the
-    edges are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words that repeat
-    one letter attend to themselves. Between any two words there is exactly one walk of ``length`` edges,
-    so every token has received from every token after ``length = log_k n`` layers. No graph of in-degree
-    ``k > 1`` needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
+    The tokens are the ``n = k^length`` words of ``length`` letters, numbered in base k. The edges
+    are ``dst // k == src % (n // k)``. In-degree and out-degree are k, and the k words that repeat one letter
+    attend to themselves. Between any two words there is exactly one walk of ``length`` edges, so every token
+    has received from every token after ``length = log_k n`` layers. No graph of in-degree ``k > 1``
+    needs fewer: one layer less reaches at most ``1 + k + ... + k^(length - 1) < n`` tokens.
 
     >>> de_bruijn(2, 2).edge_index.tolist()
     [[0, 2, 0, 2, 1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -99,9 +99,9 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
 def torus(*sizes: int) -> TokenGraph:
     """Each token attends to its two neighbours along every axis of a grid without borders.
 
-    Tokens are numbered row by row: the last axis runs fastest. The in-degree is the sum over the axes of 2
-    for a size of 3 or more, 1 for a size of 2, and 0 for a size of 1. The graph is symmetric without self
-    loops. Every token is reached after ``sum of size // 2`` layers. ``torus(n)`` is a ring.
+    Tokens are numbered row by row: the last axis varies fastest. An axis adds 2 to the in-degree if
+    its size is 3 or more, 1 if its size is 2, and 0 if its size is 1. The graph is symmetric without self
+    loops. Any token reaches any other within ``sum of size // 2`` layers. ``torus(n)`` is a ring.
 
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
@@ -109,7 +109,7 @@ def torus(*sizes: int) -> TokenGraph:
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
     steps = []
     for stride, length in zip(row_major_strides(lengths), lengths, strict=True):
-        # A step changes the number by one stride; a step round the end, by the whole line less one stride.
+        # A step changes the number by one stride, and a step round the end by line - stride.
         distance, line = abs(dst - src), stride * length
         step = (distance == stride) | (distance == line - stride)
         if length > 1:
@@ -120,9 +120,9 @@ def torus(*sizes: int) -> TokenGraph:
 
 @builder()
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
-    """A small world: tokens attend to ``k // 2`` neighbours on each side of a ring, some of them replaced.
+    """A small world: tokens attend to ``k // 2`` neighbours on each side of a ring; some links are moved.
 
-    With probability p a link keeps one end and gets a random other end, so there are always
+    With probability p one end of a link is replaced by a random token, so there are always
     ``2 n (k // 2)`` edges (for ``k = n`` all pairs but self loops). The graph is symmetric without
     self loops and may be disconnected. It is drawn by networkx's ``watts_strogatz_graph``. Source:
     Watts and Strogatz 1998, Nature 393. Raises ValueError if ``k > n`` or p is outside [0, 1].

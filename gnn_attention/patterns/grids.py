@@ -1,8 +1,8 @@
-"""Tokens on a grid: neighbourhoods, shifted windows, haloed blocks, axes, tiles of a video.
+"""Graphs on a grid of tokens: neighbourhoods, shifted windows, haloed blocks, axes and video tiles.
 
-A grid has any number of axes, and its tokens are in row-major order: the last axis runs fastest,
-as in ``tensor.flatten()``. In most of these graphs a receiver attends to a box, the product of an
-interval of coordinates along each axis, and a small table holds the intervals of an axis. Only
+A grid has any number of axes, and its tokens are in row-major order: the last axis varies fastest,
+as in ``tensor.flatten()``. In most of these graphs a receiver attends to a box, which has one
+interval of coordinates along each axis. A small table for each axis holds the intervals. Only
 ``natten`` has an option ``causal``; in all other graphs a sender may come after its receiver.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile",
 __all__ += ["svg_temporal", "swin"]
 
 Sizes = Sequence[int]
-# The first and the last coordinate that each coordinate of an axis attends to.
+# For each coordinate of an axis, the first and the last coordinate to which it attends.
 Intervals = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]
 PerAxis = int | Sizes
 Flags = bool | Sequence[bool]
@@ -30,14 +30,14 @@ Flags = bool | Sequence[bool]
 
 @builder()
 def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal: Flags = False) -> TokenGraph:
-    """Neighbourhood attention: ``kernel`` coordinates along each axis, moved inwards at the border.
+    """Neighbourhood attention: each token attends to a window of ``kernel`` tokens along each axis.
 
-    The window is centred on the receiver's coordinate x (an even window has its longer half before
-    x) and moved until it lies inside the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``. So every
-    token attends to ``prod(kernel)`` tokens. Each parameter is one value, or one for each axis:
+    The window is centred on the receiver's coordinate x (an even window has its longer half before x).
+    At the border it is moved inside the grid: ``first = clamp(x - kernel // 2, 0, size - kernel)``.
+    So every token attends to ``prod(kernel)`` tokens. Each option is one value, or one value for each axis:
 
-    - ``dilation`` d places the same window on the coordinates with x's remainder modulo d, which
-      are numbered ``x // d``;
+    - ``dilation`` d places the same window on the coordinates that are equal to x modulo d; these
+      are numbered by ``x // d``;
     - ``causal`` ends the window at x and begins it ``kernel - 1`` before x, or at the border.
 
     Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated (2209.15001),
@@ -61,10 +61,10 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
     """Windowed attention: each token attends to the tokens of its window.
 
     Along every axis ``(x - shift) // window`` is the same for sender and receiver. With a ``shift``
-    the border windows are smaller. Swin's cyclic shift computes this *with* its mask, which separates tokens
-    that only the roll brings together. If ``window`` does not divide the grid, the last windows are
-    smaller. Layers alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Source: Liu et al.
-    2021, Swin Transformer (arXiv 2103.14030). Raises ValueError unless ``0 <= shift < window``.
+    the border windows are smaller. This is Swin's cyclic shift *with* its mask, which separates tokens
+    that only the roll makes neighbours. If ``window`` does not divide the grid, the last windows
+    are smaller. Layers alternate ``swin(shape, m)`` and ``swin(shape, m, m // 2)``. Source: Liu et
+    al. 2021, Swin Transformer (arXiv 2103.14030). Raises ValueError unless ``0 <= shift < window``.
 
     >>> swin((6,), 3, 1).in_degree().tolist()
     [1, 3, 3, 3, 2, 2]
@@ -100,10 +100,10 @@ def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenG
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     """Each token attends to itself and to tokens that differ from it along one axis only.
 
-    In a picture these are its row and column. With ``axis=None`` this can be any axis, and the in-degree is
-    ``sum(shape) - len(shape) + 1``, as in xformers' ``axial_2d_pattern``. A number allows this axis alone, as
-    in a layer of Axial Transformers (Ho et al. 2019, arXiv 1912.12180), which use the axes in turn: after a
-    layer for each axis every token is reached. Raises IndexError for an axis outside ``0 .. len(shape) - 1``.
+    In an image these are its row and its column. By default tokens may differ along any axis, as in
+    xformers' ``axial_2d_pattern``; the in-degree is ``sum(shape) - len(shape) + 1``. ``axis=a`` allows only
+    axis a, as in a layer of Axial Transformers (Ho et al. 2019, arXiv 1912.12180). With one layer
+    for each axis, any token reaches any other. Raises IndexError for an axis outside ``0 .. len(shape) - 1``.
 
     >>> axial((2, 3)).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -123,13 +123,13 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
 def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
     """Each pixel attends to its own block so far and to the memory above and beside that block.
 
-    The picture is generated block by block; the blocks, and the tokens within a block, are in raster
-    order. Around its block a token attends to tokens that were generated before: to ``memory[0]``
-    rows above, wider by ``memory[1]`` columns on both sides, and to ``memory[1]`` columns on the
-    left. The tokens are in row-major order of the picture, not in the order of generation: an edge
-    may come from a later position (in the block to the left), but apart from self loops the graph is
-    acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et al. 2018, Image
-    Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
+    The image is generated block by block; the blocks, and the pixels within a block, are in raster
+    order. Outside its block a pixel attends to pixels that were generated before. These are in the
+    ``memory[0]`` rows above the block, which extend ``memory[1]`` columns beyond it on both sides,
+    and in the ``memory[1]`` columns on its left. Tokens are in row-major order of the image, so an
+    edge may come from a later position (in the block to the left), but apart from self loops the
+    graph is acyclic. In one dimension it is ``segment_recurrence``. Source: Parmar et al. 2018,
+    Image Transformer (arXiv 1802.05751), as in tensor2tensor's ``masked_local_attention_2d``.
 
     >>> image_local_2d((2, 4), (2, 2), (1, 1)).in_degree().tolist()
     [1, 2, 3, 4, 3, 4, 5, 6]
@@ -154,11 +154,11 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
     """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
     This is ``natten`` between tiles: tile ``t = x // tile`` attends to the ``window`` tiles from
-    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens are in
-    order of tiles, as kernels need them, so that every block of the mask is empty or full.
-    ``window`` counts tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens.
-    Source: Zhang et al. 2025, Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507).
-    Raises ValueError if a tile does not divide the grid or a window has more tiles than an axis.
+    ``clamp(t - window // 2, 0, size // tile - window)`` on. With ``tiled=True`` the tokens are
+    ordered tile by tile, as kernels need, so every block of the mask is empty or full. ``window``
+    counts tiles as in FastVideo, while attention-gym's ``kernel_hw`` counts tokens. Source: Zhang
+    et al. 2025, Fast Video Generation with Sliding Tile Attention (arXiv 2502.04507). Raises
+    ValueError if a tile does not divide the grid or a window has more tiles than an axis.
 
     >>> sliding_tile((6,), 2, 2).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
@@ -171,7 +171,7 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
     counts = tuple(size // t for size, t in zip(sizes, tiles, strict=True))
     intervals = [_place_windows("window", axis, counts[axis], windows[axis]) for axis in range(len(sizes))]
     if tiled:
-        # The tokens of a tile are successive here, so all of them can have the coordinates of the tile.
+        # The tokens of a tile are successive here, so each token can have the coordinates of its tile.
         return TokenGraph.from_rule(_is_in_box(counts, intervals, unit=math.prod(tiles)), math.prod(sizes))
     for axis, t in enumerate(tiles):
         first, last = (bound.repeat_interleave(t) * t for bound in intervals[axis])
@@ -195,7 +195,7 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
 
 @builder(frame_size=1)
 def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
-    """Each token of a video attends, in every frame, to the places less than ``w`` away from its own.
+    """In every frame, a token of a video attends to the places less than ``w`` away from its own.
 
     The edges are ``|p(dst) - p(src)| < w``, where ``p(i) = i % frame_size`` is the place in the frame. The
     in-degree is ``frames`` times that of ``window(frame_size, w, causal=False)``. A prompt is added
@@ -209,7 +209,7 @@ def svg_temporal(frames: int, frame_size: int, w: int) -> TokenGraph:
 
 
 def row_major_strides(sizes: Sequence[int]) -> list[int]:
-    """Return how far apart the numbers of two neighbours along each axis are, in row-major order."""
+    """Return the distance between neighbours along each axis, counted in row-major order."""
     return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
@@ -222,7 +222,7 @@ def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 1) -> tuple[int, ...]:
-    """Return a value for each axis; a single value counts for all. ``minimum=None`` expects flags."""
+    """Return one value for each axis; repeat a single value. With ``minimum=None`` values are flags."""
     checks.check_order(name, value)
     is_list = isinstance(value, Iterable)
     entries = list(value) if is_list else [value] * len(sizes)
@@ -239,7 +239,7 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
 
 
 def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
-    """Return the rule that along every axis the sender is in the receiver's interval, whole steps away."""
+    """Return the rule that on every axis the sender is whole steps away, in the receiver's interval."""
     rule = (dst >= 0) & (src >= 0)
     strides, steps = row_major_strides(sizes), steps or (1,) * len(sizes)
     for stride, size, (first, last), step in zip(strides, sizes, intervals, steps, strict=True):
@@ -250,11 +250,9 @@ def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), 
 
 
 def _place_windows(name: str, axis: int, size: int, kernel: int, step: int = 1, causal: int = 0) -> Intervals:
-    """Return the window of each coordinate, which has ``kernel`` coordinates at distances of ``step``."""
+    """Return the window of each coordinate: ``kernel`` coordinates, each ``step`` after the last."""
     if kernel * step > size:
-        raise ValueError(
-            f"{name} must fit into the grid, got {kernel * step} along axis {axis}, which has {size}"
-        )
+        raise ValueError(f"{name} must fit into the grid, got {kernel * step} along axis {axis} of {size}")
     x = torch.arange(size, device="cpu")
     remainder, index = x % step, x // step
     last_index = (size - 1 - remainder) // step

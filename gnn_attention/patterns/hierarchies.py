@@ -1,4 +1,4 @@
-"""Hierarchies and logarithmic reach: powers of two, butterflies, partition trees, dilated segments."""
+"""Graphs with near and far senders: powers of two, butterflies, partition trees, dilated segments."""
 
 import math
 from collections.abc import Iterable
@@ -36,10 +36,10 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
 def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> TokenGraph:
     """Each token attends to near blocks, to the first blocks, and to blocks at power-of-two distances.
 
-    With ``gap = dst // block - src // block`` the edges satisfy ``src <= dst``, and ``gap < window`` or
-    ``gap`` is a power of two or ``src // block < sinks``. ``window`` and ``sinks`` count blocks, with the
-    token's own: ``power_attention(n)`` is ``log_sparse(n)``. After d layers a token has received from all
-    blocks at a gap below ``2^d``. Source: PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
+    With ``gap = dst // block - src // block`` the edges satisfy ``src <= dst``, and ``gap < window``
+    or ``gap`` is a power of two or ``src // block < sinks``. ``window`` and ``sinks`` count blocks;
+    ``window=1`` is the token's own block. ``power_attention(n)`` is ``log_sparse(n)``. In d layers messages
+    cross every gap below ``2^d``. Source: PowerAttention (Chen et al. 2025, arXiv 2503.03588, section 3.3).
 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
@@ -55,11 +55,11 @@ def butterfly(n: int, block: int = 1) -> TokenGraph:
     """Each token attends to its own block and the blocks whose number differs in one binary digit.
 
     The edges are ``blk(src) = blk(dst)`` or ``blk(src) = blk(dst) xor 2^k``. The in-degree is
-    ``block * (1 + log2(n / block))`` if n is ``block`` times a power of two; for any other n the graph is
-    cut from that of the next power. It is symmetric and not causal (in ``butterfly(n) & causal(n)``
-    messages only reach blocks whose number has all binary ones of the sender's). Every token is reached in
-    ``log2(n / block)`` layers. Source: the *flat* block butterfly of Pixelated Butterfly (Dao et al. 2022,
-    arXiv 2112.00029), which adds the factors that a butterfly multiplies (:func:`butterfly_factor`).
+    ``block * (1 + log2(n / block))`` if n is ``block`` times a power of two; otherwise the graph is
+    cut from the next larger such graph. It is symmetric and not causal (in ``butterfly(n) & causal(n)``
+    messages only reach blocks whose number has all binary ones of the sender's). Any token reaches any other
+    in ``log2(n / block)`` layers. Source: the *flat* block butterfly of Pixelated Butterfly (Dao et
+    al. 2022, arXiv 2112.00029), a sum of the factors whose product is a butterfly (:func:`butterfly_factor`).
 
     >>> butterfly(8).in_degree().tolist()
     [4, 4, 4, 4, 4, 4, 4, 4]
@@ -71,10 +71,10 @@ def butterfly(n: int, block: int = 1) -> TokenGraph:
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     """Each token attends to its own block and the block whose number differs in digit ``level``.
 
-    This is a layer of a butterfly network. The edges are ``blk(src) = blk(dst)`` or
-    ``blk(src) = blk(dst) xor 2^level``; the in-degree is ``2 * block`` if the partner exists. If n
-    is ``block`` times a power of two, the product of all levels, in any order, is full, with one path for
-    each pair of blocks. Source: block butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
+    This is one layer of a butterfly network. The edges are ``blk(src) = blk(dst)`` or
+    ``blk(src) = blk(dst) xor 2^level``. The in-degree is ``2 * block`` if both blocks are whole. If
+    n is ``block`` times a power of two, the product of all levels, in any order, is full, with one path
+    between any two blocks. Source: block butterfly matrices (Dao et al. 2022, arXiv 2112.00029).
 
     >>> butterfly_factor(4, 1).edge_index.tolist()
     [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -89,19 +89,19 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     """Tokens attend to near tokens one by one, and to far tokens through the spans of a binary tree.
 
-    Nodes ``0 .. n - 1`` are the tokens. The spans follow level by level, from left to right: level
-    l has ``ceil(n / 2^l)`` spans of ``2^l`` tokens, of which the last may be shorter, up to the
-    root. A span attends to all its tokens. A token attends to itself and then, going left, to
-    k tokens, k spans of level 1, k of level 2, and so on to the beginning; no token is covered
-    twice. Where a level begins in the middle of a span, the first of its k nodes is the remaining
-    half, a node of the level below. ``causal=False`` goes to the right too. With ``causal=True``
-    tokens only receive from earlier tokens, although span nodes have higher numbers. Source:
-    BP-Transformer (Ye et al. 2019, arXiv 1911.04070; k is ``step`` in its code).
+    Nodes ``0 .. n - 1`` are the tokens. Then come the spans, level by level from left to right.
+    Level l has ``ceil(n / 2^l)`` spans of ``2^l`` tokens, of which the last may be shorter, up to
+    the root. A span attends to all its tokens. A token attends to itself and then, going left, to k
+    tokens, k spans of level 1, k of level 2, and so on to the beginning; no token is covered twice.
+    Where a level begins in the middle of a span, the first of its k nodes is the remaining half, a
+    node of the level below. ``causal=False`` adds the right side. With ``causal=True`` tokens only
+    receive from earlier tokens, although span nodes have higher numbers. Source: BP-Transformer (Ye
+    et al. 2019, arXiv 1911.04070; k is ``step`` in its code).
 
     >>> binary_partition(4).in_degree().tolist()   # four tokens, two halves and the root
     [1, 2, 3, 3, 2, 2, 4]
     """
-    # The first node of each level; the last entry is the number of nodes.
+    # The list holds the first node of each level, then the number of nodes.
     starts, count = [0, n], n
     while count > 1:
         count = (count + 1) // 2
@@ -120,16 +120,16 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
 def longnet(
     n: int, segments: Iterable[int], dilations: Iterable[int], heads: int | None = None, causal: bool = True
 ) -> TokenGraph:
-    """In each segment of w tokens, every r-th token attends to every r-th, for several pairs (w, r).
+    """In segments of w tokens, the tokens at every r-th place attend to each other, for several w and r.
 
-    The graph is the union over the pairs of ``dst // w == src // w`` and
-    ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The offset ``h % r``
-    differs by head as in the paper; without ``heads`` it is 0. The first pair should have ``r = 1``, or some
-    tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and 13 to 15).
-    The paper merges the pairs by their softmax denominators, so that an edge in m pairs counts m times. To do
-    the same, add up the masks of the single pairs and pass the sum to ``score_mods.log_multiplicity``. The
-    paper's code (torchscale) gives neighbouring heads the same offset, ``h // ceil(heads / r)``. Raises
-    ValueError unless there is at least one segment, and a dilation for each.
+    The pairs (w, r) are ``zip(segments, dilations)``. A pair has the edges ``dst // w == src // w``
+    and ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The offset
+    ``h % r`` differs by head as in the paper; without ``heads`` it is 0. One pair should have ``r = 1``,
+    or some tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and
+    13 to 15). The paper merges the pairs by their softmax denominators, so an edge in m pairs counts m times.
+    To do the same, add up the masks of the single pairs and pass the sum to ``score_mods.log_multiplicity``.
+    In the paper's code (torchscale) neighbouring heads share the offset ``h // ceil(heads / r)``.
+    Raises ValueError unless there is at least one segment, and one dilation for each segment.
 
     >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
     [1, 2, 1, 2, 2, 2, 1, 2]
@@ -150,12 +150,12 @@ def longnet(
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the tokens that belong to one level of a hierarchical matrix.
 
-    With ``near(size) = |dst // size - src // size| <= 1``, level 0 is ``near(block)``, the diagonal
-    blocks and their neighbours; level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``;
-    and ``src <= dst`` unless ``causal=False``. Every pair belongs to exactly one level, so the union
-    of all levels is ``causal(n)``, or ``full(n)``. Source: H-Transformer-1D (Zhu and Soricut 2021,
-    arXiv 2107.11906). The paper's cost is linear because level l works on averages of ``2^l`` senders
-    and receivers; this graph has the pairs of tokens, not of averages.
+    With ``near(size) = |dst // size - src // size| <= 1``, level 0 is ``near(block)``: the diagonal
+    blocks and their neighbours. Level l is ``near(block * 2^l)`` without ``near(block * 2^(l - 1))``. Edges
+    satisfy ``src <= dst`` unless ``causal=False``. Every pair belongs to exactly one level, so all
+    levels together are ``causal(n)`` or ``full(n)``. Source: H-Transformer-1D (Zhu and Soricut
+    2021, arXiv 2107.11906). The paper's cost is linear because level l works on averages of ``2^l``
+    senders and receivers. In this graph every edge connects two tokens.
 
     >>> h_matrix_level(8, 1, 1).in_degree().tolist()
     [0, 0, 1, 2, 1, 2, 1, 2]
@@ -169,15 +169,15 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
 
 @builder(heads=1)
 def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None) -> TokenGraph:
-    """Every head attends to the tokens at its own distances, on both sides.
+    """Each head has its own distances; its tokens attend to tokens this far away on both sides.
 
-    The distances are a row of the Wythoff array, which grows like the Fibonacci numbers. In head i
-    (from 1) ``|dst - src|`` is one of ``a, b, a + b, ...`` with ``a = floor(m phi)``,
-    ``b = a + m``, ``m = floor(i phi)`` and phi the golden ratio, up to
-    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; the first is always included. No
-    distance belongs to two heads, and no token attends to itself. ``w_max`` is ``n // 3`` by
-    default, and at least ``w_min``. Source: Fibottention (Rahimian et al. 2024, arXiv 2406.19391),
-    as in the authors' code; ``graph | global_tokens(n, 1, causal=False)`` adds their class token.
+    The distances are a row of the Wythoff array, which grows like the Fibonacci
+    numbers. In head i (from 1) ``|dst - src|`` is one of ``a, b, a + b, ...`` with
+    ``a = floor(m phi)``, ``b = a + m``, ``m = floor(i phi)`` and phi the golden ratio, up to
+    ``w_i = w_min + (w_max - w_min) (i - 1) // (heads - 1)``; a is always included. No distance
+    belongs to two heads, and no token attends to itself. ``w_max`` is ``n // 3`` by default, and
+    at least ``w_min``. Source: Fibottention (Rahimian et al. 2024, arXiv 2406.19391), as in the
+    authors' code; ``graph | global_tokens(n, 1, causal=False)`` adds their class token.
 
     >>> fibottention(6, 2).select(head=0).in_degree().tolist()
     [4, 4, 5, 5, 4, 4]
@@ -203,7 +203,7 @@ def _is_zero_or_power(gap: Any, bound: int) -> Any:
 
 
 def _context_edges(n: int, k: int, starts: list[int], left: bool) -> Int[Tensor, "2 edges"]:
-    """Return the edges from k nodes of each level to each token, going outwards from the token."""
+    """Return the edges from k nodes of each level to each token, from near to far nodes."""
     token = torch.arange(n, device="cpu")
     edges = [torch.empty(2, 0, dtype=torch.int64, device="cpu")]
     # The edges so far cover the tokens between the receiver and the boundary.

@@ -1,4 +1,4 @@
-"""Hubs, to which all tokens attend: sinks, global tokens, memory, side nodes, relays, latents."""
+"""Graphs with hubs, to which all tokens attend: sinks, global tokens, memory, relays, latents."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -38,29 +38,28 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
 def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
     """Global tokens G attend to all tokens, and all tokens attend to them.
 
-    The edges are ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens``
-    lists G; a number m stands for the first m tokens. Source: Longformer (Beltagy et al. 2020, arXiv
-    2004.05150, section 3.1), not causal. Raises IndexError for a position outside ``0 .. n - 1``.
+    The edges are ``src in G or dst in G``, and ``src <= dst`` unless ``causal=False``. ``tokens`` lists G;
+    an integer m means the first m tokens. Source: Longformer (Beltagy et al. 2020, arXiv 2004.05150, section
+    3.1), whose graph is not causal. Raises IndexError for a position outside ``0 .. n - 1``.
 
     >>> global_tokens(4, [1]).edge_index.tolist()
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
     values = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
     is_global = _data.mark_positions(_operands.check_positions("tokens", values, n, any_order=True), n)
-    return TokenGraph.from_rule(
-        rules.drop_future(look_up(is_global, dst) | look_up(is_global, src), causal), n
-    )
+    rule = look_up(is_global, dst) | look_up(is_global, src)
+    return TokenGraph.from_rule(rules.drop_future(rule, causal), n)
 
 
 @builder()
 def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True) -> TokenGraph:
-    """A window and global tokens G: ``|dst - src| < w or src in G or dst in G``.
+    """Each token attends to a window and to the global tokens G, which attend to all tokens.
 
-    The edges also satisfy ``src <= dst`` unless ``causal=False``, which is the paper's encoder. The graph is
-    ``window(n, w) | global_tokens(n, tokens)``. Others count w differently: the paper and Hugging Face have
-    an ``attention_window`` W, with which each token attends to W / 2 tokens on each side, so
-    ``w = W // 2 + 1``; attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Source: Beltagy et al.
-    2020, Longformer (arXiv 2004.05150, section 3.1). Raises IndexError for a position outside ``0 .. n - 1``.
+    The edges are ``|dst - src| < w or src in G or dst in G``, and ``src <= dst`` if causal. The graph is
+    ``window(n, w) | global_tokens(n, tokens)``. In the paper's encoder and in Hugging Face it is not causal,
+    and a token attends to ``attention_window / 2`` tokens on each side, so ``w = attention_window // 2 + 1``.
+    attention-gym's ``global_sliding_window(r)`` is ``w = r + 1``. Source: Beltagy et al. 2020, Longformer
+    (arXiv 2004.05150, section 3.1). Raises IndexError for a position outside ``0 .. n - 1``.
 
     >>> longformer(5, 2, [0], causal=False).in_degree().tolist()
     [5, 3, 4, 4, 3]
@@ -70,7 +69,7 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
 
 @builder()
 def etc(n: int, w: int, num_global: int) -> TokenGraph:
-    """``n`` tokens attend to a window; ``num_global`` more, in front, are connected with all tokens.
+    """``n`` tokens attend to a window; ``num_global`` tokens before them are connected to all tokens.
 
     Nodes ``0 .. g - 1`` are global (g = num_global), and nodes ``g .. g + n - 1`` are the long input.
     The edges are ``src < g or dst < g or |dst - src| < w``; they are not causal. ``local_radius`` r
@@ -87,10 +86,10 @@ def etc(n: int, w: int, num_global: int) -> TokenGraph:
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
     """Blocks attend to themselves, their neighbours, the first and last block, and random blocks.
 
-    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L
-    the last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
-    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if
-    there are fewer). With ``heads`` every head has its own R (head 0 has that of ``heads=None``), and a
+    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L the
+    last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
+    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if there
+    are fewer). With ``heads`` every head has its own R, and head 0 has the R of ``heads=None``. A
     larger ``num_random`` only adds edges. The last block may be short. The graph is not causal.
 
     In evaluation Hugging Face replaces R(i) by copies of block 0, which is ``num_random=0`` with
@@ -111,7 +110,7 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
 def bigbird_etc(
     n: int, block: int, num_global: int, num_random: int = 3, heads: int | None = None, seed: int = 0
 ) -> TokenGraph:
-    """Blocks attend to near and random blocks; global tokens in front are connected with all tokens.
+    """Blocks attend to near and random blocks; global tokens before them are connected to all tokens.
 
     Nodes ``0 .. g - 1`` are global (g = num_global). With ``i = (dst - g) // block`` and
     ``j = (src - g) // block`` the edges are ``dst < g or src < g or |i - j| <= 1 or j in R(i)``.
@@ -151,11 +150,11 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
 
 @builder(block=1)
 def tglobal(n: int, w: int, block: int) -> TokenGraph:
-    """Each token attends to a window and to every side node, one for each ``block`` tokens.
+    """Each token attends to a window and to all side nodes. Each side node sums up a block of tokens.
 
-    The receivers are n tokens; the senders are the n tokens, then ``n // block`` side nodes (see
-    :func:`side_nodes`). The edges are ``|dst - src| < w or src >= n``, not causal. Hugging Face's
-    ``local_radius`` r is ``w = r + 1``; its default graph is ``tglobal(n, 128, 16)``. Source:
+    The receivers are n tokens. The senders are these tokens, then ``n // block`` side nodes (see
+    :func:`side_nodes`). The edges are ``|dst - src| < w or src >= n``, not causal. ``local_radius``
+    r in Hugging Face is ``w = r + 1``; its default graph is ``tglobal(n, 128, 16)``. Source:
     transient global attention of LongT5 (Guo et al. 2022, arXiv 2112.07916).
 
     >>> tglobal(5, 1, 2).in_degree().tolist()
@@ -170,7 +169,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
 
     The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
     the last whole block belong to the last side node, and with n < block there are no side nodes.
-    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums a node's tokens anew.
+    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums up the tokens anew.
 
     >>> print(side_nodes(5, 2))
     side_nodes(5, 2): mask[dst, src] and in-edges
@@ -204,12 +203,12 @@ def star(n: int) -> TokenGraph:
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
-    """Return two graphs through which ``n`` elements exchange messages by way of ``m`` inducing points.
+    """Return two graphs: ``m`` inducing points attend to ``n`` elements, then elements to points.
 
-    In the first all points attend to all elements, in the second all elements to all points. The
-    complete bipartite graphs ``m <- n`` and ``n <- m`` have ``2 n m`` edges instead of ``n^2``, and
-    their product is full if m >= 1. Source: ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee
-    et al. 2019, arXiv 1810.00825); its pooling with k seeds is the first graph of ``isab(n, k)``.
+    So all elements exchange messages through the points. The graphs ``m <- n`` and ``n <- m`` are
+    complete and bipartite. They have ``2 n m`` edges instead of ``n^2``, and their product is full
+    if m >= 1. Source: ISAB(X) = MAB(X, MAB(I, X)) of the Set Transformer (Lee et al. 2019, arXiv
+    1810.00825); its pooling with k seeds is the first graph of ``isab(n, k)``.
 
     >>> there, back = isab(3, 2)
     >>> there.num_edges, back.num_edges, (back @ there).num_edges
@@ -236,7 +235,7 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 def _is_random_block(
     row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
 ) -> Any:
-    """Return the rule that the block ``column`` is in R(row)."""
+    """Return the rule that block ``column`` is in R(row), as defined by :func:`bigbird`."""
     num_random = min(num_random, blocks)
     generator = torch.Generator().manual_seed(seed)
     block = torch.arange(blocks, device="cpu")

@@ -34,10 +34,10 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
 
 @builder(dilation=1)
 def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to ``w`` tokens at steps of ``dilation``, itself first.
+    """Each token attends to ``w`` tokens that are ``dilation`` apart, the last of which is itself.
 
     The edges are ``src = dst - dilation * k`` for ``0 <= k < w``, and the in-degree is
-    ``min(dst // dilation + 1, w)``; ``causal=False`` allows both signs of k. Source: Beltagy et al.
+    ``min(dst // dilation + 1, w)``; ``causal=False`` allows ``|k| < w``. Source: Beltagy et al.
     2020, Longformer (arXiv 2004.05150), section 3.1, "Dilated Sliding Window".
 
     >>> dilated(5, 2, 2).in_degree().tolist()
@@ -51,9 +51,9 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
 def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     """Each token attends to the ``left`` tokens before it, itself, and the ``right`` tokens after it.
 
-    The edges are ``-right <= dst - src <= left``. A ``dilation`` keeps the distances
-    that it divides, ``(dst - src) % dilation = 0``. Without it the in-degree is
-    ``min(dst, left) + 1 + min(n - 1 - dst, right)``. Other libraries write their windows as:
+    The edges are ``-right <= dst - src <= left``. With ``dilation`` only multiples of it
+    are distances: ``(dst - src) % dilation = 0``. With ``dilation=1`` the in-degree is
+    ``min(dst, left) + 1 + min(n - 1 - dst, right)``. The windows of other libraries are:
 
     =================================================  ==========================================
     flash-attention ``window_size=(left, right)``      ``band(n, left, right)``
@@ -73,7 +73,7 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
 
 @builder(chunk=1)
 def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = True) -> TokenGraph:
-    """Each token attends to its chunk of ``chunk`` tokens, and to neighbouring chunks.
+    """Each token attends to its chunk, to ``before`` chunks before it and to ``after`` chunks after it.
 
     The edges are ``-after <= c(dst) - c(src) <= before`` with ``c(i) = i // chunk``, and
     ``src <= dst`` unless ``causal=False``; in a causal graph ``after`` has no effect. The causal
@@ -92,10 +92,10 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     """Each token attends to its segment so far and the ``memory`` tokens before the segment.
 
-    The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens begins at
-    ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source: Transformer-XL (Dai et
+    The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens begins
+    at ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source: Transformer-XL (Dai et
     al. 2019, arXiv 1901.02860). The one-dimensional local attention of Image Transformer (Parmar et al. 2018,
-    arXiv 1802.05751) is the same; its query block has ``segment`` tokens, with ``memory`` more before it.
+    arXiv 1802.05751) is the same graph: a query block has ``segment`` tokens and ``memory`` tokens before it.
 
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
     [1, 2, 2, 3, 2, 3]
@@ -108,10 +108,10 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     """Each token attends to the first ``s`` tokens and the last ``w``, itself included.
 
     The edges are ``src <= dst and (src < s or dst - src < w)`` and the in-degree is ``min(dst + 1, s + w)``.
-    The senders are the keys that a cache of fixed size still holds; the graph is
-    ``window(n, w) | sinks(n, s)``. Sources: StreamingLLM (Xiao et al. 2023, arXiv 2309.17453, section 3.2),
-    whose code has ``start_size = s`` and ``recent_size = w``, and the Λ-shaped mask of LM-Infinite (Han et
-    al. 2023, arXiv 2308.16137), whose code has ``global_branch = s`` and ``local_branch = w``.
+    The senders are the keys in a cache of ``s + w`` tokens. The graph is ``window(n, w) | sinks(n, s)``.
+    Sources: StreamingLLM (Xiao et al. 2023, arXiv 2309.17453, section 3.2), whose code has
+    ``start_size = s`` and ``recent_size = w``, and the Λ-shaped mask of LM-Infinite (Han et al.
+    2023, arXiv 2308.16137), whose code has ``global_branch = s`` and ``local_branch = w``.
 
     >>> sink_window(6, 2, 1).in_degree().tolist()
     [1, 2, 3, 3, 3, 3]
@@ -123,22 +123,22 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
 def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int = 4) -> TokenGraph:
     """The ``retrieval`` heads have the graph ``causal(n)``, all other heads ``sink_window(n, w, s)``.
 
-    ``retrieval`` lists the numbers of the retrieval heads, which DuoAttention (Xiao et al. 2024,
-    arXiv 2410.10819) finds by optimisation. With grouped queries DuoAttention decides by group, so
-    list all heads of a group. Raises IndexError for a head outside ``0 .. heads - 1``.
+    ``retrieval`` lists the indices of the retrieval heads, which DuoAttention (Xiao et al. 2024, arXiv
+    2410.10819) finds by optimisation. If heads share keys, DuoAttention decides for each group of
+    heads, so list all heads of a group. Raises IndexError for a head outside ``0 .. heads - 1``.
 
     >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
-    numbers = _operands.check_positions("retrieval", retrieval, heads, "head numbers", any_order=True)
-    is_retrieval = look_up(_data.mark_positions(numbers, heads), head)
+    indices = _operands.check_positions("retrieval", retrieval, heads, "head numbers", any_order=True)
+    is_retrieval = look_up(_data.mark_positions(indices, heads), head)
     rule = (src <= dst) & ((src < s) | (dst - src < w) | is_retrieval)
     return TokenGraph.from_rule(rule, n, heads=heads)
 
 
 @builder(stride=1)
 def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to every ``stride``-th token before it, itself first.
+    """Each token attends to itself and to every ``stride``-th token before it.
 
     The edges are ``(dst - src) % stride = 0`` and ``src <= dst``, and the in-degree is ``dst // stride + 1``;
     ``causal=False`` drops the second condition. Source: the second set of strided attention in
@@ -152,7 +152,7 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
 
 @builder(stride=1, c=1)
 def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to the last ``c`` tokens of every chunk of ``stride``.
+    """Each token attends to the last ``c`` tokens of every chunk of ``stride`` tokens.
 
     The edges are ``src % stride >= stride - c`` and ``src <= dst``; ``causal=False`` drops the second
     condition. The in-degree is ``(dst // stride) * c + max(0, dst % stride + 1 + c - stride)``.
@@ -170,12 +170,12 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
 
 @builder(stride=1)
 def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to itself, the ``stride`` tokens before it, and every ``stride``-th before these.
+    """Each token attends to itself, the ``stride`` tokens before it, and every ``stride``-th earlier token.
 
     The edges are ``|dst - src| <= stride or (dst - src) % stride = 0``, and ``src <= dst`` unless
-    ``causal=False``. The causal in-degree is ``min(dst + 1, stride) + dst // stride``, and two
-    layers reach every token. ``algebra.per_head(band(n, stride, 0), strides(n, stride))`` separates
-    the two sets. Source: strided attention of the Sparse Transformer (Child et al. 2019, arXiv 1904.10509).
+    ``causal=False``. The causal in-degree is ``min(dst + 1, stride) + dst // stride``, and two layers reach
+    every token. ``algebra.per_head(band(n, stride, 0), strides(n, stride))`` has one set in each
+    head. Source: strided attention of the Sparse Transformer (Child et al. 2019, arXiv 1904.10509).
 
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
@@ -186,7 +186,7 @@ def sparse_strided(n: int, stride: int, causal: bool = True) -> TokenGraph:
 
 @builder(stride=1, c=1)
 def sparse_fixed(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to its chunk of ``stride`` and the last ``c`` tokens of every chunk.
+    """Each token attends to its chunk of ``stride`` tokens and to the last ``c`` tokens of every chunk.
 
     The edges are ``src // stride = dst // stride or src % stride >= stride - c``, and ``src <= dst``
     unless ``causal=False``. The causal in-degree is ``dst % stride + 1 + (dst // stride) * c``, and

@@ -1,4 +1,4 @@
-"""Sequences in one row of tokens: prefixes, packing, orders of generation, layouts of training, media."""
+"""Graphs over sequences: prefixes, packed documents, generation orders, training layouts, media."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,11 +30,11 @@ def prefix(n: int, p: int) -> TokenGraph:
 
 @builder()
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
-    """Each token attends to its past in its own document; several documents are packed in one sequence.
+    """Several documents are packed in one sequence; each token attends to the past of its own document.
 
     The edges are ``doc(src) = doc(dst)`` and ``src <= dst``; ``causal=False`` drops the second
     condition. ``lengths`` are the sizes of the documents in order (0 is allowed). The graph is the
-    disjoint sum of the graphs of the documents, as in torch_geometric's batches.
+    disjoint sum of one graph for each document, as in a torch_geometric batch.
 
     >>> documents([2, 1]).edge_index.tolist()
     [[0, 0, 1, 2], [0, 1, 1, 2]]
@@ -48,12 +48,12 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """Several answers to one prompt attend to the prompt and to their own past, not to each other.
 
-    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is
-    computed as if it alone followed the prompt, and the prompt is computed once. The t-th token of an
-    answer, counted from 0, has in-degree ``prompt + t + 1``. Rotary and other positions must restart
-    after the prompt in every answer. ``answers`` holds the sizes of the answers; :func:`prefix_tree`
-    allows several prompts, and prompts that continue other prompts. Sources: Prefix Grouper (Liu et
-    al. 2025, arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
+    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is computed
+    as if it alone followed the prompt, and the prompt is computed once. The t-th token of an answer, counted
+    from 0, has in-degree ``prompt + t + 1``. The positions of every answer, rotary or other, must begin
+    after the prompt. ``answers`` holds the sizes of the answers. With :func:`prefix_tree` there may
+    be several prompts, also prompts that continue others. Sources: Prefix Grouper (Liu et al. 2025,
+    arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
 
     >>> shared_prefix(2, [2, 1]).in_degree().tolist()
     [1, 2, 3, 4, 3]
@@ -83,34 +83,34 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     """Each token attends to its past and to its whole group, such as the tokens of an image in a text.
 
     The edges are ``src <= dst or group(src) = group(dst) >= 0``. ``groups`` holds a number for each
-    token, negative for a token without a group; the tokens of a group may be apart. Source:
-    Transfusion (Zhou et al. 2024, arXiv 2408.11039), which has text and images in one sequence. Hugging
-    Face writes it as ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
+    token, negative for a token without a group; the tokens of a group need not be adjacent. Source:
+    Transfusion (Zhou et al. 2024, arXiv 2408.11039), which mixes text and images. In Hugging Face
+    the mask is ``or_masks(causal_mask_function, blockwise_overlay(block_sequence_ids))``.
 
     >>> bidirectional_groups([-1, 0, 0, -1, 1, 1]).in_degree().tolist()
     [1, 3, 3, 4, 6, 6]
     """
-    numbers = checks.integers("groups", groups, "group numbers, one for each token")
+    labels = checks.integers("groups", groups, "group numbers, one for each token")
     # Groups are renumbered in order of appearance. If their tokens are adjacent, the table is sorted, so its
     # bounds on every tile are tight. A token without a group becomes a group of one token.
     ids: dict[tuple[bool, int], int] = {}
-    keys = ((number >= 0, number if number >= 0 else token) for token, number in enumerate(numbers))
+    keys = ((label >= 0, label if label >= 0 else token) for token, label in enumerate(labels))
     group = _data.int64_tensor([ids.setdefault(key, len(ids)) for key in keys])
-    return TokenGraph.from_rule((src <= dst) | _data.has_same_label(group), len(numbers))
+    return TokenGraph.from_rule((src <= dst) | _data.has_same_label(group), len(labels))
 
 
 @builder()
 def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
-    """Each token attends to itself and to the tokens that are generated before it, in any ``order``.
+    """Tokens are generated in any ``order``; each attends to itself and to the tokens generated before it.
 
-    This is a relabelled causal graph: ``order[k]`` is the position that is generated k-th. With ``rank`` the
-    inverse of ``order`` the edges are ``rank(src) < context or rank(src) <= rank(dst)``: all tokens attend to
-    the first ``context`` tokens of the order. A token of rank r beyond them has in-degree r + 1.
+    This is a relabelled causal graph: ``order[k]`` is the position that is generated k-th. If ``rank`` is the
+    inverse of ``order``, the edges are ``rank(src) < context or rank(src) <= rank(dst)``. So all
+    tokens attend to the first ``context`` tokens of the order. A later token of rank r has in-degree r + 1.
 
     Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context holds the
-    tokens that need not be predicted. Its query stream, in which a token must not attend to itself, is
-    this graph ``- self_loops(n)``. Autoregressive blank infilling, GLM (Du et al. 2021, arXiv
-    2103.10360), has the corrupted text as context. Raises ValueError unless ``order`` is a permutation.
+    tokens that need not be predicted. Its query stream, in which a token must not attend to itself,
+    is this graph ``- self_loops(n)``. In GLM (Du et al. 2021, arXiv 2103.10360), which fills blanks
+    autoregressively, the context is the corrupted text. Raises ValueError unless ``order`` is a permutation.
 
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
@@ -134,7 +134,7 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     (``"spm"``), so it has as many edges as ``causal(n)``: the middle attends to everything else and
     its own past, and the first part of the order attends to itself only. Source: Bavarian et al.
     2022 (arXiv 2207.14255, section 3; SPM is section 3.1), who move the tokens and add sentinels;
-    here the tokens stay in their place. Raises IndexError unless ``0 <= start <= stop <= n``.
+    here the tokens keep their positions. Raises IndexError unless ``0 <= start <= stop <= n``.
 
     >>> fill_in_the_middle(5, 1, 3).in_degree().tolist()
     [1, 4, 5, 2, 3]
@@ -150,12 +150,12 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
 def block_diffusion(n: int, block: int) -> TokenGraph:
     """Noised tokens attend to their noised block and the clean blocks before it.
 
-    The 2 n nodes are ``n`` noised tokens, then the same tokens without noise, both in blocks of ``block``. A
-    noised token attends to the noised tokens of its own block and to the clean tokens of earlier blocks,
-    ``blk(src) < blk(dst)``. A clean token attends to the clean tokens with ``blk(src) <= blk(dst)`` and to
-    no noised one. Both have in-degree ``min((blk + 1) * block, n)``. ``block=1`` is a causal model,
-    and ``block=n`` denoises all tokens at once. The last block may be short. This graph is for training; for
-    decoding it is ``block_causal(n, block)``. Source: BD3-LM (Arriola et al. 2025, arXiv 2503.09573).
+    The 2 n nodes are ``n`` noised tokens, then the same tokens without noise, both in blocks of ``block``.
+    A noised token attends to the noised tokens of its own block and to the clean tokens of earlier blocks,
+    ``blk(src) < blk(dst)``. A clean token attends to the clean tokens with ``blk(src) <= blk(dst)``
+    and to no noised token. Both have in-degree ``min((blk + 1) * block, n)``. ``block=1`` is a causal model,
+    and ``block=n`` denoises all tokens at once. The last block may be short. This graph is for training; the
+    graph for decoding is ``block_causal(n, block)``. Source: BD3-LM (Arriola et al. 2025, arXiv 2503.09573).
 
     >>> block_diffusion(3, 2).in_degree().tolist()
     [2, 2, 3, 2, 2, 3]
@@ -185,7 +185,7 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
 
 @builder(tokens=1)
 def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
-    """Each text token attends to the last image that comes before it or at its position.
+    """Each text token attends to the last image at or before its position.
 
     The graph is bipartite: ``n`` text tokens receive from ``len(media) * tokens`` visual tokens.
     ``media`` lists in increasing order the text positions at which images (or videos) appear. Image
@@ -198,7 +198,7 @@ def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
     """
     positions = _operands.check_positions("media", media, n, "text positions")
     if any(after <= before for before, after in pairwise(positions)):
-        numbers = text.format_list(positions, "media")
-        raise ValueError(f"media must be strictly increasing positions, got {numbers}")
+        listing = text.format_list(positions, "media")
+        raise ValueError(f"media must be strictly increasing positions, got {listing}")
     num_images_before = look_up(_data.mark_positions(positions, n).cumsum(0), dst)
     return TokenGraph.from_rule(src // tokens + 1 == num_images_before, n, len(positions) * tokens)

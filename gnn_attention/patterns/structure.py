@@ -1,10 +1,10 @@
-"""Graphs over real structure: hops, virtual nodes, time, edge types and shortest paths.
+"""Graphs derived from a given graph: hops, virtual nodes, time, edge types and shortest paths.
 
-These functions take an existing graph: a molecule, a road map, a parse, a program. Two models need no
-builder. A layer of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) adds up message passing over the graph
-and attention over ``full(n)``. Each has its own parameters, so they are two layers whose results are added,
-not one layer over the union, which is ``full(n)``. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has different
-parameters for ``g`` and ``no_self(n) - g``, which are two graphs, or ``no_self(n)`` with :func:`edge_types`.
+The given graph may be a molecule, a road map, a parse or a program. Two models need no builder. A layer
+of GraphGPS (Rampasek et al. 2022, arXiv 2205.12454) adds message passing over the graph ``g`` and attention
+over ``full(n)``. These have separate parameters, so use two layers and add their outputs: one layer
+over the union would be a layer over ``full(n)``. SAN (Kreuzer et al. 2021, arXiv 2106.03893) has separate
+parameters for ``g`` and ``no_self(n) - g``. Use both graphs, or ``no_self(n)`` with :func:`edge_types`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from gnn_attention.patterns._builder import builder
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
-# The search for shortest paths holds this many numbers at a time, which are 16 MiB in float32.
+# In the search for shortest paths a tensor has about this many numbers, 16 MiB in float32.
 NUMBERS_PER_CHUNK = 2**22
 
 
@@ -45,11 +45,11 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
 
 @builder(k=1)
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
-    """Each token attends to all tokens from which a walk of at most ``k`` hops leads to that token.
+    """A token attends to every token that reaches it by a walk of at most ``k`` hops.
 
-    The mask is ``A^1 or A^2 or ... or A^k``; the graph is ``algebra.closure(graph, k)``, with its
-    errors. ``with_self_loops(g) ** k`` adds self loops; it is GenCast's mask over its mesh (Price
-    et al. 2023, arXiv 2312.15796).
+    The mask is ``A^1 or A^2 or ... or A^k``; the graph is ``algebra.closure(graph, k)``, which
+    raises the same errors. With self loops it is ``with_self_loops(g) ** k``, as in GenCast, where
+    g is a mesh (Price et al. 2023, arXiv 2312.15796).
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     >>> k_hop(chain, 2).edge_index.tolist()
@@ -64,7 +64,7 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
 
     The virtual nodes are ``n .. n + m - 1``. The ``2 m n`` new edges come last in the list; virtual nodes
     attend neither to each other nor to themselves. The graph is ``algebra.extend(graph, m, "both", "none")``,
-    with the same errors. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv
+    which raises the same errors. torch_geometric's ``VirtualNode`` transform (Gilmer et al. 2017, arXiv
     1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) adds an expander.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
@@ -78,10 +78,10 @@ def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
     """Each token attends to those of its senders in ``graph`` that are not later in time.
 
-    The edges are ``g(src, dst) and time(src) <= time(dst)``; ``strict=True`` requires ``<``.
-    ``times [n]`` are compared as integers or as float64; they need not follow the order of the
-    tokens. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. Raises
-    TypeError or ValueError unless ``times`` are ``n`` numbers.
+    The edges are ``g(src, dst) and time(src) <= time(dst)``; ``strict=True`` requires
+    ``<``. ``times [n]`` are integers or floats, and a later token may have an earlier time.
+    ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. Raises TypeError
+    or ValueError unless ``times`` are ``n`` numbers.
 
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
     >>> temporal(path, [5, 3.5, 5]).edge_index.tolist()
@@ -90,9 +90,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     _operands.check_square("temporal", graph, "only a square graph has one time for each token")
     values, sizes = _data.expand_axes("times", times, "n")
     if sizes or values.shape[-1] != graph.num_dst:
-        raise ValueError(
-            f"times must be {graph.num_dst} numbers, one for each token, got {checks.quote(times)}"
-        )
+        raise ValueError(f"times must be {graph.num_dst} numbers, one per token, got {checks.quote(times)}")
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
     order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
     return graph & copy_offsets(graph, order)
@@ -103,9 +101,9 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
 
     The edges are in the order of ``graph.edge_index``. Typed edges of text or code (syntax,
     coreference, data flow) can bias attention over the union of relations or over all pairs:
-    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds up the types of an
-    edge. Source: Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code", GREAT), who bias
-    full attention. Raises ValueError for other tokens, and for relations that differ by head.
+    ``bias = weight.T @ edge_types(g, parts).float()`` with ``weight [types, heads]`` adds up the weights
+    of an edge's types. Source: Hellendoorn et al. 2020 (ICLR, "Global Relational Models of Source Code",
+    GREAT), who bias full attention. Raises ValueError if a part has other tokens, heads or a batch.
 
     >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
@@ -133,9 +131,9 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
 
     The distance is the number of hops from src to dst in ``structure``: 0 for a self loop, -1 without a path.
     The edges are in the order of ``graph.edge_index``. ``table[:, shortest_paths(full(n), g).clamp(max=d)]``
-    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias on the full graph whose
-    last column is for -1 (Ying et al. 2021, arXiv 2106.05234, section 3.1.2). Raises ValueError
-    unless ``structure`` is square and has the tokens of ``graph``.
+    with ``table [heads, d + 2]`` is Graphormer's spatial encoding, a bias on the full graph; the
+    last column is for pairs without a path (Ying et al. 2021, arXiv 2106.05234, section 3.1.2).
+    Raises ValueError unless ``structure`` is square and has the tokens of ``graph``.
 
     >>> ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> every_pair = ring | ~ring

@@ -43,12 +43,12 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     """The tokens of a tree attend to their ancestors and to the whole prompt before the tree.
 
-    The prompt is causal and has ``prompt`` tokens. ``parents`` numbers the tokens of the tree from 0, with -1
-    for tokens that follow the prompt directly. Token i of the tree is node ``prompt + i`` and has
+    The prompt is causal and has ``prompt`` tokens. ``parents[i]`` is the parent of token i of the tree, or
+    -1 if this token follows the prompt directly. Token i of the tree is node ``prompt + i`` and has
     in-degree ``prompt + depth + 1``. The whole graph is a ``tree`` with the prompt as its trunk;
     the decoding step of all drafted tokens is ``.rows(prompt, prompt + len(parents))``. Sources:
     SpecInfer (Miao et al. 2024, arXiv 2305.09781); Medusa (Cai et al. 2024, arXiv 2401.10774),
-    whose tree has one root, the token that is already certain. Raises the errors of ``tree``.
+    whose tree has one root, a token that is already decided. Raises the errors of ``tree``.
 
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
@@ -68,7 +68,7 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     segment k continues, -1 for none. So every path from a root down is one causal sequence,
     and parts that paths share are stored once, as for several answers to several prompts,
     few-shot prompts and tree search. The graph is causal if parents come before their children.
-    ``shared_prefix`` is its simplest case, ``documents`` has only roots, and ``tree`` has segments
+    ``shared_prefix`` is the simplest case, ``documents`` has only roots, and ``tree`` has segments
     of one token. Source: DeFT (Yao et al. 2025, arXiv 2404.00242), for decoding. Raises the errors
     of ``tree``, and ValueError unless there is a parent for each segment.
 
@@ -87,10 +87,10 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
 def family(parents: Sequence[int]) -> TokenGraph:
     """Each token attends to itself, its parent, its children and its siblings.
 
-    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``;
-    the roots of a forest are siblings. The graph is symmetric, and the in-degree is the number of children
-    and of siblings (itself included), plus 1 for a parent. Messages cross a tree of depth D >= 1 in
-    at most 2 D - 1 layers: up to the children of the common ancestor, across, and down; from tree to tree
+    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``; the
+    roots of a forest are siblings. The graph is symmetric. The in-degree is the number of children
+    and siblings (with the token itself), plus 1 for a parent. Messages cross a tree of depth D >= 1
+    in at most 2 D - 1 layers: up to the children of the common ancestor, across, and down; from tree to tree
     they need 2 D + 1. ``hierarchical_document`` is such a graph. Raises the errors of ``tree``.
 
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
@@ -106,7 +106,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
 
 @builder()
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
-    """Tokens of a document with anchors attend to their parent, children and siblings.
+    """In a document with anchors, tokens attend to their parent, children and siblings.
 
     ``sections[s][t]`` is the number of words in sentence t of section s. The tokens are the document's
     anchor, then for each section its anchor, then for each sentence its anchor and its words. A word attends
@@ -139,7 +139,7 @@ def _is_above(enter: Tensor, leave: Tensor) -> Any:
 
 
 def _visit_times(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return depth-first times: a is t or an ancestor of t iff ``enter[a] <= enter[t] < leave[a]``."""
+    """Return times ``enter`` and ``leave``: a is t or above t iff ``enter[a] <= enter[t] < leave[a]``."""
     parents = checks.integers("parents", parents, "positions (-1 for a root)")
     n = len(parents)
     children: list[list[int]] = [[] for _ in parents]

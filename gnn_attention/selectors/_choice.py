@@ -1,4 +1,4 @@
-"""The edges that a selector may choose, and the graph of the chosen ones."""
+"""Helpers for selectors: they check the candidates and build the graph of the chosen edges."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +41,7 @@ def are_edges(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."
 
 
 def mask_rows(graph: TokenGraph, rows: tuple[int, int], device: torch.device) -> Bool[Tensor, "..."]:
-    """Return rows of the mask of ``graph``, ``[batch, heads, rows, src]``."""
+    """Return the rows ``start .. stop - 1`` of a graph's mask, ``[batch, heads, rows, src]``."""
     # All layers share the graph of a step, so a small mask is worth caching.
     if rows == (0, graph.num_dst) and has_few_pairs(graph.shape4):
         return graph.mask(device).view(graph.shape4)

@@ -1,4 +1,4 @@
-"""The lightning indexer of DeepSeek sparse attention: small heads learn to which tokens to attend."""
+"""The lightning indexer of DeepSeek sparse attention, whose small heads learn to choose senders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import _choice
 
 EDGES_PER_CHUNK = 2**16
-# Up to this density the loss is computed edge by edge, above it on rows of the mask.
+# Up to this density the loss is computed edge by edge; above it, on rows of the mask.
 SPARSE_DENSITY = 1 / 16
-# The indexer projects the states of receivers to queries and weights, and those of senders to keys.
+# The indexer projects states of receivers to queries and weights, and states of senders to keys.
 DstStates = Float[Tensor, "batch dst width"]
 SrcStates = Float[Tensor, "batch src source_width"]
 QueriesAndWeights = tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]
@@ -32,10 +32,10 @@ Keys = Float[Tensor, "batch src dim"]
 class Indexer(nn.Module):
     """Choose the ``k`` senders with the largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
 
-    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a layer. Its
-    heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and keys. The
-    learned weights ``w`` are divided by ``sqrt(heads head_dim)``. :meth:`select` computes its
-    products in ``dtype``. The indexer learns by :meth:`loss`, or by :meth:`edge_scores` as a bias.
+    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a layer.
+    Its heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and keys.
+    The learned weights ``w`` are divided by ``sqrt(num_heads * head_dim)``. :meth:`select` computes
+    products in ``dtype``. Train the indexer by :meth:`loss`, or by :meth:`edge_scores` as a bias.
 
     Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
@@ -66,12 +66,12 @@ class Indexer(nn.Module):
         self.weights = nn.Linear(width, num_heads, bias=False)
 
     def receive(self, x: DstStates, positions: Int[Tensor, " dst"]) -> QueriesAndWeights:
-        """Return queries and weights of the receivers with states ``x``."""
+        """Return the queries and weights of receivers with states ``x``."""
         queries = self.queries(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self._rotate(queries, positions), self.weights(x).mT * self.scale
 
     def send(self, x: SrcStates, positions: Int[Tensor, " src"]) -> Keys:
-        """Return keys of the senders with states ``x``, which a decoding step can cache."""
+        """Return the keys of senders with states ``x``; decoding can cache these keys."""
         return self._rotate(self.key_norm(self.keys(x)), positions)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Indexer(nn.Module):
 
     @torch.no_grad()
     def choose(self, received: QueriesAndWeights, keys: Keys, graph: TokenGraph) -> TokenGraph:
-        """Return the graph of :meth:`select` from what :meth:`receive` and :meth:`send` return."""
+        """Return the graph of :meth:`select` for results of :meth:`receive` and :meth:`send`."""
         queries, weights = received
         queries, keys = (x.to(self.dtype or keys.dtype) for x in (queries, keys))
 
@@ -99,8 +99,8 @@ class Indexer(nn.Module):
     def edge_scores(self, q: DstStates, k: SrcStates, graph: TokenGraph) -> Float[Tensor, "batch one edges"]:
         """Return ``I`` of every edge with gradients, in the order of ``graph.edge_index``.
 
-        As ``bias`` of ``attend`` it lets the loss of the model reach the indexer:
-        ``I - I.detach()`` changes the gradient alone, and ``logsigmoid(I)`` is a gate.
+        With ``I`` as the ``bias`` of ``attend``, the model's loss trains the indexer. The bias
+        ``I - I.detach()`` adds a gradient but changes no output; ``logsigmoid(I)`` is a gate.
         """
         (queries, weights), keys, graph = self._project(q, k, graph)
         order = edge_order(graph, keys.device)
@@ -111,11 +111,11 @@ class Indexer(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the mean over receivers of ``KL(p || softmax of I)`` over their in-edges.
 
-        Isolated receivers do not count. ``p`` is the normalised sum of the weights of all heads. ``info``
-        comes from ``attend(..., return_info=True)``: over a causal graph in the dense warm-up, over the
-        chosen graph in the sparse stage. States and attention are treated as constants, so only the
-        indexer gets a gradient. Weights are computed from lse in chunks, and chunks of rows are computed
-        again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
+        Isolated receivers do not count. ``p`` is the normalised sum of the attention weights of all
+        heads. ``info`` comes from ``attend(..., return_info=True)``, on a causal graph in the dense
+        warm-up, on the chosen graph in the sparse stage. States and attention are treated as constants,
+        so only the indexer has a gradient. Weights are computed from lse in chunks, and chunks of rows are
+        computed again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
         Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph differs by head.
         """
         graph = checks.instance("info", info, AttentionInfo).call.graph
@@ -128,7 +128,7 @@ class Indexer(nn.Module):
         total = keys.new_zeros(())
         if rows is None and graph.num_edges <= SPARSE_DENSITY * num_pairs:
             for i, (call,) in enumerate(info.call.slices()):
-                # A graph that all samples share has a single part, which holds all samples.
+                # If all samples share the graph, there is a single part with all samples.
                 sample = slice(None) if graph.batch is None else slice(i, i + 1)
                 part = AttentionInfo(call, info.lse[sample])
                 total = total + _divergence_of_edges(part, queries[sample], weights[sample], keys[sample])
@@ -157,7 +157,7 @@ class Indexer(nn.Module):
 
 
 def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
-    """Return ``I [batch, rows, src]`` of some receivers."""
+    """Return ``I [batch, rows, src]`` of the receivers ``rows``, which are ``(start, stop)``."""
     queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
     # One product for all heads reads the keys once. A single sample is multiplied as a matrix, because
     # torch multiplies batches of half-precision matrices slowly.
@@ -178,7 +178,7 @@ def _score_edges(queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGra
 def _divergence_of_rows(
     info: AttentionInfo, rows: tuple[int, int], queries: Tensor, weights: Tensor, keys: Tensor
 ) -> Float[Tensor, ""]:
-    """Return the sum of the divergences of some receivers."""
+    """Return the sum of ``KL(p || softmax of I)`` over the receivers ``rows``."""
     with torch.no_grad():
         p = info.weight_matrix(rows=rows).sum(1)
         p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
@@ -190,7 +190,7 @@ def _divergence_of_rows(
 
 
 def _divergence_of_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Return the sum of the divergences of all receivers of one graph for all heads and samples."""
+    """Return the sum of ``KL(p || softmax of I)`` if all heads and samples share the graph."""
     graph, device = info.call.graph, keys.device
     dst = edge_rows(graph, device).dst.long()
     with torch.no_grad():

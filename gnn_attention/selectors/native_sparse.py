@@ -1,4 +1,4 @@
-"""Native sparse attention: attention over three graphs in one layer, added by learned gates."""
+"""Native sparse attention: attention over three graphs in one layer, combined by learned gates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gnn_attention.selectors import _choice
 class NativeSparseAttention(nn.Module):
     """Compute ``collect(sum over c of g_c(x) attend(q, k_c, v_c, graph_c))`` with three causal graphs.
 
-    In the *compressed* branch a token attends to pooled blocks that lie wholly in its past. A
-    block of ``block`` tokens begins every ``stride`` tokens; MLPs compute its key and value from
-    those of its tokens, with learned positions. In *selected* a token attends to ``top`` blocks
-    of ``selected`` tokens: the first ``initial``, the last ``local``, and those with the largest
-    weights of the compressed branch, summed over a group of heads. In *window* a token attends
-    to the last ``window`` tokens. The gates are ``sigmoid(x W)``, one for each head and branch.
-    Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last two.
-    Selection has no gradient: its scores are trained as weights of the compressed branch.
+    In the *compressed* branch a token attends to pooled blocks that lie wholly in its past. A block
+    of ``block`` tokens begins every ``stride`` tokens. MLPs compute the key and the value of a
+    block from those of its tokens, with learned positions. In the *selected* branch a token attends
+    to ``top`` blocks of ``selected`` tokens: the first ``initial``, the last ``local``, and those
+    with the largest weights of the compressed branch, summed over a group of heads. In the *window*
+    branch it attends to the last ``window`` tokens. Gates are ``sigmoid(x W)``, one for each head
+    and branch. Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last two
+    branches. Selection has no gradient: its scores are trained as weights of the compressed branch.
 
     Source: Yuan et al. 2025 (arXiv 2502.11089), sections 3.2 and 3.3.
 
@@ -52,7 +52,7 @@ class NativeSparseAttention(nn.Module):
         rotary: Rotary | None = Rotary(),  # noqa: B008 (frozen)
         backend: str | Backend = "auto",
     ) -> None:
-        """Raises ValueError unless ``initial + local <= top``, and for sizes that do not fit."""
+        """Raises ValueError unless ``initial + local <= top``, or if a size is invalid."""
         super().__init__()
         self.block, self.stride = checks.size("block", block, 1), checks.size("stride", stride, 1)
         self.selected, self.top = checks.size("selected", selected, 1), checks.size("top", top, 1)

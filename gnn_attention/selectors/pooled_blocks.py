@@ -18,8 +18,8 @@ class PooledBlocks(nn.Module):
     """Choose ``top`` blocks of ``block`` senders by pooled keys; the receiver's own block is one of them.
 
     ``pool="mean"`` scores a block by ``q . mean(k)``, as MoBA does (Lu et al. 2025, arXiv
-    2502.13189). ``"extremes"`` scores it by the bound ``sum_d max(q_d min_d, q_d max_d)`` of all
-    its logits, as Quest does (Tang et al. 2024, arXiv 2406.10774). Each head chooses for itself.
+    2502.13189). ``"extremes"`` scores it by ``sum_d max(q_d min_d, q_d max_d)``, a bound on its
+    logits, as Quest does (Tang et al. 2024, arXiv 2406.10774). Each head chooses for itself.
 
     >>> x = torch.tensor([1.0, 1, 0, 0, 2, 2]).view(1, 1, 6, 1)
     >>> PooledBlocks(block=2, top=2).select(x, x).mask()[4].int().tolist()

@@ -1,4 +1,4 @@
-"""The share of attention that a selection holds."""
+"""The share of the attention weights that a selection keeps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOLERANCE = 1e-3
 def recall(
     info: AttentionInfo, chosen: TokenGraph, backend: str | Backend = "auto"
 ) -> Float[Tensor, "batch heads dst"]:
-    """Return the share of each receiver's weights that lies on the edges of ``chosen``.
+    """Return for each receiver the share of its weights that lies on the edges of ``chosen``.
 
-    The share is ``exp(lse over chosen - lse)``, on any backend and without stored weights; it is
-    NaN for an isolated receiver. ``info`` comes from ``attend(..., return_info=True)``, and
-    ``chosen`` is a subgraph of its graph. Raises ValueError if ``chosen`` has other tokens, or if
-    its edges outside that graph lift a share above 1, and NotImplementedError for a bias or sinks.
+    The share is ``exp(lse over chosen - lse)``, which any backend computes without stored weights.
+    It is NaN for an isolated receiver. ``info`` comes from ``attend(..., return_info=True)``, and
+    ``chosen`` must be a subgraph of its graph. Raises ValueError if ``chosen`` has other tokens, or
+    if edges outside that graph raise a share above 1, and NotImplementedError for a bias or sinks.
 
     >>> import gnn_attention as ga
     >>> x = torch.zeros(1, 1, 4, 2)

@@ -1,4 +1,4 @@
-"""The senders with the largest logits: the oracle by which cheaper selections are measured."""
+"""A selector that computes all logits: the oracle with which cheaper selectors are compared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SHARING = ("head", "group", "all")
 class TopK(nn.Module):
     """Choose the ``k`` senders with the largest exact logits ``score_mod(scale * q . k)``.
 
-    ``per="head"`` chooses for each head. ``"group"`` chooses once for the heads that share a key
-    head, and ``"all"`` once for all heads, both by the sum of the heads' weights: no other shared
-    selection of ``k`` senders holds a larger sum. Among equal logits any may be chosen.
+    ``per="head"`` chooses for each head. ``"group"`` chooses once for the heads that share a
+    key head, and ``"all"`` chooses once for all heads. Both choose the senders with the largest
+    attention weights, summed over these heads. Among equal logits any may be chosen.
 
     >>> x = torch.tensor([[1.0], [0.0], [2.0], [3.0]]).view(1, 1, 4, 1)
     >>> TopK(2).select(x, x).mask().int().tolist()

@@ -101,7 +101,8 @@ def _select_checks(all_checks: Sequence[Check], selection: str, only: str | None
         return _cover_pairs(all_checks) if selection == "pairs" else all_checks
     selected = [check for check in all_checks if only in check.label]
     if not selected:
-        raise ValueError(f"only must be in a label like {all_checks[0].label!r}, got {quote(only)}")
+        label = all_checks[0].label if all_checks else "attend: causal, plain, inputs x1 [dense, float32]"
+        raise ValueError(f"only must be in a label like {label!r}, got {quote(only)}")
     return selected
 
 

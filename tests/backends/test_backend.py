@@ -47,7 +47,7 @@ def test_backends_with_wrong_fields_are_refused(message):
         Backend(*WRONG_BACKENDS[message])
 
 
-NO_RESULT = r"must return \(out, lse or None\)"
+NO_RESULT = r"must return \(out, lse \| None\)"
 WRONG_RESULTS = [
     (None, TypeError, NO_RESULT + ", got None"),
     ([torch.ones(OUT), None], TypeError, NO_RESULT),

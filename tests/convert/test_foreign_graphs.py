@@ -372,7 +372,7 @@ FUNCTIONS = {
     ),
     "graph must be a networkx graph": (convert.from_networkx, nx.DiGraph),
     "edge_index must be a tensor of signed": (partial(convert.from_edge_index, num_dst=N), ()),
-    "expected a torch_geometric Data, EdgeIndex, relation, adj_t or edge_index": (convert.from_pyg, Data),
+    r"expected a torch_geometric Data, EdgeIndex, data\[key\], adj_t or edge_index": (convert.from_pyg, Data),
 }
 
 

@@ -137,7 +137,7 @@ class TestMetis:
 
     def test_without_pymetis(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "pymetis", None)
-        with pytest.raises(ImportError, match=r"needs pymetis: pip install .*metis.*, or take by_edges"):
+        with pytest.raises(ImportError, match=r"needs pymetis: pip install .*metis.* or use by_edges"):
             metis(patterns.torus(4, 4), 2)
 
     def test_too_many_edges_to_list(self, monkeypatch):

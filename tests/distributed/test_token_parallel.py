@@ -18,7 +18,8 @@ D, DV, HQ, HKV = 4, 3, 4, 2
 def drawn(graph, dtype=torch.float64):
     """q, k, v and what the output is multiplied with, the same on every rank."""
     rng = torch.Generator().manual_seed(SEED)
-    heads, batch = graph.heads or HQ, graph.batch or 2
+    heads = graph.heads or HQ
+    batch = 0 if graph == NO_SAMPLES else graph.batch or 2
     kv_heads = HKV if heads % HKV == 0 else heads
     dst, src = graph.num_dst, graph.num_src
     shapes = ((heads, dst, D), (kv_heads, src, D), (kv_heads, src, DV), (heads, dst, DV))
@@ -94,6 +95,7 @@ OPTIONS = {
 }
 WINDOW, FAR = patterns.window(37, 5), patterns.window(30, 6) | patterns.sinks(30, 2)
 LISTED = patterns.erdos_renyi(29, 0.2)
+NO_SAMPLES = patterns.window(8, 3)
 CASES = [
     (WINDOW, "contiguous", ""),
     (WINDOW, "zigzag", "alibi"),
@@ -105,7 +107,8 @@ CASES = [
     (patterns.cross(9, 14), "contiguous", "dropout"),
     (patterns.documents([3, 11, 7]), "by_edges", ""),
     (patterns.duo_attention(23, HQ, [1], 5), "zigzag", "alibi dropout"),
-    # more ranks than tokens, no tokens, no edges, ranks without receivers or senders, a part of a graph
+    # no samples, fewer tokens than ranks, no tokens, no edges, ranks without receivers or senders, a slice
+    (NO_SAMPLES, "contiguous", "sinks"),
     (patterns.causal(2), "contiguous", "alibi dropout sinks"),
     (patterns.causal(0), "contiguous", "alibi dropout sinks"),
     (patterns.causal(9) - patterns.causal(9), "zigzag", "alibi dropout sinks"),

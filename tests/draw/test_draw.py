@@ -302,7 +302,7 @@ draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 se
 arcs(cross(2, 3)) -> ValueError: arcs\(\) needs the same senders and receivers, .*graph\(\)
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 numbers
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: got 4 numbers, 3 of them finite
-draw.graph(causal(150)) -> ValueError: at most 10000 edges are drawn, got 11325; use mask\(\)
+draw.graph(causal(150)) -> ValueError: at most 10000 edges fit, got 11325: use algebra.restrict or mask\(\)
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* got \(0, 1\)
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
@@ -372,10 +372,7 @@ class TestWeights:
                 assert_no_overlap(axis)
         assert tick_names(figure.axes[0].yaxis) == tick_names(figure.axes[heads - 1].xaxis) == words
 
-    @pytest.mark.parametrize(
-        ("words", "angle"),
-        [(["to", "be"], 0), (["infrastructure"] * 30, 90)],
-    )
+    @pytest.mark.parametrize(("words", "angle"), [(["to", "be"], 0), (["infrastructure"] * 30, 90)])
     def test_few_letters_lie_flat_and_long_names_do_not(self, words, angle):
         axes = draw.weights(torch.rand(len(words), len(words)), labels=words).axes[0]
         assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}

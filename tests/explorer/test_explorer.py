@@ -84,7 +84,7 @@ class TestData:
         bias[0].unembedding = torch.nn.Linear(12, 256)
         for options, error, match in (
             ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
-            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
+            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, at most 512 fit: shorten it, or give ids"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
             ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
@@ -94,7 +94,7 @@ class TestData:
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
             ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),
             ({"model": no_gelu}, ValueError, "with a GELU in each"),
-            ({"model": bias}, ValueError, r"without biases; differs in \['unembedding.bias'\]"),
+            ({"model": bias}, ValueError, r"bias-free heads; differs in \['unembedding.bias'\]"),
         ):
             with pytest.raises(error, match=match):
                 explorer.page(**({tokens: TEXT} | options))
@@ -178,7 +178,7 @@ class TestFile:
         path = page.save(tmp_path / "page.html")
         assert path.read_bytes().decode("utf-8") == page.html
         assert [child.name for child in tmp_path.iterdir()] == ["page.html"]
-        assert _html.is_ours(path)
+        assert _html.is_explorer_page(path)
         with pytest.raises(OSError, match="nowhere"):
             page.save(tmp_path / "nowhere" / "page.html")
         # A frame may be decoded in any encoding, and the hashes must be right in each.
@@ -222,7 +222,7 @@ class TestCommand:
         assert "".join(token["text"] for token in data_of(out)["tokens"]) == explorer.FIRST
         out.write_text("my notes")
         assert main(["explore", "abc", "-o", str(out)]) == 2
-        message = "exists and is no page of the explorer: give another name, or --force"
+        message = "exists and is not an explorer page: use another name or --force"
         assert message in capsys.readouterr().err
         assert out.read_text() == "my notes"
         assert main(["explore", "again", "-o", str(out), "--force"]) == 0
@@ -232,7 +232,7 @@ class TestCommand:
         ("arguments", "words"),
         [
             (["@latin.txt"], "can't decode byte 0xff in position 2"),
-            ([""], "text must not be empty: give one such as"),
+            ([""], "text must not be empty: pass one such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
             (["a", "--model", "none.safetensors"], "model 'none.safetensors' is no file"),

@@ -212,17 +212,17 @@ ARRAYS = {name: getattr(make(SIZES["everything"]), name).detach() for name in ("
 ARRAYS |= {name: getattr(make(SIZES["everything"]), name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
 WRONG_ARRAYS = [
     ({"layout": "rows"}, "layout must be one of 'row', 'column', got 'rows'"),
-    ({"W_Q": drawn(7, 18)}, r"W_Q has its heads side by side, shape \[7, 18\]: give num_heads"),
+    ({"W_Q": drawn(7, 18)}, r"W_Q has its heads side by side, shape \[7, 18\]: pass num_heads"),
     ({"W_Q": drawn(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
     ({"W_Q": drawn(5, 7, 3)}, "W_Q has 5 heads, not a multiple of the 2 of W_K"),
     ({"W_V": drawn(3, 5, 4)}, r"W_K \[2, 5, 3\] and W_V \[3, 5, 4\] must agree in heads"),
     ({"W_O": drawn(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
     ({"b_O": drawn(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
-    ({"W_O": None}, "b_O needs W_O: give both or neither"),
+    ({"W_O": None}, "b_O needs W_O: pass both or neither"),
     ({"W_K": drawn(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
 ]
 WRONG_SIZES = [
-    ({"width": 7}, "width 7 is not a multiple of num_heads 2: give head_dim"),
+    ({"width": 7}, "width 7 is not a multiple of num_heads 2: pass head_dim"),
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
     ({"width": 6, "rotary": Rotary()}, "head_dim must be even, got 3"),
 ]

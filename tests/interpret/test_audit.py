@@ -400,7 +400,7 @@ ENDLESS.endless = (x for x in ())
 OUR_LAYER = MessagePassingAttention(StandardHeads(4, 1))
 THREE = Apply(lambda x: x[:, :3])
 WRONG = [
-    ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .*, T = 8 senders, got \(7, 4\)"),
+    ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .* with T = 8, got \(7, 4\)"),
     ({"graph": patterns.causal(5000)}, ValueError, "1 to 4096 tokens"),
     ({"graph": ga.algebra.per_sample(CAUSAL, LOOPS)}, ValueError, r"differs by sample: audit graph\.select"),
     ({"module": THREE, "graph": patterns.cross(3, 8), "layers": 2}, ValueError, "layers must be 1 for"),
@@ -413,7 +413,7 @@ WRONG = [
     ({"inputs": torch.zeros(SHAPE)}, ValueError, r"floating states in tensors \[B, .*8, 4.*shape \[8, 4\]"),
     ({"inputs": torch.zeros(1, *SHAPE).long()}, ValueError, "must be floating states in .*got .*int64"),
     ({**IDS, "embedding": "word", "inputs": torch.zeros(1, T)}, ValueError, "integer token ids in .*float32"),
-    ({**IDS, "embedding": "word", "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
+    ({**IDS, "embedding": "word", "inputs": torch.full((1, T), -1)}, IndexError, "got -1 .. -1"),
     ({**IDS, "module": nn.Linear(3, 3)}, ValueError, "the module has 0 embeddings"),
     (IDS, ValueError, r"2 embeddings .'word', 'place'.*: give embedding='name'"),
     ({**IDS, "embedding": "place"}, ValueError, "not called with the token ids"),

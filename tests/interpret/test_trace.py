@@ -87,7 +87,7 @@ def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     assert_exact(call.update, expected.update)
     if kind:
         with pytest.raises(
-            NotImplementedError, match="bias= excludes an intervention on some heads: give it"
+            NotImplementedError, match="bias= excludes an intervention on some heads: take all"
         ):
             recorded(form, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
 

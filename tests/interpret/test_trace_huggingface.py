@@ -112,17 +112,19 @@ class Adapted(torch.nn.Module):
     def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer
+        self.lora_A = torch.nn.Linear(base_layer.in_features, 2, bias=False)
+        self.lora_B = torch.nn.Linear(2, base_layer.out_features, bias=False)
 
     def forward(self, x):
-        """Return twice the output of the map."""
-        return self.base_layer(x) + self.base_layer(x)
+        """Return the sum of the map and of a map of rank 2."""
+        return self.lora_B(self.lora_A(x)) + self.base_layer(x)
 
 
 def test_messages_through_an_adapter_are_unknown():
     """The linear map below an adapter is only a part of the projection."""
     model = hf_models.built("llama", "gnn_attention")
     for layer in model.model.layers:
-        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj).to(model.dtype)
     with torch.no_grad():
         layer = ga.trace.record(model, torch.tensor([[3, 4]])).layers[0]
     assert layer.weights().shape[1] == 3

@@ -165,7 +165,7 @@ def test_autocast_runs_every_form(way, form, side, bias):
 
 CAUSAL, X = patterns.causal(9), drawn(9, 12)
 WRONG_INPUTS = [
-    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"x_src and x_dst must both be"),
+    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"x_src and x_dst of a pair must"),
     ((X, X, X), CAUSAL, TypeError, r"a pair .*, got Tensor, Tensor, Tensor"),
     ("x", CAUSAL, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
     (drawn(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),

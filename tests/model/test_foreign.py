@@ -187,7 +187,7 @@ def test_score_mods_of_gemma2_and_t5():
     model = CASES["gemma2"].make()
     assert foreign.score_mod_of(model, 0) == ga.score_mods.softcap(2.0)
     model = CASES["t5"].make()
-    with pytest.raises(ValueError, match="T5 keeps its relative position bias in layer 0: give"):
+    with pytest.raises(ValueError, match="T5 keeps its relative position bias in layer 0: pass"):
         foreign.score_mod_of(model.encoder.block[1].layer[0].SelfAttention)
     assert foreign.score_mod_of(model.decoder.block[1].layer[1].EncDecAttention) is None
     assert foreign.score_mod_of(model.encoder.block[0].layer[0].SelfAttention).table.shape == (4, 25)
@@ -246,10 +246,10 @@ def make(name: str) -> Callable[[], nn.Module]:
 REFUSED = [
     (lambda: "gpt2", (0,), TypeError, r"model must be a Module, got"),
     (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear has no .* it has none. Known: torch.*GPT-2"),
-    (make("gpt2"), (), ValueError, "give layer: the model has 2 layers"),
+    (make("gpt2"), (), ValueError, "pass layer: the model has 2 layers"),
     (make("gpt2"), (2,), IndexError, "layer must be in 0 .. 1, got 2"),
     (make("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
-    (make("t5"), (0,), ValueError, "attends in several parts: give part, one of encoder, decoder,"),
+    (make("t5"), (0,), ValueError, "attends in several parts: pass part, one of encoder, decoder,"),
     (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
     (dynamic, (0,), NotImplementedError, "rope_type 'dynamic' depends on the length;"),
     (lambda: make("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),

@@ -34,17 +34,17 @@ media_cross(4, [2, 1], 2) -> ValueError: strictly increasing positions, got \[2,
 torus(3, 0) -> ValueError: each of sizes must be at least 1, got 0
 watts_strogatz(4, 5, 0.1) -> ValueError: k must be at most n = 4, the number of tokens, got 5
 erdos_renyi(4, -0.1) -> ValueError: p must be a probability in \[0, 1\], got -0.1
-natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single one give \[16\]
+natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single value pass \[16\]
 natten((), 3) -> ValueError: shape must have at least one axis
 natten((4, 4), (3, 3, 3)) -> ValueError: kernel must be one value or 2, .*\(4, 4\), got \(3, 3, 3\)
-natten((5, 4), 5) -> ValueError: kernel \* dilation must fit .* got 5 along axis 1, which has 4
-natten((7,), 4, dilation=2) -> ValueError: kernel \* dilation must fit .* got 8 along axis 0, which has 7
+natten((5, 4), 5) -> ValueError: kernel \* dilation must fit .* got 5 along axis 1 of 4
+natten((7,), 4, dilation=2) -> ValueError: kernel \* dilation must fit .* got 8 along axis 0 of 7
 natten((7,), 3, causal=1) -> TypeError: causal must be a bool, got 1 of type int
 swin((8, 8), 4, 4) -> ValueError: shift must be less than window, got 4 for a window of 4 along axis 0
 axial((2, 3), 2) -> IndexError: axis must be in 0 \.\. 1, got 2
 image_local_2d((8,), 4, 1) -> ValueError: shape must be \(height, width\), got \(8,\)
 sliding_tile((8, 6), 4, 1) -> ValueError: tile must divide the grid, got 4 along axis 1, which has 6
-sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0, which has 2
+sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0 of 2
 longnet(8, [4, 8], [1]) -> ValueError: got 1 dilations for 2 segments
 memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens as receivers .* got TokenGraph\(cross
 documents([2, -1]) -> ValueError: each of lengths must be at least 0, got -1
@@ -52,7 +52,7 @@ global_tokens(4, [4]) -> IndexError: tokens must be positions in 0 \.\. 3, got 4
 global_tokens(4, True) -> TypeError: tokens must be an integer, got the bool True
 tree([-1, 2]) -> IndexError: parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2
 tree([-1, 2, 1, 1]) -> ValueError: must form a forest, but token 1 is on or below a cycle
-documents(3) -> TypeError: lengths must be a list of sizes, got 3; for a single one give \[3\]
+documents(3) -> TypeError: lengths must be a list of sizes, got 3; for a single value pass \[3\]
 permutation(3) -> TypeError: order must be a list of positions, got 3
 permutation([0, 2]) -> ValueError: order must hold each of 0 \.\. 1 once, in any order, got \[0, 2\]
 fill_in_the_middle(4, 1, 5) -> IndexError: n = 4, got start 1 and stop 5

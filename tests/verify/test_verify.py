@@ -254,6 +254,7 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
         ({"selection": "nope"}, "selection must be .*, got "),
         ({"device": "nope"}, r"device must be one that torch knows, got 'nope': Expected one of cpu"),
         ({"only": "no such label"}, "only must be in a label like .*, got 'no such label'"),
+        ({"only": "x", "backends": []}, "only must be in a label like 'attend: causal, .*, got 'x'"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
         ({"jobs": 2, "backends": [Backend("mine", dense.run)]}, "jobs must be 1 for a Backend value, got 2"),
     ],

@@ -29,7 +29,7 @@ def run_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """Run a plain call on a graph without batch or heads, by its plan of the given ``kind``."""
     q, k, v = call.q, call.k, call.v
     sinks = call.sink_logits
-    if are_eager((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
+    if not any_needs_gradients((q, k, v, sinks)) and are_eager((q, k, v)):
         # The operator would only add the cost of its dispatch.
         plan = memoized(_plan_on_device, call.graph, kind, q.device)
         out, lse = _forward(q, k, v, _expand_sinks(q, sinks), plan, call.scale)

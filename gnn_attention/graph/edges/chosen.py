@@ -24,8 +24,8 @@ class ChosenEdges(EdgeSet):
     """Row ``r = (b * heads + h) * num_dst + dst`` holds the senders ``src[ptr[r] : ptr[r + 1]]``.
 
     The senders of a row are sorted and distinct. ``shape`` is ``(batch, heads, num_dst, num_src)``,
-    with 1 where the graph does not differ. If there is one slice, ``index_order`` may hold the edges
-    in the order of the index from which they were read.
+    with 1 for an axis by which the graph does not differ. If there is one slice, ``index_order``
+    may hold the edges in the order of the index that they come from.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -37,7 +37,7 @@ class ChosenEdges(EdgeSet):
 
     @classmethod
     def from_rows(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> ChosenEdges:
-        """Build the edges from the row and sender of each, which are sorted and distinct."""
+        """Build the edges from their rows and senders; these pairs must be sorted and distinct."""
         ends = torch.bincount(row, minlength=math.prod(shape[:3])).cumsum(0)
         return cls(torch.cat([ends.new_zeros(1), ends]), src.to(torch.int32), shape)
 
@@ -103,7 +103,7 @@ class ChosenEdges(EdgeSet):
         if self.num_slices == 1:
             return self
         batches, heads, num_dst, num_src = self.shape
-        # If there is one sample, all samples share its rows. The same is true of heads.
+        # If only one sample is stored, all samples share its rows. The same applies to heads.
         first = (batch % batches * heads + head % heads) * num_dst
         ptr, src = self._slice_rows(first, first + num_dst)
         return ChosenEdges(ptr, src, (1, 1, num_dst, num_src))

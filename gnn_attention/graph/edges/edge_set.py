@@ -20,10 +20,10 @@ from gnn_attention.graph.rules import Rule
 class EdgeSet:
     """The edges of a graph, without its sizes and name.
 
-    ``rule`` is :meth:`contains` as FlexAttention's ``mask_mod``: built from functions and tables,
-    and evaluated on tensors only. ``has_structure`` is False for edges that are chosen again in
-    every step: to search them for tiles would take longer than a call. ``has_slices`` is True
-    if samples or heads have their own chosen rows, so that slices are searched one by one.
+    ``rule`` is :meth:`contains` as a ``mask_mod`` of FlexAttention. It consists of functions and of
+    tables that :func:`on_device` can move. ``has_structure`` is False for edges that are chosen anew
+    in every step: searching them for tiles would take longer than attention itself. ``has_slices``
+    is True if samples or heads have their own chosen rows. Slices are then searched one by one.
     """
 
     rule: Rule
@@ -70,7 +70,7 @@ class EdgeSet:
         return None
 
     def rows(self, start: int, stop: int) -> EdgeSet:
-        """Return the in-edges of receivers ``start .. stop - 1``, renumbered from 0."""
+        """Return the in-edges of receivers ``start .. stop - 1``, which are renumbered from 0."""
         raise NotImplementedError
 
     def select(self, batch: int, head: int) -> EdgeSet:
@@ -84,12 +84,12 @@ class EdgeSet:
     def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
         """Return the stored edges that are in ``other`` (``is_edge=True``) or not in it (False).
 
-        Return None unless edges are stored for the ``sizes = (batch, heads)`` of the result.
+        Return None unless the stored edges have the ``sizes = (batch, heads)`` of the result.
         """
         return None
 
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        """Return edges that differ from these at listed pairs only, and the keys of those pairs.
+        """Return the edges with lists replaced by empty ones, and the keys of each removed list.
 
         A key is ``dst * num_src + src``. Some pairs may lie outside ``num_dst`` x ``num_src``.
         """

@@ -1,4 +1,4 @@
-"""Edges that are stored as a list ``[2, E]``, and the score_mod of their multiplicities."""
+"""Edges that are stored as a list ``[2, E]``, and the score_mod that counts repeated edges."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import RuleEdges
 from gnn_attention.graph.rules import Rule, Shape
 
-# Up to this length, lists are sorted without the permutation, which few of them need.
+# Lists up to this length are sorted without the permutation, because few short lists need it.
 SHORT_LIST = 2**14
-# What to do with an edge that occurs several times in a list
+# An edge that occurs several times in a list raises an error, is merged, or is kept.
 Parallel = Literal["error", "merge", "keep"]
 
 
 @dataclass(eq=False)
 class ListedEdges(EdgeSet):
-    """The edges ``edge_index [2, E]`` in this order, int64 on the CPU.
+    """The edges of the list ``edge_index [2, E]``, int64 on the CPU; their order is kept.
 
-    With ``parallel="keep"`` an edge may repeat, as in a multigraph; masks, set operators and
+    With ``parallel="keep"`` an edge may repeat, as in a multigraph. Masks, set operators and
     comparisons count it once. Otherwise the caller promises that the edges are distinct.
     """
 
@@ -109,7 +109,7 @@ class ListedEdges(EdgeSet):
         return ListedEdges(edges[:, is_in_other == is_edge], self.num_dst, self.num_src)
 
     def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        # A sender beyond those of the list would share its key with another pair.
+        # A sender beyond the last one of the list would share its key with another pair.
         if num_src > self.num_src:
             return self, []
         dst, src = self.keys() // max(self.num_src, 1), self.keys() % max(self.num_src, 1)
@@ -121,8 +121,8 @@ class ListedEdges(EdgeSet):
 class log_count:  # noqa: N801 (named like the score_mods of score_mods.py)
     """The score_mod ``score + log m`` for pairs that occur m times in a slice of a graph.
 
-    ``keys`` holds ``r * num_src + src``, where r is the index of the row, for each pair with m > 1,
-    sorted; the largest int64 follows. ``logs`` holds the log m of these pairs, then 0.
+    ``keys`` holds the sorted keys ``r * num_src + src`` of pairs with m > 1, where r is the row,
+    and then the largest int64. ``logs`` holds log m for each of these pairs, and then 0.
     """
 
     keys: Int[Tensor, " repeated_and_one"]

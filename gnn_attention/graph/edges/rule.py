@@ -19,7 +19,7 @@ from gnn_attention.graph.rules import Rule
 class RuleEdges(EdgeSet):
     """All pairs for which ``rule(b, h, dst, src)`` is True.
 
-    A rule that was written for tensors only raises an error on ranges of tokens. It is not evaluated
+    A rule that accepts only tensors raises an error on ranges of tokens. It is not evaluated
     on ranges again, and :attr:`obstacle` holds the error.
     """
 

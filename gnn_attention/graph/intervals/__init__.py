@@ -1,1 +1,1 @@
-"""Interval arithmetic: rules on whole ranges of tokens."""
+"""Interval arithmetic evaluates rules on whole ranges of tokens."""

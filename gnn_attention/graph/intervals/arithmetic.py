@@ -1,8 +1,8 @@
 """Interval arithmetic: torch's operators on whole ranges of tokens.
 
-A rule that is called with an ``Interval`` for ``dst`` and ``src`` returns a ``TriState``: can there
-be an edge in this box of receivers and senders, are all its pairs edges, and what does the answer
-depend on? The operators never rule out an edge that may exist. An operator without bounds for its
+A rule that is called with intervals for ``dst`` and ``src`` returns a ``TriState``. It says whether
+a box of receivers and senders may hold an edge, whether all its pairs are edges, and what this
+depends on. The operators never rule out an edge that may exist. An operator without bounds for its
 operands returns :class:`Unknown`, and one that is not implemented raises :class:`UnsupportedError`.
 """
 
@@ -20,7 +20,7 @@ from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator, changed to return :class:`Unknown` where it has no bounds."""
+    """Wrap an operator so that it returns :class:`Unknown` if it has no bounds for its operands."""
 
     @wraps(function)
     def guarded_function(*operands: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def token_ranges(box: Box) -> tuple[Interval, Interval]:
 
 
 def constant(box: Box, value: Tensor | int) -> Interval:
-    """Return a value that is constant in each box: one number for all, or a tensor ``[K]``."""
+    """Return the interval of a constant: one number for all boxes, or a tensor ``[K]``."""
     return affine(box, (0, 0), value)
 
 
@@ -134,7 +134,7 @@ def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Return ``a ^ b`` of truth values, or of nonnegative numbers; fixed high bits are kept."""
+    """Return ``a ^ b`` for truth values or nonnegative numbers; fixed high bits stay exact."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _not_equal_bools(a, b)
     box, a, b, dtype = _as_intervals(a, b)
@@ -225,7 +225,7 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     if len(range_axes) > 1:
         raise values.UnboundedError("more than one index of a table is a range")
     axis = range_axes[0] if range_axes else len(spans) - 1
-    # The other indices are constant in each box. Together they are one flat index.
+    # The other indices are constant in each box. They are combined into one flat index.
     lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
     is_inside = torch.ones_like(lead, dtype=torch.bool)
     for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
@@ -263,7 +263,7 @@ def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: function(b, a)
 
 
-# Each operator and its names in torch. The first name is also Python's: `a + b` calls `__add__`.
+# Each operator has these names in torch. The first is also Python's: `a + b` calls `__add__`.
 _BINARY: dict[Callable[[Any, Any], Any], str] = {
     lambda a, b: _sum(*_as_intervals(a, b)): "add",
     _subtract: "sub subtract",

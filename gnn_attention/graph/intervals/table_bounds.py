@@ -1,4 +1,4 @@
-"""Bounds of table entries in a range, and whether a box may hold a listed edge."""
+"""Find bounds of the table entries in a range, and whether a box may hold a listed edge."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Ranges = Int[Tensor, " ranges"]
 def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges) -> tuple[Tensor, Tensor]:
     """Return bounds of ``table[lead, first .. last]``, where ``lead`` is a flat index of the other axes.
 
-    They are exact for an aligned range of ``2^k`` entries, as in a grid of boxes. Any other
-    range gets the bounds of two that cover it. An index outside gets bounds of the whole table.
+    They are exact if all ranges are aligned and have ``2^k`` entries, as in a grid of boxes. Any
+    other range gets the bounds of two that cover it. An index outside gets bounds of the whole table.
     """
     levels = _pyramid(table, axis)
     size = table.shape[axis]
@@ -38,10 +38,10 @@ def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges
 
 
 def _pyramid(table: Tensor, axis: int) -> Levels:
-    """Return for each k the minima and maxima of ``2^k`` entries along ``axis``, [other, n / 2^k]."""
+    """For each k, return minima and maxima of groups of ``2^k`` entries along ``axis``, [other, n / 2^k]."""
     levels_of_axis = _pyramids.setdefault(table, {})
     flat_table = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
-    # Comparing with the copy shows whether the table was overwritten since.
+    # A comparison with the copy shows whether the table has been overwritten.
     if axis not in levels_of_axis or not torch.equal(levels_of_axis[axis][0], flat_table):
         copy = flat_table.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]
@@ -105,6 +105,6 @@ def has_edge_in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) 
     # A box touches at most the four cells at its corners.
     corners = torch.stack([grid.cell(*pair) for pair in product((dst.low, dst.high), (src.low, src.high))])
     has_edge = (cells[torch.searchsorted(cells, corners)] == corners).any(0)
-    # A sender beyond those of the list would share its key with another pair.
+    # A sender beyond the last one of the list would share its key with another pair.
     any_true = has_edge | (src.low < 0) | (src.high >= num_src)
     return tristate(dst.box, any_true, all_true, axes)

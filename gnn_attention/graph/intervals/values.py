@@ -1,7 +1,7 @@
 """The values of interval arithmetic: :class:`Interval` for tokens, :class:`TriState` for answers.
 
-``intervals.arithmetic`` implements torch's operators for them and fills :data:`OPERATORS`. All
-bounds are int64 tensors ``[K]``, one entry for each of K boxes, and are inclusive.
+``intervals.arithmetic`` implements torch's operators for these values, and fills :data:`OPERATORS`.
+All bounds are inclusive. They are int64 tensors ``[K]``, with one entry for each of K boxes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gnn_attention._support.shapes import Tensor
 
 # The name of torch's function or method -> its implementation
 OPERATORS: dict[str, Callable[..., Any]] = {}
-# What a value depends on, as bits: only dst, only src, only dst - src, or anything else.
+# These bits say what a value depends on: only dst, only src, only dst - src, or anything else.
 DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8
-# No value is larger. A sum of two values does not overflow, as int64 ends at twice this number.
+# No value may be larger, so that an overflow of the sum of two values is detected.
 MAX_MAGNITUDE = 2**62
 # The product of a slope and a position below 2^32 stays below MAX_MAGNITUDE.
 MAX_SLOPE = 2**29
@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """Base class of values. Torch's functions and methods use :data:`OPERATORS` for them."""
+    """Base class of values. Calls of torch's functions and methods are looked up in OPERATORS."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -72,8 +72,8 @@ class Interval(Value):
     """Inclusive bounds ``low .. high`` of an integer expression in each box.
 
     With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; otherwise the slope
-    is None. The bits of ``axes`` say what it depends on, 0 if it is constant. ``dtype`` is that of
-    torch's result, which must not overflow. A plain number has None, and the other operand decides.
+    is None. The bits of ``axes`` say what the expression depends on, 0 for a constant. ``dtype`` is
+    the dtype of torch's result, which must not overflow, or None for a number without a dtype.
     """
 
     box: Box
@@ -99,7 +99,7 @@ class Interval(Value):
 
 @dataclass(frozen=True, eq=False)
 class TriState(Value):
-    """``any_true``: the box may hold an edge; ``all_true``: all pairs are edges; ``axes`` as in Interval."""
+    """``any_true``: there may be an edge. ``all_true``: all pairs are edges. ``axes``: see Interval."""
 
     box: Box
     any_true: Tensor
@@ -129,7 +129,7 @@ class Unknown(Value):
 
 
 def unknown(box: Box) -> TriState:
-    """Return the answer that is always correct: there may be an edge, and some pair may not be one."""
+    """Return the answer that is always correct: there may be an edge, and some pair may not be an edge."""
     true = torch.ones_like(box.dst_low, dtype=torch.bool)
     return TriState(box, true, ~true, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 
@@ -189,7 +189,7 @@ def as_interval(box: Box, value: Any) -> Interval:
 
 
 def as_tristate(box: Box, value: Any) -> TriState:
-    """Convert an operand to an answer; a bool or a tensor of one element is the same for all pairs."""
+    """Convert an operand to a TriState; a bool or a tensor of one element is the same for all pairs."""
     if isinstance(value, (TriState, Unknown)):
         return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):

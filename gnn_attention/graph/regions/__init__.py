@@ -1,1 +1,1 @@
-"""Count and list edges by boxes of tokens."""
+"""Count and list the edges of a graph box by box."""

@@ -1,8 +1,8 @@
-"""Exact degrees, counts, edge lists and equality, from boxes (``regions.quadtree``) if the graph is large.
+"""Compute exact degrees, counts, edge lists and equality. Large graphs are cut into boxes (``quadtree``).
 
-Let ``R`` be an expression of edge sets that includes lists, and ``R_0`` the same with empty lists.
-They differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: structured
-edges are counted by boxes, and scattered pairs, which would split the boxes, one by one.
+Let ``R`` be an expression of edge sets, and ``R_0`` the same expression with empty lists. They
+differ at listed pairs only, so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``. Structured
+edges are counted box by box. Listed pairs would split the boxes, so they are counted one by one.
 """
 
 import math
@@ -47,10 +47,10 @@ def split_edge_lists(edges: EdgeSet, num_dst: int, num_src: int) -> SplitEdges |
 
 
 def bands_of_boxes(edges: EdgeSet, boxes: Boxes) -> Iterator[Bands]:
-    """Yield the edges of boxes that are tiles of one grid, each edge in one band.
+    """Yield the edges of ``boxes`` as bands. The boxes must be tiles of one grid.
 
-    The edges without lists come first. Then each listed pair is a band, with width 1 if the lists
-    add the pair, -1 if they remove it, and 0 if they change nothing.
+    Bands of the edges without lists come first. Then each listed pair is one band. Its width is 1
+    if the lists add the pair, -1 if they remove it, and 0 if they change nothing.
     """
     if not len(boxes):
         return
@@ -94,7 +94,7 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
     if enumerate_pairs.has_few_pairs(shape):
         return enumerate_pairs.dense_mask(edges.contains, name, shape).sum(-1)
     batch, heads, num_dst, _ = shape
-    # The change of the degree from one receiver to the next. Each band changes two entries.
+    # Entry i is the degree of receiver i minus that of receiver i - 1. A band changes two entries.
     change = torch.zeros(batch * heads, num_dst + 1, dtype=torch.int64, device="cpu")
     for bands in bands_of_boxes(edges, quadtree.root(shape)):
         first = bands.owner * (num_dst + 1) + bands.dst
@@ -106,12 +106,12 @@ def in_degree(edges: EdgeSet, name: str, shape: Shape) -> Int[Tensor, "batch hea
 def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
     """Return the number of edges in each box."""
     boxes = piece.boxes
-    group = number = torch.arange(len(boxes), device="cpu")
+    group = index = torch.arange(len(boxes), device="cpu")
     if piece.kind == quadtree.DIFFERENCE and len(boxes) and _depends_on_difference(edges, boxes):
         key = torch.stack([boxes.batch, boxes.head, boxes.dst - boxes.src, boxes.height, boxes.width])
-        # Boxes of equal shape on the same diagonals are equal, so one of each group is counted.
+        # Boxes of one shape on the same diagonals have equal counts, so only one of them is counted.
         unique_keys, group = torch.unique(key, dim=1, return_inverse=True)
-        boxes = boxes.at(torch.empty_like(unique_keys[0]).scatter_(0, group, number))
+        boxes = boxes.at(torch.empty_like(unique_keys[0]).scatter_(0, group, index))
     boxes = replace(boxes, owner=torch.arange(len(boxes), device="cpu"))
     total = torch.zeros_like(boxes.owner)
     for bands in bands_of_boxes(edges, boxes):
@@ -122,7 +122,7 @@ def count_edges(edges: EdgeSet, piece: Piece) -> Int[Tensor, " boxes"]:
 def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
     """Return True if the edges depend only on ``dst - src`` in a box around all boxes.
 
-    Single boxes may depend on it in different ways, for instance if they lie in different documents.
+    It is not enough to check each box: boxes in different documents may depend on it differently.
     """
     zero = torch.zeros_like(boxes.dst)
     height, width = zero + (boxes.dst + boxes.height).max(), zero + (boxes.src + boxes.width).max()
@@ -131,7 +131,7 @@ def _depends_on_difference(edges: EdgeSet, boxes: Boxes) -> bool:
 
 
 def has_same_pairs(left: EdgeSet, right: EdgeSet, name: str, shape: Shape) -> bool:
-    """Return True if two edge sets are equal, for every sample and head."""
+    """Return True if two edge sets are equal in every sample and head."""
     if left is right:
         return True
     if enumerate_pairs.has_few_pairs(shape):

@@ -1,10 +1,10 @@
 """Cut a graph into boxes that can be counted without visiting their pairs: a quadtree of intervals.
 
 A rule is evaluated on many boxes at once (``intervals.arithmetic``), starting with one box for the
-graph. A box without edges is dropped. A box is done if all its pairs are edges, or if the rule
-depends only on the receiver, only on the sender, or only on their difference inside it: then one
-column, one row or one profile of diagonals decides it. Any other box is cut into four by four
-boxes, down to boxes with sides of ``LEAF`` tokens, whose pairs are visited.
+graph. A box without edges is dropped. A box is done if all its pairs are edges. It is also done if
+the rule, inside the box, depends only on the receiver, only on the sender or only on their
+difference: then one column, one row or one pair of each diagonal decides it. Any other box is cut
+into four by four boxes, until their sides have ``LEAF`` tokens. Then their pairs are visited.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Items = Int[Tensor, " items"]
 class Boxes:
     """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    Each has one sample and head. Its parts keep its ``owner``, a number that the caller chose.
+    Each belongs to a sample and head. Its parts inherit its ``owner``, which the caller chose.
     """
 
     owner: Tensor
@@ -57,7 +57,7 @@ class Boxes:
 
 
 class Piece(NamedTuple):
-    """Boxes of one kind: FULL, decided by DST, SRC or DIFFERENCE, or CELLS, whose pairs are visited."""
+    """Boxes of one kind: FULL, decided by DST, SRC or DIFFERENCE, or visited pair by pair (CELLS)."""
 
     kind: int
     boxes: Boxes
@@ -75,13 +75,13 @@ def root(shape: Shape) -> Boxes:
 def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False) -> Iterator[Piece]:
     """Yield pieces that together hold each edge of the boxes once. The boxes must be tiles of one grid.
 
-    The sides of boxes are ``leaf * 4^k``, so that boxes stay aligned. With ``grid`` every box that
-    is not full is cut down to ``leaf``.
+    Boxes are cut to sides of ``leaf * 4^k``, so that they stay aligned. With ``grid``, every box
+    that is neither full nor empty is cut down to ``leaf``.
     """
     stack = [boxes]
     while stack:
         boxes = stack.pop()
-        # The other boxes wait until these are cut down completely, which keeps the stack small.
+        # The other boxes wait until these are cut down completely. This keeps the stack small.
         if len(boxes) > MAX_BOXES:
             stack.append(boxes.at(slice(MAX_BOXES, None)))
             boxes = boxes.at(slice(MAX_BOXES))
@@ -122,8 +122,8 @@ def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
     """Cut each box into boxes of ``side x side``, which are smaller at its lower and right border."""
     rows, columns = -(-boxes.height // side), -(-boxes.width // side)
-    parent, number = enumerate_groups(rows * columns)
-    top, left = number // columns[parent] * side, number % columns[parent] * side
+    parent, part = enumerate_groups(rows * columns)
+    top, left = part // columns[parent] * side, part % columns[parent] * side
     parents = boxes.at(parent)
     height = (parents.height - top).clamp(max=side)
     width = (parents.width - left).clamp(max=side)
@@ -131,32 +131,32 @@ def split_evenly(boxes: Boxes, side: int) -> Boxes:
 
 
 def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
-    """Return the group of each item and its number there, for groups with ``counts`` items."""
+    """Return the group of each item, and its index in the group; group i has ``counts[i]`` items."""
     group = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
 
 def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
-    """Evaluate the lines that decide boxes, and return ``(is_edge, box, number)`` of each line.
+    """Evaluate the lines that decide the boxes, and return ``(is_edge, box, line)`` of each line.
 
-    The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals: diagonal
-    number t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
+    The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals. Diagonal
+    t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
     """
     boxes = piece.boxes
     counts = {DST: boxes.height, SRC: boxes.width, DIFFERENCE: boxes.height + boxes.width - 1}[piece.kind]
-    box, number = enumerate_groups(counts)
+    box, line = enumerate_groups(counts)
     dst, src = boxes.dst[box], boxes.src[box]
     if piece.kind == DST:
-        dst = dst + number
+        dst = dst + line
     elif piece.kind == SRC:
-        src = src + number
+        src = src + line
     else:
-        gap = dst - (src + boxes.width[box] - 1) + number
+        gap = dst - (src + boxes.width[box] - 1) + line
         dst = torch.maximum(dst, src + gap)
         src = dst - gap
     b, h = boxes.batch[box], boxes.head[box]
     is_edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
-    return is_edge.expand(len(box)), box, number
+    return is_edge.expand(len(box)), box, line
 
 
 def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
@@ -194,22 +194,22 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
         return
     if piece.kind == CELLS:
         for chunk, is_edge in cells(edges, boxes):
-            # A band is a run of edges in one row.
+            # Here a band is a run of edges in one row.
             padded_mask = torch.nn.functional.pad(is_edge, (1, 1))
             box, row, first = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
             last = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
             dst, src = chunk.dst[box] + row, chunk.src[box] + first
             yield Bands(chunk.owner[box], dst, src, torch.ones_like(row), last - first + 1)
         return
-    is_edge, box, number = profile(edges, piece)
-    boxes, number = boxes.at(box[is_edge]), number[is_edge]
-    ones = torch.ones_like(number)
+    is_edge, box, line = profile(edges, piece)
+    boxes, line = boxes.at(box[is_edge]), line[is_edge]
+    ones = torch.ones_like(line)
     if piece.kind == DST:
-        yield Bands(boxes.owner, boxes.dst + number, boxes.src, ones, boxes.width)
+        yield Bands(boxes.owner, boxes.dst + line, boxes.src, ones, boxes.width)
     elif piece.kind == SRC:
-        yield Bands(boxes.owner, boxes.dst, boxes.src + number, boxes.height, ones)
+        yield Bands(boxes.owner, boxes.dst, boxes.src + line, boxes.height, ones)
     else:
         # The diagonal enters the box at this row and column.
-        row, column = (number - boxes.width + 1).clamp(min=0), (boxes.width - 1 - number).clamp(min=0)
+        row, column = (line - boxes.width + 1).clamp(min=0), (boxes.width - 1 - line).clamp(min=0)
         rows = torch.minimum(boxes.height - row, boxes.width - column)
         yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, rows, ones, slope=1)

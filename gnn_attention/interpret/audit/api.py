@@ -1,16 +1,16 @@
-"""Audit a module from outside: find where information flows, and compare that with a graph.
+"""Audit a module: find where information flows, and compare the flows with a graph.
 
 Information flows from an input to an output if a change of the input can change the output. Three
 detectors look for such flows:
 
 * **jacobian** differentiates in float64, with a random cotangent at each receiver. A gradient that is
-  not exactly zero is a flow; two random inputs make it improbable that gradients cancel by chance.
-* **perturbation** changes one sender's input and compares all outputs. It finds flows without gradient.
-* **nan** sets one sender to NaN. Pairs that only a NaN crosses are listed separately, because dense
-  attention multiplies NaN by a weight of zero.
+  not exactly zero is a flow. At two random inputs, gradients are unlikely to cancel by chance.
+* **perturbation** changes one sender's input and compares all outputs, so flows need no gradient.
+* **nan** sets one sender to NaN. Dense attention passes NaN even where the weight is zero, so pairs
+  that only a NaN crosses are listed separately.
 
-An audit can prove that a module leaves its graph, but not that it never does: a flow stays hidden behind
-a gate that none of the audit's inputs opens. In a test of a model, write ``assert verdict.ok, verdict``.
+An audit can prove that information leaves the graph, but not that it never does: if none of the inputs
+opens a gate, the flow behind it is missed. In a test of a model, write ``assert verdict.ok, verdict``.
 ``docs/guide/audit.md`` shows the calls for submodules, padding and decoding of Hugging Face models.
 """
 
@@ -32,7 +32,7 @@ from gnn_attention.interpret.audit.leak_paths import Bounds, count_attention_cal
 from gnn_attention.interpret.audit.report import Leak, Verdict
 from gnn_attention.interpret.audit.runner import Call, Runner, detect_flows
 
-# An audit visits every pair of tokens.
+# An audit checks every pair of tokens, so it limits their number.
 MAX_TOKENS = 4096
 
 
@@ -55,8 +55,8 @@ def audit(
 
     The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real, but a leak
     that shows at none of these inputs is missed. After L layers, src may influence dst if a path of at most L
-    edges leads from src to dst, or if src = dst, because states are carried along. The audit runs a copy of
-    the module in its current mode: the module and torch's random number generators are left unchanged.
+    edges leads from src to dst. Each token may influence itself, as with residual connections. The audit runs
+    a copy of the module, in its training or eval mode, and restores torch's random number generators.
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
@@ -67,16 +67,16 @@ def audit(
             whose embeddings the audit then changes.
         layers: how many times information may move along the graph. Default: the number of calls of
             :class:`MessagePassingAttention`, or of graphs if there are no such calls.
-        call: ``call(module, x)`` runs a module that takes other arguments. It must run the given copy.
+        call: ``call(module, x)`` runs a module with other arguments. It must run the copy that it gets.
         embedding: the submodule that embeds token ids, or its name, if the module has several embeddings.
-        samples: the largest batch of one pass. Pass 1 if the module takes one sample at a time.
-        tolerance: gradients up to this fraction of the largest one count as zero. FFTs need this.
+        samples: the largest batch size. Set 1 for a module that takes one sample at a time.
+        tolerance: gradients up to this fraction of the largest one count as zero. Set it for FFTs.
         dtype: dtype of the copy. Use float32 if the module cannot run in float64 (``grouped_mm`` in
-            mixtures of experts); flows that are lost in its rounding are then missed.
+            mixtures of experts). The audit then misses flows that are smaller than rounding errors.
         seed: seed of the random inputs and cotangents.
-        inputs: further inputs to probe, such as real texts, or states that open a gate: states
-            ``[B, T, width]``, or token ids ``[B, T]`` for ``(T,)``, or a list of such tensors.
-        watch: called after each forward pass with the number of passes so far and the expected number.
+        inputs: further inputs to probe, such as real texts, or states that open a gate: a tensor
+            ``[B, T, width]`` of states or ``[B, T]`` of token ids, or a list of such tensors.
+        watch: called after each forward pass with the number of passes so far and the expected total.
 
     Raises ValueError or TypeError for invalid arguments, NotImplementedError if the module cannot be copied.
 
@@ -92,9 +92,7 @@ def audit(
     graphs = _read_graphs(graph)
     shape = tuple(checks.sizes("input_shape", input_shape, 1))
     if not shape or shape[0] != graphs[0].num_src:
-        raise ValueError(
-            f"input_shape must be (T, width) or (T,), T = {graphs[0].num_src} senders, got {shape}"
-        )
+        raise ValueError(f"input_shape must be (T, width) or (T,) with T = {graphs[0].num_src}, got {shape}")
     samples = checks.size("samples", samples, 1)
     checks.instance("module", module, nn.Module)
     probes = _read_inputs(inputs, shape)
@@ -155,8 +153,8 @@ def _read_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def _keep_overrides(module: nn.Module, call: Call) -> Call:
-    """Let the copy of the module use the graphs that ``use_graph`` gave to the module."""
-    # Without this optional package, which needs transformers, no graph can be in use.
+    """Run the copy of the module with the graphs that ``use_graph`` set for the module."""
+    # ``use_graph`` is part of this optional package. Unless it was imported, no graph is set.
     overrides = sys.modules.get("gnn_attention.huggingface._contexts")
     if overrides is None:
         return call
@@ -187,10 +185,10 @@ def _make_verdict(
     # A NaN alone is no proof of a flow.
     flow = flows["jacobian"] | flows["perturbation"]
     square = is_square(first)
-    leaking = _list_pairs(flow & ~allowed)
-    paths = find_leak_paths(runner, leaking, bounds) if leaking and square else {}
+    leak_pairs = _list_pairs(flow & ~allowed)
+    paths = find_leak_paths(runner, leak_pairs, bounds) if leak_pairs and square else {}
     leaks = []
-    for src, dst in leaking:
+    for src, dst in leak_pairs:
         tokens, layer = paths.get((src, dst), ((src, dst), None))
         witnesses = tuple(name for name, pairs in flows.items() if pairs[dst, src])
         leaks.append(Leak(src, dst, tokens, layer, witnesses, size=float(gradients[dst, src])))

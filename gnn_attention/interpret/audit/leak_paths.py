@@ -1,10 +1,10 @@
-"""Find the path of a leak: the tokens that carry the information, and the module where it enters.
+"""Find the path of a leak: which tokens carry the information, and at which module the leak enters.
 
-The Jacobian from the input of one layer to that of the next shows the hops of that layer, and the path
-is the cheapest one along these hops. When the sender's input is replaced, a leak enters at the
-first module whose input changes only at tokens that the sender may have reached, but whose output
-changes at other tokens. Layers are the calls of :class:`MessagePassingAttention` if there are any, else
-the members of the outermost ``ModuleList`` or ``Sequential`` whose members all receive the sequence.
+The hops of a layer are the nonzero entries of the Jacobian from its input to the next layer's. The
+path is the cheapest one along these hops. To find the module, the audit replaces the sender's input:
+the leak enters at the first module whose input changes only at tokens that the sender may reach, but
+whose output changes elsewhere. Layers are the calls of :class:`MessagePassingAttention` if there are
+any, else the members of the outermost ``ModuleList`` or ``Sequential`` whose members all get the sequence.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,10 +32,10 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The pairs of tokens ``[dst, src]`` that may influence each other.
+    """Masks ``[dst, src]`` of the pairs in which src may influence dst.
 
-    ``after[k]`` holds the pairs after k layers, and ``hops[k]`` the pairs of layer k + 1 alone. In a square
-    graph each token may influence itself, because its state is carried along.
+    ``after[k]`` is the mask after k layers, and ``hops[k]`` is the mask of layer k + 1 alone. In a square
+    graph each token may influence itself, as with residual connections.
     """
 
     after: Sequence[Bool[Tensor, "dst src"]]
@@ -63,7 +63,7 @@ class LeakPath(NamedTuple):
 
 
 def find_leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
-    """Find the path of each leak ``(src, dst)``, at an input that shows the leak, in square graphs."""
+    """Find paths of leaks ``(src, dst)`` in square graphs. Try probes until one shows the module."""
     paths: dict[Pair, LeakPath] = {}
     for sample in runner.probes:
         unexplained = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
@@ -101,7 +101,7 @@ def _find_hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[B
 
 
 def _find_entrance(src: int, events: "list[Event]", bounds: Bounds) -> str | None:
-    # The name "" is that of the module itself. If its input is ids, that input is no event.
+    # "" names the audited module. Its input is allowed, even if it is token ids and thus no event.
     input_is_allowed = {"": True}
     num_layers = 0
     by_layer = sum(event.is_layer for event in events) == len(bounds.hops)
@@ -122,7 +122,7 @@ def _find_cheapest_paths(
     """Find the paths with the fewest undeclared hops, and among these the fewest hops."""
     identity = bounds.after[0]
     num_layers = len(hops) - 1
-    # No hop is declared before layer 1. If numbers of layers differ, all allowed pairs are declared.
+    # No hop is declared before layer 1. If the numbers of layers differ, every allowed pair is declared.
     reach = [bounds.after[-1]]
     by_layer = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
     origins = []
@@ -137,14 +137,14 @@ def _find_cheapest_paths(
         path = [dst]
         for origin in reversed(origins):
             path.insert(0, int(origin[path[0]]))
-        # Information may stay at a token during a layer, and the token is then in the path twice.
+        # A token at which information stays during a layer occurs twice in ``path``.
         paths[dst] = tuple(dict.fromkeys(path)) if cost[dst] < UNREACHABLE else (src, dst)
     return paths
 
 
 @dataclass(frozen=True)
 class Event:
-    """States that enter or leave a submodule, or a mask of changes after :func:`_iterate_changes`.
+    """States that enter or leave a submodule; in :func:`_iterate_changes`, a mask of changed tokens.
 
     ``name`` is "" for the audited module itself. ``is_layer`` marks the input of a layer.
     """
@@ -186,7 +186,7 @@ def record_events(
 def _iterate_changes(
     runner: Runner, sample: Sample, senders: Int[Tensor, " senders"], layers: frozenset[str]
 ) -> Iterator[tuple[int, list[Event]]]:
-    """Yield senders with the tokens that change in each event; skip those that change the calls."""
+    """Yield each sender with the tokens it changes in each event. Skip chunks that change calls."""
     for chunk in torch.split(senders, runner.hooked_batch_size):
         before, _ = record_events(runner, sample.repeat(len(chunk)), layers, by_ids=True)
         after, _ = record_events(runner, runner.perturb_senders(sample, chunk, 1), layers, by_ids=True)

@@ -1,4 +1,4 @@
-"""The result of an audit: the verdict, in words, as graphs and as JSON."""
+"""The result of an audit: a verdict, which can be printed or written as JSON."""
 
 import json
 import math
@@ -16,11 +16,11 @@ MAX_LISTED_LEAKS = 8
 
 @dataclass(frozen=True)
 class Leak:
-    """Information from ``src`` changes ``dst``, although no path of the declared graph leads there.
+    """Information flows from ``src`` to ``dst``, but no path of the declared graph leads there.
 
-    ``path`` holds the tokens that carry the information, src first: it has the fewest undeclared
-    hops, and among such paths the fewest hops. ``layer`` names the submodule where the leak enters,
-    None if that is unknown. ``size`` is the gradient as a fraction of the largest one.
+    ``path`` lists the tokens that carry the information, src first, with as few undeclared hops as
+    possible. ``layer`` names the submodule where the leak enters, or is None if that is unknown.
+    ``witnesses`` names the detectors that saw the leak. ``size`` is gradient / largest gradient.
     """
 
     src: int
@@ -41,9 +41,9 @@ class Verdict:
     """Where information flows in a module, compared with where it may flow.
 
     ``graphs`` are the declared graphs, one for each layer or one for all ``layers``. ``allowed`` has an edge
-    for every pair of tokens that a declared path joins, and for each token with itself; ``flow`` has an edge
-    for every pair along which a flow was found. ``unused`` lists the allowed pairs ``(src, dst)`` with
-    src != dst that have no flow (``analyse.witness`` finds a declared path). ``poisoned`` lists the pairs
+    src -> dst if a declared path leads from src to dst or if src = dst. ``flow`` has an edge for
+    every flow that was found. ``unused`` lists the allowed pairs ``(src, dst)`` with src != dst that
+    have no flow (``analyse.witness`` finds their declared paths). ``poisoned`` lists the pairs
     that only a NaN crosses. ``crosses_samples`` is True if one sample of a batch influences another.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""Run a copy of the audited module, and detect at which pairs of tokens information flows.
+"""Run a copy of the audited module, and detect between which tokens information flows.
 
 The copy runs on random inputs and on the caller's. The detectors use gradients, replaced inputs and NaN.
 """
@@ -18,8 +18,8 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-# A pass has at most this many output numbers and at most this many pairs of tokens: 64 MB in float64.
-LARGEST_PASS = 2**23
+# Neither the output numbers nor the pairs of tokens of a pass exceed this: 64 MB in float64.
+MAX_PASS_SIZE = 2**23
 # A gradient that is zero by chance at one random input is almost surely not zero at a second one.
 NUM_RANDOM_PROBES = 2
 # A difference of up to this many units in the last place is rounding, not a change.
@@ -38,7 +38,7 @@ class Sample:
         return Sample(states, None if self.ids is None else self.ids.expand(count, -1).clone())
 
     def differentiable_copies(self, count: int) -> "tuple[Tensor, Sample]":
-        """Return states to differentiate by, and copies of them that the module may overwrite."""
+        """Return states to differentiate by, and copies for the module, which may overwrite them."""
         copies = self.repeat(count)
         states = copies.states.requires_grad_()
         return states, Sample(states.clone(), copies.ids)
@@ -49,7 +49,7 @@ class Runner:
 
     A pass holds ``batch_size`` samples: one if the module mixes samples (``crosses_samples``) or draws random
     numbers (dropout in training), since copies of one input would then differ. After each pass,
-    ``watch(num_passes, expected_passes)`` is called. ``probes`` are the random inputs, then the caller's.
+    ``watch(num_passes, expected_passes)`` is called. ``probes`` holds random inputs, then the caller's.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Runner:
             return Sample(value.to(self.device, self.dtype))
         size = len(self.embedding.weight)
         if not bool(((value >= 0) & (value < size)).all()):
-            ids = f"ids from {int(value.min())} to {int(value.max())}"
-            raise IndexError(f"inputs must be token ids in 0 .. {size - 1}, the vocabulary, got {ids}")
+            ids = f"{int(value.min())} .. {int(value.max())}"
+            raise IndexError(f"inputs must be ids of the model's tokenizer, 0 .. {size - 1}, got {ids}")
         return self._embed_ids(value.long())
 
     def _embed_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
@@ -115,22 +115,22 @@ class Runner:
             return Sample(self.embedding(ids), ids)
 
     def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
-        """Repeat the sample for each sender, and replace the sender's input by one drawn at random."""
-        other, copies = self.draw(number), sample.repeat(len(senders))
+        """Repeat the sample for each sender, and change the sender's input at random."""
+        replacement, copies = self.draw(number), sample.repeat(len(senders))
         rows = torch.arange(len(senders), device=self.device)
         senders = senders.to(self.device)
-        if copies.ids is None or other.ids is None:
-            copies.states[rows, senders] += other.states[0, senders]
+        if copies.ids is None or replacement.ids is None:
+            copies.states[rows, senders] += replacement.states[0, senders]
         else:
-            # An id that was drawn again is replaced by the next one.
-            next_index = torch.searchsorted(self.usable_ids, other.ids.cpu()) + 1
+            # If the drawn id equals the old one, the next usable id is taken.
+            next_index = torch.searchsorted(self.usable_ids, replacement.ids.cpu()) + 1
             next_ids = self.usable_ids[next_index % len(self.usable_ids)].to(self.device)
-            new_ids = torch.where(other.ids == copies.ids[:1], next_ids, other.ids)
+            new_ids = torch.where(replacement.ids == copies.ids[:1], next_ids, replacement.ids)
             copies.ids[rows, senders] = new_ids[0, senders]
         return copies
 
     def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
-        """Run on the ids (``by_ids``), or on the states in place of embeddings, and return the output."""
+        """Return the output for the ids (``by_ids``), or for the states in place of embeddings."""
         self.num_passes += 1
         # The audit restores the caller's random state at its end.
         torch.manual_seed(self.seed)
@@ -151,7 +151,7 @@ class Runner:
         return torch.cat(rows)
 
     def cotangent_generator(self, probe: int) -> torch.Generator:
-        # A gradient may be orthogonal to the inputs, so cotangents must not reuse their numbers.
+        # A gradient may be orthogonal to the inputs, so cotangents need other random numbers.
         return torch.Generator().manual_seed(self.seed + probe + 2**31)
 
     @staticmethod
@@ -184,7 +184,7 @@ class Runner:
         copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
         return self.run(copies).isnan().any(-1).cpu()
 
-    def _choose_batch_size(self, largest: int) -> tuple[int, bool]:
+    def _choose_batch_size(self, limit: int) -> tuple[int, bool]:
         """Return the batch size, and whether samples of a batch influence one another."""
         first, second = self.draw(-1), self.draw(-2)
 
@@ -192,15 +192,15 @@ class Runner:
             ids = None if a.ids is None or b.ids is None else torch.cat([a.ids, b.ids])
             return self.run(Sample(torch.cat([a.states, b.states]), ids), by_ids=True)
 
-        same = run_pair(first, first)
-        other_after = run_pair(first, second)
-        other_before = run_pair(second, first)
-        crosses_samples = bool(differs(same, torch.cat([other_after[:1], other_before[1:]])).any())
-        is_repeatable = not bool(differs(same[:1], same[1:]).any())
+        twins = run_pair(first, first)
+        first_second = run_pair(first, second)
+        second_first = run_pair(second, first)
+        crosses_samples = bool(differs(twins, torch.cat([first_second[:1], second_first[1:]])).any())
+        is_repeatable = not bool(differs(twins[:1], twins[1:]).any())
         if crosses_samples or not is_repeatable:
             return 1, crosses_samples
-        fitting = LARGEST_PASS // max(same[0].numel(), self.num_dst * self.shape[0])
-        return max(1, min(largest, fitting)), crosses_samples
+        max_samples = MAX_PASS_SIZE // max(twins[0].numel(), self.num_dst * self.shape[0])
+        return max(1, min(limit, max_samples)), crosses_samples
 
     def _check_finite(self) -> None:
         for sample in self.probes:
@@ -214,7 +214,7 @@ class Runner:
                 )
 
     def _read_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
-        """Return the logits or last_hidden_state, found by name, or else the first tensor of floats."""
+        """Return the output named logits or last_hidden_state, else the first floating tensor."""
         by_name = output if isinstance(output, Mapping) else {}
         candidates = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
         y = next((states for states in candidates if states is not None), None)
@@ -228,7 +228,7 @@ class Runner:
 
     @contextmanager
     def _replace_embeddings(self, sample: Sample, by_ids: bool) -> Iterator[None]:
-        """Let the embedding return the sample's states; decoding calls it for one chunk at a time."""
+        """Make the embedding return the sample's states. Decoding embeds one chunk at a time."""
         num_replaced = 0
         ids, states = sample.ids, sample.states
         if self.embedding is None or ids is None or by_ids:
@@ -254,7 +254,7 @@ class Runner:
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
-    """Tell for each token whether its state differs by more than rounding; a NaN equals a NaN."""
+    """Return for each token whether its state differs by more than rounding. A NaN equals a NaN."""
     before, after = before.flatten(2), after.flatten(2)
     largest = before.nan_to_num().abs().amax((1, 2), keepdim=True)
     rounding = ROUNDING_ULPS * torch.finfo(before.dtype).eps * largest

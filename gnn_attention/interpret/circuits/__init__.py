@@ -1,4 +1,4 @@
-"""Read heads as circuits: what a head looks for and sends, in which subspaces, to which tokens.
+"""Analyse heads as circuits: which subspaces they read and write, how they compose, their motifs.
 
 >>> from gnn_attention import circuits, model as lm
 >>> trained, vocabulary = lm.load_trained()

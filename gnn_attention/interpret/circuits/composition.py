@@ -14,11 +14,11 @@ KINDS = ("q", "k", "v")
 def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | None = None) -> float:
     """Return how much of an earlier head's output a later head reads: ``||A B|| / (||A|| ||B||)``.
 
-    The norms are Frobenius norms. ``A`` is ``W_M`` of the earlier head. ``B`` is the later head's
-    ``W_P`` for ``kind="q"`` (read by its receiver), ``W_P^T`` for ``"k"`` (read by its sender, as
-    an induction head reads a previous-token head), ``W_M`` for ``"v"`` (passed on). A rotary later
-    head needs a ``distance`` for q and k. Unrelated heads score about ``width ** -0.5``, which is
-    exactly the root mean square over random rotations of one head against the other.
+    The norms are Frobenius norms, and ``A`` is ``W_M`` of the earlier head. The later head reads
+    its receiver for ``kind="q"`` (``B = W_P``). It reads its sender for ``"k"`` (``B = W_P^T``, as
+    induction heads read previous-token heads) and for ``"v"`` (``B = W_M``, the message). A rotary
+    later head needs a ``distance`` for q and k. Unrelated heads score about ``width ** -0.5``. If
+    one head is rotated at random, this is exactly the root mean square of the scores.
 
     Raises ValueError for an unknown kind or heads of different widths, TypeError unless both are circuits.
 
@@ -37,7 +37,7 @@ def compositions(
 ) -> Float[Tensor, "later_layer later_head earlier_layer earlier_head"]:
     """Return the :func:`composition` of each head with each head of an earlier layer.
 
-    All other entries are 0. The gains of the ``gnn_attention.model.LanguageModel`` are folded in.
+    All other entries are 0. The gains of the norms before the layers are folded into the heads.
     ``relative=True`` divides by ``width ** -0.5``, so that unrelated heads score about 1.
     """
     kind = checks.choice("kind", kind, KINDS)
@@ -60,7 +60,7 @@ def _select_reader(later: Circuit, kind: str, distance: int | None = None) -> Fa
 
 
 def _compress(matrix: FactoredMatrix) -> Float[Tensor, "rank width"]:
-    # left = Q R, and Q changes no norm, so norms may be computed from the few rows of R right.
+    # left = Q R, and Q changes no norm, so the few rows of ``R @ right`` give the same norms.
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
     return rows / rows.norm() if bool(rows.any()) else rows
 

@@ -1,4 +1,4 @@
-"""Read a head from its weights: pattern and message matrices, and their subspaces."""
+"""The pattern and message matrices of a head, and the subspaces that it reads and writes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +17,14 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M``. The receiver is x, the sender x'.
+    """One head: ``logit = heads.scale x W_P x'`` and message ``x' W_M`` of receiver x and sender x'.
 
-    :attr:`pattern` and :attr:`message` are these matrices, factored and without biases;
-    ``FactoredHeads`` computes the patterns and messages of states, with biases. The weights are
-    copied once, in float32 or better, without gradients.
+    :attr:`pattern` is the matrix ``W_P``, and :attr:`message` is ``W_M``, both without biases.
+    To compute patterns and messages of states, with biases, use ``FactoredHeads``. The matrices are
+    copies in float32 or better, without gradients.
 
-    ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces refer to
-    states before that norm, each divided by its root mean square. :func:`of` takes the gain from a Block.
+    ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces apply to
+    states before that norm, each divided by its root mean square. :func:`of` reads the gain of a Block.
 
     Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for
     Transformer Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
@@ -62,22 +62,22 @@ class Circuit:
 
     @property
     def reads_as_receiver(self) -> Subspace:
-        """The part of a receiver's state on which logits depend: the columns of ``W_Q``."""
+        """The subspace of receivers' states on which logits depend, spanned by the columns of ``W_Q``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_Q[self.head]).mT)
 
     @property
     def reads_as_sender(self) -> Subspace:
-        """The part of a sender's state on which logits depend: the columns of ``W_K``."""
+        """The subspace of senders' states on which logits depend, spanned by the columns of ``W_K``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_K[self._kv_head]).mT)
 
     @property
     def reads_as_value(self) -> Subspace:
-        """The part of a sender's state on which its message depends: the columns of ``W_V``."""
+        """The subspace of senders' states on which messages depend, spanned by the columns of ``W_V``."""
         return Subspace.spanned_by(self._fold_gain(self.heads.W_V[self._kv_head]).mT)
 
     @property
     def writes(self) -> Subspace:
-        """The span of all messages: the rows of ``W_O``. Raises ValueError for heads without ``W_O``."""
+        """The subspace of messages, spanned by the rows of ``W_O``. Raises ValueError without ``W_O``."""
         if self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages: they write no states")
         return Subspace.spanned_by(self.heads.W_O[self.head])
@@ -100,7 +100,7 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
 
     ``source`` is standard or factored heads, an attention layer with such heads, or a
     ``gnn_attention.model.Block``, whose norm's gain is folded in. For another model, pass the weight of the
-    norm before the layer as ``gain [width]``. (If it is a LayerNorm, heads do not see the mean of a state.)
+    norm before the layer as ``gain [width]``. (A LayerNorm also removes each state's mean; gain does not.)
     Raises TypeError for another source, IndexError for an unknown head, ValueError for an invalid gain.
     """
     circuits = each(source, gain)
@@ -135,7 +135,7 @@ def _copy_weight(weight: Tensor) -> Tensor:
 
 
 class TopTokens(NamedTuple):
-    """The ``k`` tokens with the largest values, and the values, ``[*, k]``, largest first."""
+    """The ``k`` tokens with the largest dot products, and these values: ``[*, k]``, descending."""
 
     tokens: Int[Tensor, "*lead k"]
     values: Float[Tensor, "*lead k"]
@@ -146,8 +146,8 @@ def top_tokens(
 ) -> TopTokens:
     """Find the ``k`` tokens whose embeddings have the largest dot product with each vector.
 
-    Pass patterns to see which tokens they look for, or messages together with the unembedding to
-    see which tokens they promote; ``-vectors`` finds the tokens that they avoid. Raises ValueError
+    Pass patterns to see which tokens they look for, or pass messages and the unembedding to see
+    which tokens they promote. ``-vectors`` finds the smallest dot products. Raises ValueError
     for different widths or too large a k. Source: seed S1.11.
 
     >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)

@@ -1,4 +1,4 @@
-"""Subspaces of the space of states, such as the one that a head reads or writes."""
+"""Subspaces of states, such as the subspace that a head reads or writes."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ States = Float[Tensor, "*tokens width"]
 class Subspace:
     """A subspace of ``width`` channels, spanned by the ``dim`` orthonormal columns of ``basis``.
 
-    :meth:`spanned_by` makes a subspace from any directions. ``U + V`` holds all sums of a vector of
-    U and a vector of V. States are rows, ``[*, width]``. Raises ValueError for a basis whose
+    :meth:`spanned_by` computes the span of any vectors. ``U + V`` contains all sums of a vector in
+    U and a vector in V. States are rows, ``[*, width]``. Raises ValueError for a basis whose
     columns are not orthonormal. Sources: seeds S1.24 and S1.25.
 
     >>> plane = Subspace.spanned_by(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]).double())
@@ -38,8 +38,8 @@ class Subspace:
         """Return the span of one vector or of several rows, by singular value decomposition.
 
         Singular values up to ``min(eps * max(shape), sqrt(eps))`` times the largest one count as 0.
-        Unless ``sqrt(eps)`` is smaller, this is the rule of ``torch.linalg.matrix_rank``. Half inputs have a
-        basis in float32. Raises ValueError for directions that are not finite floats.
+        Unless ``sqrt(eps)`` is smaller, this is the rule of ``torch.linalg.matrix_rank``. For half inputs the
+        basis is in float32. Raises ValueError for directions that are not finite floats.
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
             raise ValueError(f"directions must be floats [count, width] or [width], got {quote(directions)}")
@@ -65,7 +65,7 @@ class Subspace:
         return f"Subspace(dim {self.dim} of {self.width})"
 
     def __add__(self, other: "Subspace") -> "Subspace":
-        """Return the subspace of all sums. Raises ValueError for subspaces of different spaces."""
+        """Return the subspace of all sums. Raises ValueError for subspaces of different widths."""
         if not isinstance(other, Subspace):
             return NotImplemented
         self._check_same_space(other)
@@ -76,7 +76,7 @@ class Subspace:
         return self.basis @ self.basis.mT
 
     def coordinates(self, x: States) -> Float[Tensor, "*tokens dim"]:
-        """Return ``x B``, a number for each column of the basis. Raises ValueError for another width."""
+        """Return ``x B``, a coordinate for each basis vector. Raises ValueError for another width."""
         self._check_states("x", x)
         return x @ self.basis.to(x)
 
@@ -114,8 +114,8 @@ class Subspace:
     def overlap(self, other: "Subspace") -> float:
         """Return the mean squared cosine of the principal angles between two subspaces.
 
-        It is 1 if one subspace contains the other, 0 if they are orthogonal or one has no
-        dimensions, and ``larger dim / width`` on average for two random subspaces.
+        The result is 1 if one subspace contains the other, and 0 if they are orthogonal or one has
+        ``dim`` 0. For random subspaces it is ``max(dim, other.dim) / width`` on average.
         """
         self._check_same_space(other)
         dtype = torch.promote_types(self.basis.dtype, other.basis.dtype)

@@ -1,4 +1,4 @@
-"""Motifs of attention heads as graphs, and how well heads match them."""
+"""Describe motifs of attention heads as graphs, and measure how well heads match them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def previous_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
 
 
 def duplicate_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Return the graph in which each token attends to earlier equal tokens, so ``src < dst``.
+    """Return the graph in which each token attends to all earlier equal tokens: ``src < dst``.
 
     >>> duplicate_token(torch.tensor([7, 8, 7, 7])).edge_index.tolist()
     [[0, 0, 2], [2, 3, 3]]
@@ -37,7 +37,7 @@ def duplicate_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
 
 
 def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Return the graph in which each token attends to what followed earlier equal tokens.
+    """Return the graph in which each token attends to the tokens that followed earlier equal tokens.
 
     Its edges have ``token[src - 1] = token[dst]`` and ``1 <= src <= dst``: a token that follows an
     equal token attends to itself. Here the second 7 attends to the 8 that followed the first 7:
@@ -46,7 +46,7 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[1, 2], [3, 4]]
     """
     rows = _read_tokens(tokens)
-    # Nothing precedes the first token, so an id that no token has is put before it.
+    # Nothing precedes the first token, so it is preceded here by an id that no token has.
     before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 
@@ -60,15 +60,15 @@ def detect(
 ) -> Float[Tensor, "layers heads"]:
     """Measure how much of each head's attention lies on a template, ``[layers, heads]``.
 
-    The model runs on the tokens. The score of a head is the total weight that a receiver gives to
-    its in-edges in the template, averaged over the receivers that have any. An edge that is absent
-    or was cut has weight 0; a muted edge keeps its weight.
+    The model runs on the tokens. The score of a head is the total weight of a receiver's in-edges
+    in the template, averaged over the receivers that have such in-edges. An edge that the model
+    lacks or that was cut has weight 0; a muted edge keeps its weight.
 
-    ``model`` is a language model, or any module of our attention layers that takes tokens. Inside
-    ``trace.intervene`` or ``use_graph`` it runs with these interventions or along that graph. ``template`` is
-    the name of one of :data:`TEMPLATES`, or a function like them; its graph may differ by sample and head.
-    Raises ValueError for layers with different numbers of heads or a template over other tokens, TypeError
-    for another template. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
+    ``model`` is a language model, or another module with attention layers of this library that takes
+    tokens. It obeys ``trace.intervene`` and ``use_graph``. ``template`` is a name in :data:`TEMPLATES`,
+    or a function from tokens to a graph, which may differ by sample and head. Raises ValueError if
+    layers differ in their number of heads or the graph has another size, TypeError if the template
+    returns no graph. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
@@ -107,10 +107,10 @@ def _read_tokens(tokens: Any) -> Int[Tensor, "batch tokens"]:
         raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {checks.quote(tokens)}")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must have shape [T] or [B, T] and not be empty, got {list(tokens.shape)}")
-    # The id before the first token may be below the range of a small integer type.
+    # induction() subtracts 1 from the smallest id, which a small integer type may not represent.
     return tokens.reshape(-1, tokens.shape[-1]).long()
 
 
 def _labels(tokens: Tensor, rows: Tensor) -> Tensor:
-    # The builders take labels [T] of one sequence, or [B, 1 head, T] of several.
+    # patterns.clusters takes labels [T] for one sequence, or [B, 1, T] for several.
     return rows[0] if tokens.dim() == 1 else rows.unsqueeze(1)

@@ -1,13 +1,13 @@
 """Estimate the effect of every edge of every head on a metric of the logits, in one backward pass.
 
-Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v_j``. Removing the edge j
+Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v_j``.
 
-* by a cut (softmax over the other edges) changes o by exactly ``w_j (o - v_j) / (1 - w_j)``;
-* by muting (the other weights stay) changes o by exactly ``-w_j v_j``;
+* A cut of edge j (softmax over the other edges) changes o by exactly ``w_j (o - v_j) / (1 - w_j)``.
+* Muting edge j (the other weights stay) changes o by exactly ``-w_j v_j``.
 
-and to first order the metric changes by the dot product of g with this change. If the receiver
-has no other edge, both leave o = 0. The slope ``w_j g (o - v_j)`` is minus the derivative with
-respect to the edge's logit; slopes of edges that are cut together may be added. Outputs, logits and
+To first order, the metric changes by the dot product of g with this change. If the receiver has no
+other edge, a cut and muting both make o = 0. The slope ``w_j g (o - v_j)`` is minus the derivative
+with respect to the edge's logit; slopes of edges that are cut together may be added. Outputs and
 lse come from :func:`record`; weights are computed again, one head at a time. Sources: Nanda 2023
 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
 """
@@ -34,7 +34,7 @@ from gnn_attention.interpret.trace.run import Run, record
 
 Metric = Callable[[Tensor], Tensor]
 KINDS = ("cut", "mute", "slope")
-# The pairs of all senders with this many receivers are computed at once.
+# Weights are computed for this many receivers and all senders at once.
 CHUNK_SIZE = 256
 
 
@@ -106,13 +106,13 @@ class Attribution:
         return sorted(effects, key=lambda effect: -abs(effect.change))[:k]
 
     def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
-        """Prune all edges but those with the largest absolute slopes, for ``use_graph``.
+        """Keep the edges with the largest absolute slopes, and prune the others, for ``use_graph``.
 
         Args:
-            amount: how many pairs of head and edge remain: a fraction (a float up to 1.0) or a number
-                (an int). If pairs with equal slopes do not all fit, all of them are removed.
+            amount: how many pairs of head and edge remain, as a fraction (a float up to 1.0) or as a
+                number (an int). If pairs with equal slopes do not all fit, all of them are removed.
             at_least: number of in-edges that each receiver keeps in each head, sinks included.
-            sinks: number of first tokens whose edges are all kept. These edges and those of
+            sinks: number of first tokens that keep all out-edges. These edges and those of
                 at_least count towards the amount, but are kept even if they exceed it.
 
         >>> from gnn_attention import patterns
@@ -161,7 +161,7 @@ class Attribution:
         num_heads = len(is_kept)
         src, dst = graph.edge_index
         head, edge = is_kept.nonzero().unbind(1)
-        # With chosen rows, no backend has to search for the edges.
+        # ChosenEdges lists the senders of each receiver, so no backend has to search for edges.
         row = head * graph.num_dst + dst[edge]
         edges = ChosenEdges.from_rows(row, src[edge], (1, num_heads, graph.num_dst, graph.num_src))
         return TokenGraph(edges, graph.num_dst, graph.num_src, heads=num_heads, name="pruned")
@@ -183,18 +183,18 @@ def attribute(
     """Estimate the change of ``metric(logits)`` when one edge of one head is removed.
 
     Args:
-        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module of our
-            attention layers that takes tokens, such as a :class:`LanguageModel`. Inside
-            ``use_graph``, the model runs along that graph.
-        ids: tokens ``[B, T]``, texts of equal length without padding. The effect of an edge is that
-            of removing it from all samples at once.
+        model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module with
+            attention layers of this library that takes tokens, such as a :class:`LanguageModel`.
+            Inside ``use_graph``, the model runs along that graph.
+        ids: tokens ``[B, T]``, without padding. The effect of an edge is the change of the metric
+            when the edge is removed from all samples at once.
         metric: a function of the logits ``[B, T, vocabulary]`` that returns a scalar, or a vector,
             such as the losses of all tokens, so that effects on its entries cannot cancel. The
-            effect on a vector is the root of the sum of the squared effects on its entries, which
-            is estimated from ``projections`` backward passes with random signs of the entries.
+            effect on a vector is the Euclidean norm of the effects on its entries. This norm is
+            estimated by ``projections`` backward passes, each with random signs of the entries.
         edges: the edges whose effects are estimated. Default: every edge that the model's own graph
             has in any head. For an edge that a head lacks, the effect is minus the effect of adding it.
-            Each edge takes 12 bytes for each layer and head in float32.
+            In float32, the effects of an edge take 12 bytes for each layer and head.
         projections: number of backward passes for a vector.
         seed: seed of the random signs.
 
@@ -211,9 +211,9 @@ def attribute(
     with torch.inference_mode(False), torch.enable_grad():
         run = _record_with_gradients(model, ids)
         traces = sorted(run.layers, key=lambda trace: trace.number)
-        numbers = [trace.number for trace in traces]
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f"each layer must call attention once in a pass, got layers {numbers}")
+        layer_numbers = [trace.number for trace in traces]
+        if len(set(layer_numbers)) < len(layer_numbers):
+            raise ValueError(f"each layer must call attention once in a pass, got layers {layer_numbers}")
         layers = [_LayerEffects.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
@@ -246,13 +246,13 @@ def prune(
 ) -> PrunedGraphs:
     """Prune the model's graphs step by step to a ``share`` of the pairs of head and edge.
 
-    For a share up to 0.15, the first step keeps 0.15 to 0.3 of the pairs, and each further step half of
-    those that remain. Each step computes all effects again along the graphs of the previous step, so that an
-    edge that was cut may return. ``first`` holds the effects along the model's own graph if they
-    were computed before; ``watch`` is called with the share of each step after the first. The other
+    For a share up to 0.15, the first step keeps 0.15 to 0.3 of the pairs, and each further step
+    half as many. Each step computes all effects again along the graphs of the previous step, so a
+    pruned edge may return. ``first`` holds the effects along the model's own graph, if they are
+    already computed. ``watch`` is called with the share of each step after the first. The other
     arguments and errors are those of :func:`attribute`, ``Attribution.keep`` and ``use_graph``.
     """
-    # This package needs transformers, which is optional.
+    # ``gnn_attention.huggingface`` imports transformers, which is optional.
     from gnn_attention.huggingface import use_graph
 
     attribution = attribute(model, ids, metric, projections=projections) if first is None else first
@@ -270,13 +270,13 @@ def prune(
 
 
 def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
-    """Record a run in which autograd follows the states, even if no parameter needs a gradient."""
+    """Record a run in which states require gradients, even if no parameter requires them."""
     checks.instance("model", model, nn.Module)
     options: dict[str, Any] = {"use_cache": False} if transformer.is_transformer(model) else {}
     with ExitStack() as hooks:
         for part in model.modules():
             if isinstance(part, nn.Embedding):
-                # The clone is needed because a model may write into its states.
+                # A model may change the clone in place, which autograd forbids for a leaf.
                 require_grad = restrict_to_thread(lambda _, ids, states: states.requires_grad_().clone())
                 hooks.enter_context(part.register_forward_hook(require_grad))
         return record(model, ids, **options)
@@ -284,7 +284,7 @@ def _record_with_gradients(model: nn.Module, ids: Tensor) -> Run:
 
 @dataclass(eq=False)
 class _LayerEffects:
-    """Effects of the edges of ``graph``; ``is_edge`` tells which of them the layer's graph has."""
+    """Effects of the edges of ``graph``; ``is_edge`` marks those that the layer's graph has."""
 
     trace: LayerTrace
     graph: TokenGraph
@@ -330,7 +330,7 @@ class _LayerEffects:
             g_dot_v = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
             slope = g_dot_o[:, head, dst] - g_dot_v
             is_edge = self.is_edge[:, min(head, self.is_edge.shape[1] - 1), edges]
-            # Without an edge of weight w, the others sum to 1 - w. Adding an edge divides them by 1 + r.
+            # The other weights sum to 1 - w. An added edge of ratio r divides them by 1 + r.
             remaining = torch.where(is_edge, 1 - ratio, 1 + ratio)
             # For a receiver's only edge, 1 - w is rounding error, and a cut has the effect of muting.
             is_only = remaining < 4 * torch.finfo(remaining.dtype).eps
@@ -341,7 +341,7 @@ class _LayerEffects:
                 effects[head, edges] += effect.square() if squared else effect
 
     def _weight_ratios(self, head: int, rows: slice) -> Float[Tensor, "batch rows src"]:
-        """Return ``exp(logit - lse)`` of all senders, which is the weight where there is an edge."""
+        """Return ``exp(logit - lse)`` of all pairs. For an edge, this is its weight."""
         call = self.trace.call
         q, k = call.q[:, head, rows].to(self.effects.dtype), self._select_head(call.k, head)
         dst, src = torch.arange(call.q.shape[2])[rows].view(-1, 1), torch.arange(k.shape[1])

@@ -1,9 +1,9 @@
 """Interventions on edges: cut edges, mute, scale or patch their messages, in some layers and heads.
 
-A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights. The others
-change the values along some edges and keep all weights: attention runs over these edges and the remaining
-ones separately, on any backend, and the results are added, each weighted by ``e^(lse_part - lse)``, its share
-in the softmax. All are exact, for gradients too: nothing is subtracted, and a muted message is never read.
+A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights. Other
+interventions change the values of some edges and keep all weights: attention runs once over these edges and
+once over the remaining edges, on any backend. The results are added with factors ``e^(lse_part - lse)``. All
+interventions are exact, and so are gradients: nothing is subtracted, and a muted message is never read.
 """
 
 import warnings
@@ -51,7 +51,7 @@ class Intervention:
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     change: Callable[[int, int | Tensor, Values], Values] | None = None
-    # The last graph that was split, its number of heads, and the two graphs.
+    # The arguments and the result of the last call of split.
     _last_split: list[Any] = field(default_factory=list, repr=False)
 
     def select_edges(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
@@ -68,7 +68,7 @@ class Intervention:
         return replace(selected & in_heads, name=f"{selected.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
-        """Split ``graph`` into the selected and the remaining edges, cached for the last graph."""
+        """Split ``graph`` into the selected and the remaining edges; the last result is cached."""
         last = list(self._last_split)
         if not last or last[0] is not graph or last[1] != num_heads:
             selected = self.select_edges(graph, num_heads)
@@ -79,23 +79,23 @@ class Intervention:
     def split_edges(
         self, parts: Parts, split: Callable[[Any], tuple[Any, Any]], change: Callable[[Any, Tensor], Tensor]
     ) -> Parts:
-        """Split each part into remaining edges and selected edges, which get one more change."""
+        """Split each part into remaining and selected edges; the latter get one more change."""
         new_parts: Parts = []
         for part, changes in parts:
             selected, remaining = split(part)
             new_parts += [(remaining, changes), (selected, (*changes, change))]
-        # Interventions rarely share edges, so most parts after the first two are empty.
+        # Interventions rarely share edges, so most later parts are empty, and they are dropped.
         graphs: list[Any] = [getattr(part, "graph", part) for part, _ in new_parts]
         return [part for i, part in enumerate(new_parts) if i < 2 or graphs[i].num_edges]
 
     def check_edges(self, graph: TokenGraph, num_heads: int, columns: Tensor | None = None) -> None:
-        """Raise ValueError or IndexError for a pair, or a column of ``columns``, that is no edge."""
+        """Raise ValueError or IndexError if a pair of ``columns`` (default: ``edges``) is no edge."""
         columns = self.edges if columns is None and isinstance(self.edges, Tensor) else columns
         if columns is not None:
             pairs.check_edges(graph, columns, num_heads, self.heads, f"there is nothing to {self.kind}")
 
     def select_pairs(self, length: int, num_heads: int) -> TokenGraph:
-        """Return the graph of the selected pairs; its size rarely changes while a sequence grows."""
+        """Return a graph of the selected pairs. Its size rarely changes as a sequence grows."""
         if isinstance(self.edges, TokenGraph):
             num_dst, num_src = self.edges.num_dst, self.edges.num_src
         else:
@@ -108,8 +108,8 @@ class Intervention:
 def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
     """Remove edges: softmax renormalises the remaining weights of each receiver.
 
-    ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a
-    :class:`TokenGraph` (those of its edges that the layer's graph has), or None for all edges.
+    ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, None for all edges,
+    or a :class:`TokenGraph` (edges that the layer's graph lacks are ignored).
     ``layers`` are numbers of attention layers in the order of ``model.modules()``, and ``heads`` are
     numbers of heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
 
@@ -130,7 +130,7 @@ def mute(
 ) -> Intervention:
     """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
 
-    All weights stay. With the default factor 0, the update lacks what the edges carried:
+    No weight changes. With the default factor 0, the update lacks what the edges carried:
     ``mute(heads=3)`` removes head 3 from the model. Edges, layers, heads and errors are those of
     :func:`cut`; a factor that is not a finite number raises TypeError or ValueError.
 
@@ -148,12 +148,12 @@ def mute(
 
 
 def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
-    """Replace the messages of edges by those of another run: ``w_e v'_src``; the weights stay.
+    """Replace the messages of edges by those of another run, and keep the weights: ``w_e v'_src``.
 
     ``run`` is a result of :func:`record` for the same model, with one sample or the same number of samples.
-    If it holds several calls of a layer, the last one counts. Senders are matched by position, not counting
+    If it holds several calls of a layer, the last one is used. Senders are matched by position, not counting
     padding on the left; senders that the run lacks keep their own message. The other arguments and errors
-    are those of :func:`cut`, and IndexError is raised for layers that the run has not recorded. The call
+    are those of :func:`cut`. Raises IndexError for layers that were not recorded. The layer's call then
     raises ValueError for values of another shape. Source: path patching, arXiv 2304.05969.
 
     >>> import torch
@@ -194,13 +194,13 @@ def _scale_values(factor: float, layer: int, first: int | Tensor, v: Values) -> 
 
 
 def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
-    """Replace ``v`` by the values that a recorded call has at the same positions."""
+    """Replace ``v`` by the recorded values of the same positions."""
     source = sources[layer]
     source_v = source.v.to(v)
     if source_v.shape[1::2] != v.shape[1::2] or len(source_v) not in (1, len(v)):
         shapes = f"{list(source_v.shape)} in the run and {list(v.shape)} here"
         raise ValueError(f"patch: values [B, heads, tokens, dim] of layer {layer} must fit, got {shapes}")
-    # A first position below 0 is padding, which a trace moves behind the tokens.
+    # A first position below 0 means padding, which a trace moves behind the tokens.
     source_first = source.graph.src_offset - (0 if source._left_padding is None else source._left_padding)
     start, source_start = (torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source_first))
     positions = torch.arange(v.shape[2], device=v.device) + start
@@ -227,18 +227,18 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
     Interventions combine, and changes of the same message apply in order. They apply in all threads:
     while one thread is inside the context, entering it from another raises NotImplementedError.
 
-    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply in the thread or task
-    that entered, also in ``generate()``. Positions count a sample's own tokens, not padding on its left.
-    Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A listed pair is checked in the
-    call that has both its ends; a :class:`TokenGraph` must be as long as the sequences (ValueError).
+    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply only in the thread or
+    task that entered the context, also in ``generate()``. Tokens are numbered without padding on the left.
+    Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A pair is checked in calls that
+    contain both its tokens; a :class:`TokenGraph` must have the length of the sequences (else ValueError).
 
-    Every backend is supported; set it before entering. A layer on the message-passing path runs
-    through "auto" while messages are changed.
+    Every backend is supported; set it before entering the context. A layer on the message-passing
+    path runs through "auto" while messages are changed.
 
     TypeError for other arguments and IndexError for unknown layers or heads are raised before
     anything changes. The layer's call raises ValueError for a pair that is no edge of its graph,
     and NotImplementedError for a graph that differs by head on the message-passing path, for a
-    per-edge bias with an intervention on some heads, or where hooks force the message-passing path.
+    per-edge bias with an intervention on some heads, or if hooks force the message-passing path.
 
     >>> import torch
     >>> from gnn_attention import model as lm
@@ -257,7 +257,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
                 stack.enter_context(transformer.intervene(module, intervention))
         else:
             layers = find_attention_layers(module)
-            # All numbers are checked before anything changes.
+            # list_layers checks all numbers before anything changes.
             changes = [(x, number) for x in interventions for number in list_layers(x, layers)]
             stack.enter_context(lock_modules(layers, brief=False))
             for intervention, number in changes:
@@ -271,7 +271,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
 
 
 def operate(module: nn.Module, *interventions: Intervention) -> AbstractContextManager[nn.Module]:
-    """Apply interventions: the old name of :func:`intervene`, for this release."""
+    """Call :func:`intervene`. This is its old name, which this release still supports."""
     warnings.warn("trace.operate is now called trace.intervene", DeprecationWarning, stacklevel=2)
     return intervene(module, *interventions)
 
@@ -326,7 +326,7 @@ def check_no_hooks(layer: MessagePassingAttention, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class ChangedMessages(Backend):
-    """Runs calls with changed messages on ``inner``; each intervention has its layer's number."""
+    """Runs calls with changed messages on ``inner``; each intervention comes with a layer number."""
 
     interventions: tuple[tuple[Intervention, int], ...] = ()
     inner: str | Backend = "auto"

@@ -1,4 +1,4 @@
-"""One call of one attention layer, edge by edge: its weights, and what each edge carried."""
+"""The trace of a call of an attention layer: the weight of each edge, and what the edge carried."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -27,20 +27,20 @@ TERMS: dict[str, Term] = {name: term for term in GLOSSARY for name in astuple(te
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """One call of one attention layer: its tensors, and what they say about any edge and head.
+    """The tensors of one call of an attention layer, with methods that compute values of its edges.
 
     ``graph`` lacks the edges that were cut. ``z`` holds each head's weighted sum of values, and
-    ``update`` the result of the layer. In all methods, ``edges`` are pairs (``[2, K]``, a list of
-    ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is a number, several, or None
-    for all. Values of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
+    ``update`` the output of the layer. In all methods, ``edges`` are pairs (``[2, K]``, a list of
+    ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is a number, a list of numbers
+    or None for all heads. Values of edges are ``[B, edges, heads]``; B is 1 for a single sequence.
 
-    Pairs count each sample's own tokens, as in :func:`cut`: in every tensor here, padding on the left
-    is moved behind the tokens. If the graph differs by head or sample, the union of its edges is listed, and
-    a pair has weight 0 where it is no edge, such as in a shorter sample; a pair that is no edge at all
-    raises an error. In a decoding step with a cache, the first receiver of the call has number 0.
+    Tokens are numbered without padding on the left, as in :func:`intervene`: in every tensor here, this
+    padding is behind the tokens. If the graph differs by head or sample, the union of its edges is
+    listed. A listed edge then has weight 0 in the heads and samples that lack it; a pair that is not
+    listed raises an error. In a decoding step with a cache, the first receiver has number 0.
 
-    Weights are those before dropout. An edge whose message was changed keeps its weight, and
-    carried the changed message: 0 if it was muted.
+    Weights are taken before dropout. An edge whose message was changed keeps its weight, and
+    carried the changed message, which is 0 if it was muted.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2))
@@ -83,14 +83,14 @@ class LayerTrace:
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
-        """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
+        """The edges of all heads and samples together, in the order of ``graph.edge_index``."""
         return trace_pairs.union_of_edges(self.graph, self.q.device)
 
     def only(self, edges: Any = None) -> "LayerTrace":
-        """Return the same call restricted to some edges, which then count as all edges.
+        """Return a trace of the same call that has only some of its edges.
 
-        ``edges`` are pairs, or a :class:`TokenGraph` over the same tokens; of its edges, those of
-        this call are used. Raises ValueError for a pair that is no edge.
+        ``edges`` are pairs, or a :class:`TokenGraph` over the same tokens (edges that this call
+        lacks are ignored). Raises ValueError for a pair that is no edge.
         """
         if edges is None:
             return self
@@ -108,8 +108,8 @@ class LayerTrace:
     def __getitem__(self, name: str) -> Any:
         """Return a tensor by name, hook (``"attn.hook_q"``) or term (``"listening distribution"``).
 
-        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, dst, src]``,
-        the latter with 0 (scores: -inf) where there is no edge. Raises KeyError for an unknown name.
+        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` or ``[B, heads, dst, src]``. Where there
+        is no edge, weights are 0 and scores are -inf. Raises KeyError for an unknown name.
         """
         if name == "attn.hook_result":
             return self.results()
@@ -124,7 +124,7 @@ class LayerTrace:
         return value.transpose(1, 2)
 
     def terms(self, view: str) -> dict[str, Any]:
-        """Return the same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17).
+        """Return the same tensors in a dict by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17).
 
         Transforms are :class:`FactoredMatrix`. Terms that these heads do not have are left out.
         Raises ValueError for an unknown view.
@@ -172,24 +172,24 @@ class LayerTrace:
 
     def norms(self, edges: Any = None, heads: Heads = None) -> EdgeValues:
         """Return the length of what each edge carried, ``|weight * message|``."""
-        pairs, numbers = self._read_edges(edges), self._head_numbers(heads)
+        pairs, head_numbers = self._read_edges(edges), self._head_numbers(heads)
 
         def message_norms(values: Tensor) -> Tensor:
             # Norms of senders, one head at a time, take less memory than the messages of all edges.
-            norms = [self._to_messages(values[:, [head]], [head]).norm(dim=-1) for head in numbers]
+            norms = [self._to_messages(values[:, [h]], [h]).norm(dim=-1) for h in head_numbers]
             return torch.cat(norms, dim=1)[:, :, pairs[0]]
 
-        return self._weigh(message_norms, pairs, numbers)
+        return self._weigh(message_norms, pairs, head_numbers)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
-        """Return ``q . k`` of pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
+        """Return ``q . k`` of any pairs, ``[B, K, heads]``, without scale (seed S4.17).
 
         Without ``pairs``, return the whole matrix ``[B, heads, dst, src]``, of size tokens x tokens.
         """
         return self._scores(replace(self.call, scale=1.0, score_mod=None), pairs)
 
     def pair_logits(self, pairs: Any = None) -> Float[Tensor, "..."]:
-        """Return ``score_mod(scale q . k)`` of pairs, edges or not, in the shape of :meth:`overlap`."""
+        """Return ``score_mod(scale q . k)`` of any pairs, in the shape of :meth:`overlap`."""
         return self._scores(self.call, pairs)
 
     def _scores(self, call: AttentionCall, pairs: Any) -> Tensor:
@@ -216,8 +216,8 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """Return the message ``v W_O`` of each edge (seed S0.5). Raises ValueError without ``W_O``."""
-        src, numbers = self._read_edges(edges)[0], self._head_numbers(heads)
-        return self._messages(self._expand_values(self.v), src, numbers).transpose(1, 2)
+        src, head_numbers = self._read_edges(edges)[0], self._head_numbers(heads)
+        return self._messages(self._expand_values(self.v), src, head_numbers).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """Return what each edge carried: its weight times its message.
@@ -225,14 +225,14 @@ class LayerTrace:
         The sum over all in-edges and heads is the receiver's update minus ``b_O``. The result has
         size edges x heads x width, so ``edges`` must be given: pass a few at a time.
         """
-        pairs, numbers = self._read_edges(edges), self._head_numbers(heads)
-        return self._weigh(lambda values: self._messages(values, pairs[0], numbers), pairs, numbers)
+        pairs, head_numbers = self._read_edges(edges), self._head_numbers(heads)
+        return self._weigh(lambda x: self._messages(x, pairs[0], head_numbers), pairs, head_numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Return each head's part of the update; their sum lacks only ``b_O`` (seeds S1.2, S3.5)."""
-        numbers = self._head_numbers(heads)
+        head_numbers = self._head_numbers(heads)
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
-        return self._to_messages(z[:, numbers], numbers).transpose(1, 2)
+        return self._to_messages(z[:, head_numbers], head_numbers).transpose(1, 2)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -253,7 +253,7 @@ class LayerTrace:
     def _weigh(self, function: Callable[[Tensor], Tensor], pairs: Tensor, heads: list[int]) -> Tensor:
         """Return ``weight * function(values)`` for the values that edges carried."""
         result = function(self._expand_values(self.v))
-        # This index appends the axes that the function adds.
+        # Indexing with new_axes appends one axis for each axis that the function adds.
         new_axes = (...,) + (None,) * (result.dim() - 3)
         for graph, values in self._changed_values:
             is_changed = trace_pairs.is_edge(graph, pairs, len(self.q), heads)[new_axes]
@@ -273,7 +273,7 @@ class LayerTrace:
     def _to_messages(self, values: Tensor, heads: list[int]) -> Float[Tensor, "batch heads tokens width"]:
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
-        # In a form with neither matrix, the values are the messages.
+        # If heads have neither matrix, their values are the messages.
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
                 factor: Tensor = getattr(self.heads, name)[heads]
@@ -290,7 +290,7 @@ class LayerTrace:
         return numbers
 
     def _select_heads(self, values: Tensor, heads: Heads) -> Tensor:
-        # Without a selection nothing is copied: all names of a tensor return the same tensor.
+        # Without a selection, nothing is copied: all names of a tensor return the same tensor.
         return values if heads is None else values[:, self._head_numbers(heads)]
 
     def _read_edges(self, edges: Any) -> Int[Tensor, "2 edges"]:

@@ -38,7 +38,7 @@ def read_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
 
 
 def union_of_edges(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """Return all pairs that are an edge for some sample and head, sorted if the graph varies."""
+    """Return the edges of all samples and heads together, sorted if the graph differs by any of them."""
     if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_compute_union, graph)
@@ -56,13 +56,13 @@ def _compute_union(graph: TokenGraph) -> Tensor:
 def is_edge(
     graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int | Sequence[int]
 ) -> Bool[Tensor, "batch heads pairs"]:
-    """Tell which pairs are edges, for the first ``heads`` heads or for the heads in a list."""
+    """Return which pairs are edges in the first ``heads`` heads, or in the heads of a list."""
     src, dst = pairs
-    numbers = list(range(heads) if isinstance(heads, int) else heads)
+    head_numbers = list(range(heads) if isinstance(heads, int) else heads)
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
-    h = torch.tensor(numbers, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
+    h = torch.tensor(head_numbers, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
     contains = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), b, h, dst, src)
-    return contains.expand(batch, len(numbers), len(src))
+    return contains.expand(batch, len(head_numbers), len(src))
 
 
 def check_edges(graph: TokenGraph, pairs: Tensor, num_heads: int, heads: Any, advice: str) -> None:
@@ -75,7 +75,7 @@ def check_edges(graph: TokenGraph, pairs: Tensor, num_heads: int, heads: Any, ad
 
 
 def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
-    """Return the logits of edges, bias included; -inf where a pair is no edge."""
+    """Return the logits of edges, bias included; -inf in samples and heads that lack the edge."""
     values = call.scores(pairs)
     if call.bias is not None:
         bias = call.bias[..., call.graph.positions_of(pairs).to(pairs.device)]
@@ -86,10 +86,12 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
 
 
 def restrict_bias(bias: Any, graph: TokenGraph, subgraph: TokenGraph) -> Any:
-    """Return the bias of a subgraph's edges, if the bias differs by edge."""
+    """Restrict a bias that differs by edge to the edges of a subgraph; return any other bias."""
     is_per_edge = isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] == graph.num_edges != 1
     if not is_per_edge:
         return bias
     if subgraph.varying_axes:
-        raise NotImplementedError("bias= excludes an intervention on some heads: give it as a score_mod")
+        raise NotImplementedError(
+            "bias= excludes an intervention on some heads: take all, or give a score_mod"
+        )
     return bias[..., graph.positions_of(subgraph.edge_index).to(bias.device)]

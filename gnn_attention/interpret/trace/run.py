@@ -25,7 +25,7 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Phase:
-    """A Block adds ``update`` to its states: ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
+    """Half of a Block, attention or MLP: ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
 
     layer: int
     name: str
@@ -36,7 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The output of a recorded run, a :class:`LayerTrace` for each attention call, and the phases."""
+    """The output of a recorded run, a :class:`LayerTrace` of each attention call, and phases."""
 
     output: Any
     layers: tuple[LayerTrace, ...]
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def states(self) -> tuple[Float[Tensor, "batch tokens width"], ...]:
-        """The states before the first and after each phase (seed S4.11); none without blocks."""
+        """The states before the first and after each phase (seed S4.11), or () without blocks."""
         return (*(phase.before for phase in self.phases[:1]), *(phase.after for phase in self.phases))
 
     def __repr__(self) -> str:
@@ -62,12 +62,12 @@ def record(
     """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
 
     ``module`` contains a ``MessagePassingAttention``, or is a Hugging Face model whose attention is
-    ``"gnn_attention"``; tokens in its cache are senders. ``module`` is left unchanged. ``interventions`` are
+    ``"gnn_attention"``; cached tokens count as senders. ``module`` is left unchanged. ``interventions`` are
     one or several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose
     calls are stored, as in :func:`cut`, and ``edges`` selects the edges, as pairs of tokens of the call or
     as a graph. Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
-    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; a second thread
-    that records the same module waits. The run is differentiable; ``torch.no_grad()`` saves memory.
+    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; another thread
+    that records the module waits. The run is differentiable, but ``torch.no_grad()`` saves memory.
 
     Raises ValueError for a module without such a layer, and the errors of :func:`cut` and :func:`intervene`.
 
@@ -134,9 +134,9 @@ def _record_layer(
         calls.append((call, out, lse))
         return out, lse
 
-    before = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record"))
-    after = layer.register_forward_hook(restrict_to_thread(append_trace))
-    with before, after, intervention.replace_backend(layer, Backend("recorder", run)):
+    check = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record"))
+    recorder = layer.register_forward_hook(restrict_to_thread(append_trace))
+    with check, recorder, intervention.replace_backend(layer, Backend("recorder", run)):
         yield
 
 

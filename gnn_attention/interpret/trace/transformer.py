@@ -23,7 +23,7 @@ PACKAGE = "gnn_attention.huggingface"
 
 @dataclass(eq=False)
 class Projection:
-    """The output projection of the attention ``name``: a ``module`` that the recorder finds."""
+    """The output projection of the attention ``name``. The recorder sets ``module`` later."""
 
     name: str
     num_heads: int
@@ -100,7 +100,7 @@ def is_transformer(module: Any) -> bool:
 def record_calls(
     model: nn.Module, layers: Sequence[int] | None, select: Callable[[LayerTrace], LayerTrace]
 ) -> Iterator[list[LayerTrace]]:
-    """Yield a list of ``select(trace)`` for each attention call of the layers; it is complete on exit.
+    """Yield a list with ``select(trace)`` for each attention call of the layers, complete on exit.
 
     Raises ValueError unless ``model.set_attn_implementation("gnn_attention")`` was called.
     """
@@ -110,10 +110,11 @@ def record_calls(
     with ExitStack() as stack:
         stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
         # A linear layer inside an adapter (LoRA) is only a part of the projection.
-        adapted = {id(getattr(module, "base_layer", None)) for module in model.modules()}
+        adapters = [module for module in model.modules() if "base_layer" in module._modules]
+        parts = {id(part) for adapter in adapters for part in adapter.modules()}
         for linear in model.modules():
             is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
-            if is_linear and id(linear) not in adapted:
+            if is_linear and id(linear) not in parts:
                 stack.enter_context(linear.register_forward_hook(recorder.match_projection))
         yield recorder.traces
     recorder.finish_call()
@@ -121,9 +122,9 @@ def record_calls(
 
 @dataclass(eq=False)
 class _Recorder:
-    """Records calls. The last one is ``pending`` until its output projection has been called."""
+    """Records calls. The last call is ``pending`` until the next call or the end of the run."""
 
-    # The override numbers the layers of the model.
+    # A GraphContext, which has the names and numbers of attention modules.
     override: Any
     layers: Sequence[int] | None
     select: Callable[[LayerTrace], LayerTrace]
@@ -146,7 +147,7 @@ class _Recorder:
             self.finish_call()
             call = replace(call, with_lse=True)
             out, lse = run_attention(call, inner)
-            # The model reads this layout without a copy, so that its address identifies the projection.
+            # A projection reads this layout without a copy: the address of its input identifies it.
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
             values = [(graph, change(call.v)) for graph, change in changes]
             update = out.transpose(1, 2).flatten(2)
@@ -186,7 +187,7 @@ def intervene(model: nn.Module, intervention: Any) -> Any:
 
 
 def _overrides_for(model: nn.Module) -> Any:
-    # The package is optional. Unless it was imported, the model cannot use its attention.
+    # This package is optional. If it was not imported, the model cannot use its attention.
     overrides = sys.modules.get(f"{PACKAGE}._contexts")
     if overrides is None:
         raise ValueError(
@@ -197,7 +198,7 @@ def _overrides_for(model: nn.Module) -> Any:
 
 
 def _find_pairs_in_call(intervention: Any, layout: Any, num_heads: int) -> Bool[Tensor, " pairs"]:
-    """Tell which pairs lie in this call's longest sample, and check that these are edges."""
+    """Return which pairs lie in this call's longest sample, and check that they are edges."""
     if intervention.heads and max(intervention.heads) >= num_heads:
         raise IndexError(f"heads must be in 0 .. {num_heads - 1}, got {max(intervention.heads)}")
     if not isinstance(intervention.edges, Tensor):

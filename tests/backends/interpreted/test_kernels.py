@@ -6,14 +6,7 @@ import pytest
 import torch
 from support import kernel_cases
 from support.bounds import assert_rule, attention_truth
-from support.kernel_cases import (
-    CASES,
-    GRAPH,
-    GRAPHS,
-    Case,
-    check_against_the_reference,
-    with_slow,
-)
+from support.kernel_cases import CASES, GRAPH, GRAPHS, Case, check_against_the_reference, with_slow
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -57,8 +50,7 @@ def test_graphs_of_many_shapes(name, device):
 
 
 @pytest.mark.parametrize(
-    "case",
-    with_slow(["everything", "groups of two", "closed edges"], ["groups of two"]),
+    "case", with_slow(["everything", "groups of two", "closed edges"], ["groups of two"])
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows are long on both sides, and the workspace holds few chunks at a time."""
