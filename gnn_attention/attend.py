@@ -176,9 +176,7 @@ def _run_backend(backend: Backend, call: AttentionCall) -> Result:
     # A backend from outside the library may return anything, so its result is checked.
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        raise TypeError(
-            f"backend {backend.name!r} must return (out, lse or None), got {checks.quote(result)}"
-        )
+        raise TypeError(f"backend {backend.name!r} must return (out, lse | None), got {checks.quote(result)}")
     shape = [*call.q.shape[:3], call.v.shape[3]]
     if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         raise ValueError(
