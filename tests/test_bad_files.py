@@ -28,14 +28,14 @@ BAD = [
     ("a.edges", b"0 1\n1\n", files.load, "line 2: expected 'src dst' or 'src dst weight', got '1'"),
     ("a.adjlist", b"0 1\n1 \xff\n", files.load, "holds no graph of tokens"),
     ("a.graphml", b"<graphml><graph><node id='0'/><edge so", files.load, "ParseError"),
-    ("record.json", RECORD[:-9], Report.from_file, "expected a record that verify --json wrote"),
+    ("record.json", RECORD[:-9], Report.from_file, "expected a record of verify --json"),
     (
         "record.json",
         RECORD.replace(b"[", b"[3"),
         Report.from_file,
-        "expected a record that verify --json wrote",
+        "expected a record of verify --json",
     ),
-    ("record.json", b"[" * 100_000, Report.from_file, "expected a record that verify --json wrote"),
+    ("record.json", b"[" * 100_000, Report.from_file, "expected a record of verify --json"),
     ("costs.json", b'{"costs": {"call": NaN}}', cost_model.read, "does not hold the constants"),
 ]
 

@@ -33,9 +33,7 @@ def check_square(function: str, graph: TokenGraph, advice: str) -> dict[str, int
     """Return what :func:`check_sizes` returns; raise an error with ``advice`` unless ``graph`` is square."""
     sizes = check_sizes(function, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(
-            f"{function} needs the same tokens as receivers and senders, got {graph!r}; {advice}"
-        )
+        raise ValueError(f"{function} needs the same tokens on both sides, got {graph!r}; {advice}")
     return sizes
 
 

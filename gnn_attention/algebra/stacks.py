@@ -76,7 +76,8 @@ def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> T
         for numbers in numbers_by_edges.values()
     ]
     sizes = {**sizes, axis: len(graphs)}
-    rule, name = partial(any_of, tuple(rules)), _operands.format_call(function, graphs)
+    name = _operands.format_call(function, graphs)
+    rule = partial(any_of, tuple(rules))
     graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
     return copy_offsets(first, graph)
 

@@ -79,8 +79,8 @@ def sender_lookup_in_list(graph: TokenGraph) -> SenderLookup:
 
     def slice_list(tokens: Tensor) -> Tensor:
         # Concatenate senders[ptr[t] : ptr[t + 1]] of all tokens t without a loop.
-        start, count = ptr[tokens], ptr[tokens + 1] - ptr[tokens]
-        shift = (start - count.cumsum(0) + count).repeat_interleave(count)
+        count = ptr[tokens + 1] - ptr[tokens]
+        shift = (ptr[tokens] - count.cumsum(0) + count).repeat_interleave(count)
         return senders[torch.arange(len(shift), device="cpu") + shift]
 
     return slice_list

@@ -93,7 +93,8 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
             break
     if first_layer[dst] < 0:
         return None
-    depth, path = int(first_layer[dst]), [dst]
+    path = [dst]
+    depth = int(first_layer[dst])
     lookups = [sender_lookup(graph, depth) for graph in stacked]
     for layer in range(depth, 0, -1):
         token = path[-1]
@@ -147,8 +148,8 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     reach = reduce(_compose, [_layer_bits(graph) for graph in stacked])
     while not torch.equal(reach, double_reach := _compose(reach, reach)):
         reach = double_reach
-    missing_bits, count = (target_bits & ~reach).numpy(), stacked[0].num_src
-    mask = torch.from_numpy(np.unpackbits(missing_bits, axis=1, count=count, bitorder="little"))
+    missing_bits = (target_bits & ~reach).numpy()
+    mask = torch.from_numpy(np.unpackbits(missing_bits, axis=1, count=stacked[0].num_src, bitorder="little"))
     name = f"never_hears({', '.join(text.parenthesize(graph.name) for graph in stacked)})"
     return TokenGraph.from_edges(mask.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
@@ -163,10 +164,10 @@ def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
     [[1, 0, 0, 0], [3, 1, 0, 0], [6, 3, 1, 0], [10, 6, 3, 1]]
     """
     stacked = stack(graphs)
-    layers, count = checks.size("layers", layers), stacked[0].num_dst
+    layers = checks.size("layers", layers)
     check_all_pairs("path_counts", stacked[0], "take fewer tokens")
     masks = [graph.mask().double() for graph in stacked]
-    walks = torch.eye(count, dtype=torch.float64, device="cpu")
+    walks = torch.eye(stacked[0].num_dst, dtype=torch.float64, device="cpu")
     for layer in range(layers):
         walks = masks[layer % len(masks)] @ walks
         if bool((walks >= MAX_WALKS).any()):
@@ -203,7 +204,8 @@ def _count_layers(graphs: Sequence[TokenGraph], target: Int[Tensor, "dst bytes"]
         if torch.equal(double_reach, cycles[-1]):
             return None
         cycles.append(double_reach)
-    reach, count = _pack_bits(torch.eye(len(target), dtype=torch.bool, device="cpu")), 0
+    count = 0
+    reach = _pack_bits(torch.eye(len(target), dtype=torch.bool, device="cpu"))
     for power in reversed(range(len(cycles) - 1)):
         longer_reach = _compose(reach, cycles[power])
         if bool((target & ~longer_reach).any()):

@@ -83,15 +83,11 @@ def _check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edge_list.check_edge_index(edge_index, num_dst, num_src).to(edge_index.device)
 
 
-def _fake_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    return edge_index.new_empty((2, edge_index.shape[-1]), dtype=torch.int64)
-
-
 define(
     "edge_list",
     "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor",
     _check_edge_index,
-    _fake_edge_index,
+    lambda edge_index, *_: edge_index.new_empty((2, edge_index.shape[-1]), dtype=torch.int64),
 )
 
 

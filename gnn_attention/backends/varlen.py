@@ -31,10 +31,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     widest = flash_varlen.WIDEST
     if width <= widest:
         return None
-    return (
-        f"it has {widest} channels, one for the gradient of lse, and needs {width}; "
-        "use backend='flex' or 'rows'"
-    )
+    return f"at most {widest} channels, one for lse's gradient, got {width}; use backend='flex' or 'rows'"
 
 
 def bytes_needed(call: AttentionCall) -> int:

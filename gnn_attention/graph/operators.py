@@ -110,9 +110,8 @@ class GraphOperators(Frozen):
                 f"{self.src_offset} on, the senders of {self.name}, got {other!r}"
             )
         left, right = cast("tuple[Graph, Graph]", (self.coalesce(), other.coalesce()))
-        edge_index = edge_list.product(
-            left.edge_index, right.edge_index, self.num_dst, self.num_src, other.num_src
-        )
+        sizes = self.num_dst, self.num_src, other.num_src
+        edge_index = edge_list.product(left.edge_index, right.edge_index, *sizes)
         edges = ListedEdges(edge_index, self.num_dst, other.num_src)
         name = f"{text.parenthesize(self.name)} @ {text.parenthesize(other.name)}"
         return replace(self, edges=edges, num_src=other.num_src, name=name, src_offset=other.src_offset)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -217,9 +217,7 @@ def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphCon
 
 
 def _change_values(changes: Sequence[Callable[..., Tensor]], first_position: Any, v: Tensor) -> Tensor:
-    for change in changes:
-        v = change(first_position, v)
-    return v
+    return reduce(lambda values, change: change(first_position, values), changes, v)
 
 
 def _run_parts(graphs: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:

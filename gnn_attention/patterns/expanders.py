@@ -110,7 +110,8 @@ def torus(*sizes: int) -> TokenGraph:
     steps = []
     for stride, length in zip(row_major_strides(lengths), lengths, strict=True):
         # A step changes the number by one stride, and a step round the end by line - stride.
-        distance, line = abs(dst - src), stride * length
+        line = stride * length
+        distance = abs(dst - src)
         step = (distance == stride) | (distance == line - stride)
         if length > 1:
             steps.append(step & (dst // line == src // line))

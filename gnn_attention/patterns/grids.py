@@ -241,8 +241,9 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
 def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
     """Return the rule that on every axis the sender is whole steps away, in the receiver's interval."""
     rule = (dst >= 0) & (src >= 0)
-    strides, steps = row_major_strides(sizes), steps or (1,) * len(sizes)
-    for stride, size, (first, last), step in zip(strides, sizes, intervals, steps, strict=True):
+    steps = steps or (1,) * len(sizes)
+    axes = zip(row_major_strides(sizes), sizes, intervals, steps, strict=True)
+    for stride, size, (first, last), step in axes:
         i, j = dst // (stride * unit) % size, src // (stride * unit) % size
         rule = rule & (look_up(first, i) <= j) & (j <= look_up(last, i))
         rule = rule & ((i - j) % step == 0) if step > 1 else rule

@@ -144,7 +144,8 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     _operands.check_square("shortest_paths", structure, "only square graphs have paths")
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
-    (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst
+    src, dst = graph.edge_index
+    edges, n = structure.edge_index, structure.num_dst
     hops = torch.full_like(src, -1)
     step = max(1, NUMBERS_PER_CHUNK // max(1, n, edges.shape[1]))
     for start in range(0, n, step):

@@ -59,7 +59,8 @@ class Indexer(nn.Module):
         self.k, self.num_heads = checks.size("k", k), checks.size("num_heads", num_heads, 1)
         checks.instance("rotary", Rotary() if rotary is None else rotary, Rotary)
         checks.instance("dtype", torch.float32 if dtype is None else dtype, torch.dtype)
-        self.rotary, self.dtype, self.scale = rotary, dtype, (num_heads * head_dim) ** -0.5
+        self.rotary, self.dtype = rotary, dtype
+        self.scale = (num_heads * head_dim) ** -0.5
         self.queries = nn.Linear(width, num_heads * checks.size("head_dim", head_dim, 1), bias=False)
         self.keys = nn.Linear(width if source_width is None else source_width, head_dim, bias=False)
         self.key_norm = nn.LayerNorm(head_dim)

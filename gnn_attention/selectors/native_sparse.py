@@ -74,7 +74,8 @@ class NativeSparseAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
         """Return the update of every token."""
-        n, backend = x.shape[1], self.backend
+        n = x.shape[1]
+        backend = self.backend
         q, (k, v) = self.heads.receive(x), self.heads.send(x)
         compressed_k, compressed_v = (self._pool(project(x, W), i) for i, W in enumerate(self.senders[0]))
         selected_k, selected_v = (project(x, W) for W in self.senders[1])
@@ -90,8 +91,9 @@ class NativeSparseAttention(nn.Module):
     @torch.no_grad()
     def select(self, info: AttentionInfo) -> TokenGraph:
         """Return the graph of the selected branch, chosen by the weights of the compressed one."""
-        q, k, n = info.call.q, info.call.k, info.call.graph.num_dst
-        blocks, groups = torch.arange(-(-n // self.selected), device=q.device), k.shape[1]
+        q, k = info.call.q, info.call.k
+        n = info.call.graph.num_dst
+        blocks = torch.arange(-(-n // self.selected), device=q.device)
         # Equation 9 of the paper counts the strides that a pooled block shares with a block to select.
         starts = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
         ends = torch.minimum(starts + self.block, (blocks + 1) * self.selected)
@@ -100,16 +102,16 @@ class NativeSparseAttention(nn.Module):
 
         def compute_scores(rows: tuple[int, int]) -> Tensor:
             weights = info.weight_matrix(rows=rows)
-            weights = weights.view(len(q), groups, q.shape[1] // groups, *weights.shape[2:])
+            weights = weights.view(len(q), k.shape[1], q.shape[1] // k.shape[1], *weights.shape[2:])
             importance = weights.sum(2) @ num_strides
             own_block = (torch.arange(*rows, device=q.device) // self.selected).unsqueeze(-1)
             is_fixed = (blocks < self.initial) | (blocks > own_block - self.local)
             return importance.masked_fill(is_fixed, torch.inf).masked_fill(blocks > own_block, -torch.inf)
 
         width = q.shape[0] * q.shape[1] * max(1, k.shape[2])
-        name, num_heads = f"{self.top} selected blocks of {self.selected}", q.shape[1]
+        name = f"{self.top} selected blocks of {self.selected}"
         graph = patterns.causal(n)
-        return _choice.choose(compute_scores, graph, width, self.top, name, num_heads, self.selected)
+        return _choice.choose(compute_scores, graph, width, self.top, name, q.shape[1], self.selected)
 
     def _pool(self, x: Tensor, index: int) -> Tensor:
         if x.shape[2] < self.block:

@@ -59,6 +59,6 @@ class PooledBlocks(nn.Module):
             is_own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)
             return scores.masked_fill(is_own, torch.inf).masked_fill(~has_edge, -torch.inf)
 
-        width, num_heads = k.shape[2] * q.shape[1], q.shape[1]
         name = f"top {self.top} blocks of {self.block}"
-        return _choice.choose(compute_scores, graph, width, self.top, name, num_heads, self.block)
+        width = k.shape[2] * q.shape[1]
+        return _choice.choose(compute_scores, graph, width, self.top, name, q.shape[1], self.block)

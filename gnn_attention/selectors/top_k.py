@@ -32,7 +32,8 @@ class TopK(nn.Module):
         self, k: int, per: str = "head", scale: float | None = None, score_mod: ScoreMod | None = None
     ) -> None:
         super().__init__()
-        self.k, self.per = checks.size("k", k), checks.choice("per", per, SHARING)
+        self.k = checks.size("k", k)
+        self.per = checks.choice("per", per, SHARING)
         self.scale, self.score_mod = scale, score_mod
 
     @torch.no_grad()

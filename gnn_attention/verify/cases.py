@@ -13,6 +13,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dropout
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
+from gnn_attention.verify.measure import Inputs
 
 # With several samples, the largest error depends less on luck.
 HEADS, KV_HEADS, BATCH = 4, 2, 8
@@ -23,7 +24,6 @@ MAX_DISTANCE = 3
 DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 KINDS = ("plain heads", "grouped heads with biases")
-Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +199,6 @@ def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Ten
     return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=0)
 
 
-def _finite_share(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _share(x, b, h, dst, torch.minimum(src, dst))
-
-
 def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return x + inputs["table"][:, (dst - src).clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE]
 
@@ -215,11 +211,8 @@ def _softcap(inputs: Inputs, x: Tensor, *indices: Tensor) -> Tensor:
     return 3.0 * torch.tanh(x / 3.0)
 
 
-def _capped_alibi(inputs: Inputs, x: Tensor, *indices: Tensor) -> Tensor:
-    return _softcap(inputs, _alibi(inputs, x, *indices))
-
-
-ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
+ALIBI = score_mods.alibi(score_mods.alibi_slopes(HEADS))
+CAP = score_mods.softcap(3.0)
 CAPPED_ALIBI = score_mods.chain(ALIBI, CAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
 LEARNED_INPUTS = ("bias", "sink_logits")
@@ -234,11 +227,15 @@ FEATURES = {
     "log multiplicity": Feature((), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
     "edge bias": Feature(("bias",)),
     "sinks": Feature(("sink_logits",)),
-    MIX: Feature(LEARNED_INPUTS, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
+    MIX: Feature(
+        LEARNED_INPUTS, lambda _: CAPPED_ALIBI, lambda *args: _softcap(args[0], _alibi(*args)), additive=False
+    ),
 }
 OPTIONS = FEATURES | {
     BIAS_AND_SINKS: Feature(LEARNED_INPUTS),
-    "share": Feature((), lambda _: _share, _finite_share, additive=False),
+    "share": Feature(
+        (), lambda _: _share, lambda _, x, b, h, i, j: _share(x, b, h, i, j.minimum(i)), additive=False
+    ),
     DROPOUT: Feature(arguments={DROPOUT: 0.3}),
 }
 

@@ -107,7 +107,8 @@ def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     [0, 3, 5, 6]
     """
     combinations_of_rows = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
-    missing, indices = set().union(*combinations_of_rows), list[int]()
+    indices: list[int] = []
+    missing = set().union(*combinations_of_rows)
     for gain in range(max(map(len, combinations_of_rows), default=0), 0, -1):
         for index, values in enumerate(combinations_of_rows):
             # Rows that add more combinations were selected earlier.
@@ -216,7 +217,8 @@ def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, O
 
 
 def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    problem, receivers = problems("window"), GRAPHS["window"].mask[0, 0, :, 6]
+    problem = problems("window")
+    receivers = GRAPHS["window"].mask[0, 0, :, 6]
     for name in "qkv":
         expected = receivers if name != "q" else torch.arange(len(receivers)) == 6
         inputs = {key: x.clone() for key, x in problem.inputs.items()}

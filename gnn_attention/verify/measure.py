@@ -26,6 +26,7 @@ NUM_PERTURBATIONS = 4
 # Inputs are perturbed by up to this many eps, which changes the last bits of every product.
 MAX_ROUNDINGS = 8
 # A solution is an output and its gradients.
+Inputs = Mapping[str, Tensor]
 Solution = tuple[Tensor, Mapping[str, Tensor]]
 
 
@@ -106,12 +107,10 @@ def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -
     return Outcome(0.0) if condition else Outcome(math.inf, where=where)
 
 
-def measure_errors(solution: Solution, truth: Solution) -> dict[str, float]:
+def measure_errors(result: Solution, truth: Solution) -> dict[str, float]:
     """Return the largest error of the output, under the name "out", and of each gradient."""
     expected = {"out": truth[0], **truth[1]}
-    return {
-        name: _largest_error(x, expected[name]) for name, x in {"out": solution[0], **solution[1]}.items()
-    }
+    return {name: _largest_error(x, expected[name]) for name, x in {"out": result[0], **result[1]}.items()}
 
 
 def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:

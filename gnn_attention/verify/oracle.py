@@ -132,8 +132,9 @@ def sdpa(
             q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, channel], dim=-1)
             sink = torch.zeros_like(sink)
         additive = torch.cat([additive, sink], dim=-1)
-    value_dim, width = v.shape[3], max(k.shape[3], v.shape[3])
+    value_dim = v.shape[3]
     if fused:
+        width = max(k.shape[3], value_dim)
         q, k, v = (pad(x, (0, width - x.shape[3])) for x in (q, k, v))
         additive = additive.detach()
     # Kernels differ on rows without edges, so let these attend to all keys and return 0 for them.

@@ -150,8 +150,7 @@ class Report:
             results = tuple(Result(**row) for row in record["results"])
             return cls(results, dict(record["environment"]), int(record["not_started"]))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            name, reason = os.fspath(path), f"{error!r:.80}"
-            raise ValueError(f"{name}: expected a record that verify --json wrote, got {reason}") from None
+            raise ValueError(f"{path}: expected a record of verify --json, got {error!r:.80}") from None
 
 
 def environment(device: str) -> dict[str, str | None]:

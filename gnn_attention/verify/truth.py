@@ -1,6 +1,6 @@
 """Define problems, which are calls of ``attend`` or of a layer, and compute their truth."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import measure, oracle
-from gnn_attention.verify.measure import Solution, Truth, differentiate, measure_errors, merge_errors
+from gnn_attention.verify.measure import Inputs, Solution, Truth, differentiate, measure_errors, merge_errors
 
 # These inputs are part of SDPA's mask, for which the fused kernel computes no gradient.
 MASK_INPUTS = ("table", "bias")
@@ -33,18 +33,18 @@ class Problem:
     memory layout of q, k and v. Without a graph, a problem has a truth but cannot be solved.
     """
 
-    inputs: Mapping[str, Tensor]
+    inputs: Inputs
     mask: Tensor
     direction: Tensor
     scale: float
-    dense: Callable[[Mapping[str, Tensor], Tensor], Tensor] = lambda inputs, logits: logits
+    dense: Callable[[Inputs, Tensor], Tensor] = lambda inputs, logits: logits
     additive: bool = True
     factors: Tensor | None = None
     heads: Any = None
     # The yardstick is the largest error over this many problems: this one and perturbed copies.
     neighbours: int = 16
     graph: Any = None
-    options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
+    options: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
     layout: Callable[[Tensor], Tensor] = lambda x: x
 
     @cached_property
@@ -60,48 +60,45 @@ class Problem:
             if self.direction.dtype == torch.float64:
                 return Truth(*exact, {})
             errors, fused_errors = list[dict[str, float]](), list[dict[str, float]]()
-            for number in range(self.neighbours):
-                perturbed = {name: measure.perturb(x, number) for name, x in inputs.items()}
+            for seed in range(self.neighbours):
+                perturbed = {name: measure.perturb(x, seed) for name, x in inputs.items()}
                 expected = self.evaluate(perturbed)
-                errors.append(measure_errors(self.evaluate(perturbed, number), expected))
-                fused_errors.append(measure_errors(self.evaluate(perturbed, number, fused=True), expected))
+                errors.append(measure_errors(self.evaluate(perturbed, seed), expected))
+                fused_errors.append(measure_errors(self.evaluate(perturbed, seed, fused=True), expected))
             truth = Truth(*exact, merge_errors(errors), merge_errors(fused_errors))
             return measure.widen_by_roundings(truth, self._intermediates, inputs, self.direction)
 
-    def evaluate(
-        self, inputs: Mapping[str, Tensor], number: int | None = None, fused: bool = False
-    ) -> Solution:
+    def evaluate(self, inputs: Inputs, seed: int | None = None, fused: bool = False) -> Solution:
         """Compute output and gradients by the formulas in float64, without the library's projections.
 
-        With a ``number``, the seed of an order of channels, use the inputs' dtype, and SDPA if possible.
+        With a ``seed``, which draws an order of the channels, use the inputs' dtype, and SDPA if possible.
         """
-        leaves = make_leaves(inputs, torch.float64 if number is None else self.direction.dtype)
-        if number is None and self.heads is not None:
+        leaves = make_leaves(inputs, torch.float64 if seed is None else self.direction.dtype)
+        if seed is None and self.heads is not None:
             dense = partial(self.dense, leaves)
             out = oracle.layer(leaves, leaves["x_src"], leaves["x_dst"], self.mask, self.scale, dense)
         else:
-            out = self._call(leaves, number, fused)[0]
+            out = self._call(leaves, seed, fused)[0]
         differentiable = {name: x for name, x in leaves.items() if not (fused and name in MASK_INPUTS)}
         return out.detach(), differentiate(out, self.direction, differentiable)
 
-    def _intermediates(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def _intermediates(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Return the output, the output of each head and lse; for a layer also q, k and v."""
         out, z, q, k, v = self._call(inputs)
         logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale
         lse = oracle.lse(self.dense(inputs, logits), self.mask, inputs.get("sink_logits"))
         return (out, z, lse) if self.heads is None else (out, z, lse, q, k, v)
 
-    def _call(
-        self, inputs: Mapping[str, Tensor], number: int | None = None, fused: bool = False
-    ) -> tuple[Tensor, ...]:
+    def _call(self, inputs: Inputs, seed: int | None = None, fused: bool = False) -> tuple[Tensor, ...]:
         """Return the output, the output of each head, q, k and v; see :meth:`evaluate`."""
-        dense, sinks = partial(self.dense, inputs), inputs.get("sink_logits")
+        sinks = inputs.get("sink_logits")
+        dense = partial(self.dense, inputs)
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if number is not None and self.additive and self.factors is None:
+            if seed is not None and self.additive and self.factors is None:
                 bias = dense(q.new_zeros(self.mask.shape))
-                return oracle.sdpa(q, k, v, self.mask, self.scale, bias, sinks, fused, number)
-            q, k = oracle.reorder_channels(number or 0, q, k)
+                return oracle.sdpa(q, k, v, self.mask, self.scale, bias, sinks, fused, seed)
+            q, k = oracle.reorder_channels(seed or 0, q, k)
             return oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
 
         if self.heads is None:
@@ -116,7 +113,7 @@ class Problem:
         outputs: tuple[Tensor, ...] = functional_call(_Layer(self.heads), weights, arguments)
         return outputs
 
-    def solve(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> Solution:
+    def solve(self, backend: Backend, inputs: Inputs | None = None) -> Solution:
         """Return the output and gradients of a backend, by default for the inputs of the problem."""
         leaves = make_leaves(self.inputs if inputs is None else inputs)
         with torch.random.fork_rng([self.direction.device] if self.direction.is_cuda else []):
@@ -131,7 +128,7 @@ class Problem:
                 leaves |= name_parameters(self.heads)
         return out, differentiate(out, self.direction, leaves)
 
-    def call(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
+    def call(self, backend: Backend, inputs: Inputs, **options: Any) -> Any:
         """Call ``attend`` with the options of the problem and the ones passed here."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
@@ -156,7 +153,7 @@ def name_backend(backend: Backend) -> str | Backend:
     return backend.name if BACKENDS.get(backend.name) is backend else backend
 
 
-def make_leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def make_leaves(inputs: Inputs, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     return {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 

@@ -104,11 +104,11 @@ def test_sizes_and_types():
         ga.attend(*draw_inputs(dtype=torch.float32), graph, backend="varlen")
     wide = qkv(14, dim=256, value_dim=256)
     assert ga.attend(*wide, graph, backend="varlen").shape == (2, 4, 14, 256)
-    with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
+    with pytest.raises(RefusalError, match="256 channels, one for lse's gradient, got 257"):
         ga.attend(*wide, graph, backend="varlen", return_info=True)
     with torch.no_grad():
         ga.attend(*wide, graph, backend="varlen", return_info=True)
-    with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
+    with pytest.raises(RefusalError, match="256 channels, one for lse's gradient, got 257"):
         ga.attend(*qkv(14, dim=257), graph, backend="varlen")
     ga.attend(*qkv(257), patterns.causal(257), backend="varlen")
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):

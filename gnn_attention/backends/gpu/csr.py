@@ -66,7 +66,8 @@ def unpack_sides(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side
 
 
 def _split_long_rows(ptr: Tensor, neighbours: Tensor, in_edge: Tensor) -> Side:
-    degree, limit = ptr.diff().long(), CHUNK
+    limit = CHUNK
+    degree = ptr.diff().long()
     # The limit doubles until all longer rows together have at most MAX_CHUNKS chunks.
     while int(_ceil_div(degree[degree > limit], limit).sum()) > MAX_CHUNKS:
         limit *= 2

@@ -39,9 +39,9 @@ def attention(
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, bounds: Any, numbers: Any, scale: float) -> Pair:
-    width, all_bounds = max(q.shape[3], v.shape[3]), _repeat_bounds(bounds, q, k)
+    width = max(q.shape[3], v.shape[3])
     packed_q, packed_k, packed_v = (_pack_samples(x, width) for x in (q, k, v))
-    out, lse = _forward_kernel(packed_q, packed_k, packed_v, all_bounds, numbers, scale)
+    out, lse = _forward_kernel(packed_q, packed_k, packed_v, _repeat_bounds(bounds, q, k), numbers, scale)
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
     return _unpack_samples(out, (*q.shape[:3], v.shape[3])), lse
 
@@ -56,7 +56,8 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> Triple:
         grad_out = torch.cat([grad_out, ones], -1)
         out = torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
     width = max(q.shape[3], out.shape[3])
-    all_bounds, packed_lse = _repeat_bounds(bounds, q, k), lse.transpose(0, 1).flatten(1)
+    all_bounds = _repeat_bounds(bounds, q, k)
+    packed_lse = lse.transpose(0, 1).flatten(1)
     tensors = [_pack_samples(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = _backward_kernel(tensors, packed_lse, all_bounds, numbers, scale)
     return _unpack_samples(dq, q.shape), _unpack_samples(dk, k.shape), _unpack_samples(dv, v.shape)

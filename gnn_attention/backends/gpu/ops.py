@@ -51,7 +51,6 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """Compute the gradients of q, k, v and bias."""
     from gnn_attention.backends.gpu.kernels import rows
 
     *inputs, out, lse, seed, tensors, limits, integers, constants = saved

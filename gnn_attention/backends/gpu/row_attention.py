@@ -74,8 +74,10 @@ def bytes_needed(call: AttentionCall) -> int:
     A bias or score_mod takes a value and a gradient for each sample, head and edge. A score_mod also
     computes indices of tokens, and two values for each head and edge for the gradient of its table.
     """
-    graph, (batch, heads) = call.graph, call.q.shape[:2]
-    slices, itemsize = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize
+    graph = call.graph
+    batch, heads = call.q.shape[:2]
+    itemsize = accumulation_dtype(call.q.dtype).itemsize
+    slices = (graph.batch or 1) * (graph.heads or 1)
     edge_bytes = 12 if call.is_plain else 44 + 2 * itemsize * heads * (1 + batch)
     row_bytes = 4 * (slices * (graph.num_dst + graph.num_src) + 2)
     return edge_bytes * graph.num_edges + row_bytes + WORKSPACE

@@ -27,7 +27,8 @@ def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
     >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])
     """
-    cap, terms = 0.0, list(_flatten_chain(score_mod))
+    cap = 0.0
+    terms = list(_flatten_chain(score_mod))
     if terms and isinstance(terms[0], softcap):
         cap, terms = terms[0].cap, terms[1:]
     for term in terms:
@@ -56,7 +57,8 @@ def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
     """Return the softcap and the bias (or None) of a call, as in :class:`Problem`."""
     graph, device, heads = call.graph, call.q.device, call.q.shape[1]
     dtype = accumulation_dtype(call.q.dtype)
-    (cap, terms), bias = cap_and_terms(call.score_mod), None
+    cap, terms = cap_and_terms(call.score_mod)
+    bias = None
     if call.bias is not None:
         bias = call.bias.to(dtype).index_select(2, edge_order(graph, device))
     for mod in terms:

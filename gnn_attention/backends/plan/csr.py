@@ -98,8 +98,9 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
 
 def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
     """Undo :func:`fold` for a result that has a row for each receiver."""
-    graph, width = call.graph, x.shape[-1]
+    graph = call.graph
     batch, heads, tokens, _ = call.q.shape
+    width = x.shape[-1]
     if graph.heads is None and graph.batch is not None:
         return x.reshape(heads, batch, tokens, width).transpose(0, 1)
     return x if graph.heads is None else x.reshape(batch, heads, tokens, width)

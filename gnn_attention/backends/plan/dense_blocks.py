@@ -53,7 +53,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
     # The mask of each run is tile_masks[mask]; -1 means a full run.
     mask = torch.full_like(runs.row, -1)
     mask[~runs.full] = partial_mask
-    left, width = runs.first * runs.block, _count_senders(graph, runs)
+    width = _count_senders(graph, runs)
     pieces = []
     for stack in split_into_pieces(graph, runs):
         down, right = stack.top.diff(), stack.left.diff()  # steps to the next rectangle
@@ -65,7 +65,7 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
             rectangle, number = enumerate_groups(stack.end - stack.begin)
             run = stack.begin[rectangle] + number
             item, offset = enumerate_groups(width[run])
-            src = Gathered((left[run][item] + offset).view(len(stack.top), -1))
+            src = Gathered(((runs.first * runs.block)[run][item] + offset).view(len(stack.top), -1))
             # Receivers are gathered, too, unless each rectangle begins where the one before ends.
             if bool((down != dst.size).any()):
                 dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
@@ -85,7 +85,8 @@ def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
     kind, _ = group_equal_rows(torch.stack(columns, 1).to(torch.int64))
     is_large = (stack.is_contiguous & (stack.height * stack.width >= LARGE)).tolist()
     # Rectangles of one kind on consecutive senders form a progression while their steps are equal.
-    size, goes_forward = len(stack.top), stack.left[1:] >= stack.left[:-1]
+    size = len(stack.top)
+    goes_forward = stack.left[1:] >= stack.left[:-1]
     continues = torch.zeros(size + 1, dtype=torch.bool, device="cpu")
     continues[1:size] = (kind[1:] == kind[:-1]) & stack.is_contiguous[1:] & goes_forward
     step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")

@@ -19,7 +19,8 @@ from gnn_attention.graph.tiling import Tiles, tiles
 
 def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
     """Return some tiles as boxes of pairs; the owner of a box is the index of its tile."""
-    index, zero = torch.arange(len(row), device="cpu"), torch.zeros_like(row)
+    zero = torch.zeros_like(row)
+    index = torch.arange(len(row), device="cpu")
     dst, src = row * block, column * block
     height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
     return Boxes(index, zero, zero, dst, src, height, width)
@@ -35,7 +36,8 @@ def masks_of_tiles(
         masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
         mask_class, example = group_equal_rows(_pack_bits(masks.flatten(1)))
         return mask_class, masks[example]
-    mask_index, num_masks = torch.zeros_like(row), 0
+    num_masks = 0
+    mask_index = torch.zeros_like(row)
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
     for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), leaf=block):
         for tile, index, masks in _piece_masks(graph, block, piece):

@@ -172,8 +172,8 @@ def mixed_work(graph: TokenGraph) -> Work:
         edges = counts.sparse_edges
     else:
         runs, sparse = split_tiles(graph, planner.BLOCK, planner.LEAST_FILL)
-        rows, cells = len(torch.unique(runs.row)), count_cells(runs, 1)
-        dense = Work(len(split_into_pieces(graph, runs)), rows, cells, float(cells))
+        cells = count_cells(runs, 1)
+        dense = Work(len(split_into_pieces(graph, runs)), len(torch.unique(runs.row)), cells, float(cells))
         edges = int(sparse.edges.sum())
     return dense + (Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work())
 
@@ -191,9 +191,10 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     """Draw a sample of the tiles of a graph without batch or heads."""
     edges, num_dst, num_src = graph.edges, graph.num_dst, graph.num_src
     row, strip_weight = _draw_strips(-(-num_dst // block))
-    zero, dst = torch.zeros_like(row), row * block
-    index, height = torch.arange(len(row), device="cpu"), (num_dst - dst).clamp(max=block)
-    boxes = Boxes(index, zero, zero, dst, zero, height, zero + num_src)
+    zero = torch.zeros_like(row)
+    dst = row * block
+    index = torch.arange(len(row), device="cpu")
+    boxes = Boxes(index, zero, zero, dst, zero, (num_dst - dst).clamp(max=block), zero + num_src)
     split = split_edge_lists(edges, num_dst, num_src)
     parts = _count_boxes(edges if split is None else split.edges, boxes, block)
     if split is not None:
@@ -232,14 +233,16 @@ def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[Columns]:
 
 def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, num_src: int) -> Columns:
     """Count the edges that lists add to each tile with listed pairs; pair n is in strip ``strip[n]``."""
-    zero, columns = torch.zeros_like(split.dst), -(-num_src // block)
+    columns = -(-num_src // block)
+    zero = torch.zeros_like(split.dst)
     is_edge, is_rule_edge = (
         enumerate_pairs.evaluate(x.contains, "this graph", zero, zero, split.dst, split.src).long()
         for x in (edges, split.edges)
     )
     tile, index = torch.unique(split.dst // block * columns + split.src // block, return_inverse=True)
     change = torch.zeros_like(tile).index_add_(0, index, is_edge - is_rule_edge)
-    dst, src, zero = tile // columns * block, tile % columns * block, torch.zeros_like(tile)
+    dst, src = tile // columns * block, tile % columns * block
+    zero = torch.zeros_like(tile)
     boxes = Boxes(zero, zero, zero, dst, src, zero + block, zero + block)
     is_new = classify(split.edges, boxes) == EMPTY
     tile_strip = torch.empty_like(tile).scatter_(0, index, strip)

@@ -91,7 +91,5 @@ def restrict_bias(bias: Any, graph: TokenGraph, subgraph: TokenGraph) -> Any:
     if not is_per_edge:
         return bias
     if subgraph.varying_axes:
-        raise NotImplementedError(
-            "bias= excludes an intervention on some heads: take all, or give a score_mod"
-        )
+        raise NotImplementedError("bias= excludes an intervention on some heads: take all, or a score_mod")
     return bias[..., graph.positions_of(subgraph.edge_index).to(bias.device)]

@@ -110,8 +110,7 @@ def record_calls(
     with ExitStack() as stack:
         stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
         # A linear layer inside an adapter (LoRA) is only a part of the projection.
-        adapters = [module for module in model.modules() if "base_layer" in module._modules]
-        parts = {id(part) for adapter in adapters for part in adapter.modules()}
+        parts = {id(part) for x in model.modules() if "base_layer" in x._modules for part in x.modules()}
         for linear in model.modules():
             is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
             if is_linear and id(linear) not in parts:

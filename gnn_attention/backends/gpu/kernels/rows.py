@@ -94,8 +94,9 @@ class _Pass:
 
     def __init__(self, problem: Problem, side: Side, by_sender: bool, *other_tensors: Tensor) -> None:
         q, k, v = problem.q, problem.k, problem.v
-        self.side, self.q, self.kv_heads = side, q, k.shape[1]
-        self.rows, self.slices = (k if by_sender else q).shape[2], k.shape[0] * k.shape[1]
+        self.side, self.q = side, q
+        self.kv_heads, self.slices = k.shape[1], k.shape[0] * k.shape[1]
+        self.rows = (k if by_sender else q).shape[2]
         group = q.shape[1] // k.shape[1]
         constants = _common.constants(problem, *other_tensors)
         channels = max(constants["DP"], constants["DVP"])
@@ -156,7 +157,8 @@ class _Pass:
 
     def _allocate_workspaces(self, widths: list[int]) -> Iterator[Arguments]:
         """Yield each launch's first slice and workspaces ``[slices, chunks * group, width]``."""
-        chunks, dtype = self.side.chunk_row.numel() * self.group, accumulation_dtype(self.q.dtype)
+        chunks = self.side.chunk_row.numel() * self.group
+        dtype = accumulation_dtype(self.q.dtype)
         if not chunks or not self.slices:
             return
         fitting_slices = max(1, WORKSPACE // (chunks * sum(widths) * dtype.itemsize))
@@ -166,5 +168,6 @@ class _Pass:
             yield first, *(x[: self.slices - first] for x in workspaces)
 
     def _launch(self, kernel: object, grid: Arguments, outputs: Arguments, first: int, chunked: bool) -> None:
-        arguments, constants = (*self.arguments, first, *outputs), {**self.constants, "CHUNKED": chunked}
+        constants = {**self.constants, "CHUNKED": chunked}
+        arguments = (*self.arguments, first, *outputs)
         _common.launch(kernel, grid, arguments, constants, self.config.warps, self.config.stages)
