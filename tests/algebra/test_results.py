@@ -1,4 +1,4 @@
-"""The algebra of graphs: order of edge lists, names, copies, large graphs and errors."""
+"""Algebra gives the documented order of edges and names, scales to large graphs, and explains errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from support.refusals import assert_errors
 from torch.nn.attention.flex_attention import create_mask
 
 from gnn_attention import algebra, patterns
-from tests.algebra.test_algebra import from_pairs, has_edge_list, pairs_of
+from tests.algebra.test_algebra import from_pairs, has_edge_list, list_edges
 
 NAMES = {name: getattr(module, name) for module in (patterns, algebra) for name in module.__all__}
 
-
-# Edge lists, two digits src dst for each edge. A = 20 01 11, B = 10 00.
+# Each edge is two digits, src and dst. A = 20 01 11, B = 10 00.
 ORDERS = """
 disjoint_sum(A, B, A) -> 20 01 11 43 33 75 56 66
 cartesian_product(graph_of(2, "10 11"), B) -> 20 31 22 33 10 00 32
@@ -29,7 +28,7 @@ closure(A) -> 20 01 11 21
 
 
 def graph_of(n, pairs):
-    """A graph of n tokens with these edges in this order."""
+    """Return a graph of n tokens with these edges in this order."""
     return from_pairs([(int(src), int(dst)) for src, dst in pairs.split()], n)
 
 
@@ -39,7 +38,7 @@ class TestEdgeOrder:
         call, pairs = line.split(" -> ")
         names = {"graph_of": graph_of, "A": graph_of(3, "20 01 11"), "B": graph_of(2, "10 00")}
         graph = eval(call, NAMES | names)
-        assert [f"{src}{dst}" for src, dst in pairs_of(graph)] == pairs.split()
+        assert [f"{src}{dst}" for src, dst in list_edges(graph)] == pairs.split()
         assert has_edge_list(graph)
 
 
@@ -65,8 +64,8 @@ class TestResults:
         """The rule has four named positional parameters; FlexAttention calls it under vmap."""
         graph = eval(call, NAMES | {"LISTED": algebra.disjoint_sum(graph_of(2, "10"), graph_of(3, "02 22"))})
         assert "LISTED" in call or eval(graph.name, dict(NAMES)) == graph
-        for other in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
-            assert (other, other.name) == (graph, graph.name)
+        for graph_copy in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
+            assert (graph_copy, graph_copy.name) == (graph, graph.name)
         start = graph.num_dst // 2
         assert torch.equal(graph.rows(start, graph.num_dst).mask(), graph.mask()[..., start:, :])
         parameters = inspect.signature(graph.rule).parameters.values()
@@ -102,7 +101,7 @@ per_head(window, causal).select(0, 1).rows(2, 3) -> 0, 1, 2
 
 class TestLarge:
     def test_no_edges_are_enumerated(self):
-        """Graphs of more than 2^40 pairs, and a few of their rows against the definition."""
+        """A few rows of graphs with more than 2^40 pairs equal their definition."""
         n = 2**20
         names = {"n": n, "window": patterns.window(n, 8), "causal": patterns.causal(n), "patterns": patterns}
         names["sparse"] = patterns.window(1024, 2)

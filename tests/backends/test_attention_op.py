@@ -1,4 +1,4 @@
-"""The operator over plans: against the formula in float64, and under compilers, exports and transforms."""
+"""The operator over plans equals the formula in float64, also in exports and torch.func transforms."""
 
 import io
 from itertools import product
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 NAMES = sorted(WORK)
 
 
-def dense(q, k, v, graph, scale=None, modify=None, sinks=None):
+def formula(q, k, v, graph, scale=None, modify=None, sinks=None):
     mask = graph.mask().expand(q.shape[0], q.shape[1], graph.num_dst, graph.num_src)
     inputs = (x if x.dtype == torch.float64 else x.double() for x in (q, k, v))
     return oracle.attention(*inputs, mask, scale or q.shape[3] ** -0.5, modify, sinks)
@@ -69,9 +69,9 @@ def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
     ),
 )
 def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name, monkeypatch):
-    """All other outputs and gradients are those of a call without it; the outputs of a NaN are NaN.
+    """Elsewhere, outputs and gradients equal those of a call without the value; a NaN makes its outputs NaN.
 
-    A number that is not finite sends a call to the edges. On a GPU only "rows" is promised to contain it.
+    A call with a number that is not finite runs edge by edge. On a GPU only "rows" promises to contain it.
     """
     monkeypatch.setattr(devices, "ASYNCHRONOUS", ("cpu",) if "on a GPU" in name else ())
     n, token, graph = 150, 70, patterns.window(150, 20) | patterns.sinks(150, 2)
@@ -90,14 +90,14 @@ def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name, mo
     if value != value:
         assert out[:, :, is_reached].isnan().all()
     elif value == 1e4 and name != "written out":
-        assert_exact(out, dense(*changed_inputs, graph))
+        assert_exact(out, formula(*changed_inputs, graph))
     grads, expected_grads = (
         torch.autograd.grad(y[:, :, ~is_reached].square().sum(), x)
         for y, x in ((out, changed_inputs), (expected, inputs))
     )
-    # Along an edge to a receiver of the value, zero times NaN may arrive.
-    untouched = ~graph.mask()[is_reached].any(0)
-    selections = [slice(None)] * 3 if value == 1e4 else [~is_reached, untouched, untouched]
+    # Senders of a receiver that the value reaches may get zero times NaN as their gradient.
+    is_clean_sender = ~graph.mask()[is_reached].any(0)
+    selections = [slice(None)] * 3 if value == 1e4 else [~is_reached, is_clean_sender, is_clean_sender]
     assert_exact(*([x[:, :, i] for x, i in zip(y, selections, strict=True)] for y in (grads, expected_grads)))
 
 
@@ -131,8 +131,8 @@ def test_exported_saved_and_loaded(name):
     file = io.BytesIO()
     torch.export.save(torch.export.export(Module(), tuple(inputs)), file)
     file.seek(0)
-    loaded = torch.export.load(file).module()
-    assert_exact(loaded(*inputs), dense(*inputs, graph))
+    program = torch.export.load(file).module()
+    assert_exact(program(*inputs), formula(*inputs, graph))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "dense", "reference"])
@@ -151,7 +151,7 @@ def test_vmap_and_vmap_of_grad(name, in_dims):
         sample = [
             x[0 if dim is None else i].clone().requires_grad_() for x, dim in zip(batch, in_dims, strict=True)
         ]
-        expected = dense(*sample, graph)
+        expected = formula(*sample, graph)
         assert_exact(outputs[i], expected)
         assert_exact([x[i] for x in grads], torch.autograd.grad(expected.square().sum(), sample))
 
@@ -171,14 +171,14 @@ def test_a_graph_first_met_in_a_transform_serves_outside(transform, name):
     q = inputs[0].detach()
     grad = TRANSFORMS[transform](lambda q: ga.attend(q, *inputs[1:], graph, backend=name).sum())(q)
     leaf = q.clone().requires_grad_()
-    assert_exact([grad], torch.autograd.grad(dense(leaf, *inputs[1:], graph).sum(), leaf))
-    out, expected = ga.attend(*inputs, graph, backend=name), dense(*inputs, graph)
+    assert_exact([grad], torch.autograd.grad(formula(leaf, *inputs[1:], graph).sum(), leaf))
+    out, expected = ga.attend(*inputs, graph, backend=name), formula(*inputs, graph)
     assert_exact(out, expected)
     assert_exact(gradients(out, inputs), gradients(expected, inputs))
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor made inside, in operators too."""
+class LargestTensor(TorchDispatchMode):
+    """Record the number of elements of the largest tensor made in this context, in operators too."""
 
     def __init__(self):
         super().__init__()
@@ -193,8 +193,8 @@ class Largest(TorchDispatchMode):
                 return body(*arguments)
         result = function(*arguments, **(options or {}))
         tensors = result if isinstance(result, (list, tuple)) else [result]
-        strided = [x for x in tensors if isinstance(x, torch.Tensor) and x.layout == torch.strided]
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in strided]
+        strided_tensors = [x for x in tensors if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in strided_tensors]
         self.numbers = max([self.numbers, *sizes])
         return result
 
@@ -203,6 +203,6 @@ class Largest(TorchDispatchMode):
 def test_nothing_of_the_size_of_all_pairs_is_made(name):
     n = 4096
     graph, inputs = patterns.window(n, 64), qkv(n, heads=2, kv_heads=1, dtype=torch.float32, batch=1)
-    with Largest() as largest:
+    with LargestTensor() as recorder:
         gradients(ga.attend(*inputs, graph, backend=name), inputs)
-    assert inputs[0].numel() <= largest.numbers < n * n / 8
+    assert inputs[0].numel() <= recorder.numbers < n * n / 8

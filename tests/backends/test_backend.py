@@ -1,4 +1,4 @@
-"""Backends as values: user-defined ones, declared capabilities, and limits of memory and edges."""
+"""Backends are values: users define them, and they declare capabilities and limits of memory and edges."""
 
 import re
 
@@ -23,13 +23,13 @@ def test_user_defined_backend():
     assert (out == 7).all()
     with pytest.raises(NotImplementedError, match="returned no lse"):
         _ = info.lse
-    with_lse = Backend("mine", lambda call: (torch.ones(OUT), torch.zeros(LSE)))
-    info = ga.attend(*QKV, patterns.causal(9), backend=with_lse, return_info=True)[1]
+    backend_with_lse = Backend("mine", lambda call: (torch.ones(OUT), torch.zeros(LSE)))
+    info = ga.attend(*QKV, patterns.causal(9), backend=backend_with_lse, return_info=True)[1]
     assert torch.equal(info.lse, torch.zeros(LSE))
-    picky = Backend("picky", backend.run, unsupported_reason=lambda call: "it is Friday")
+    picky_backend = Backend("picky", backend.run, unsupported_reason=lambda call: "it is Friday")
     message = r"backend .picky. does not support this call on .*causal.*: it is Friday"
     with pytest.raises(ga.RefusalError, match=message) as refusal:
-        ga.attend(*QKV, patterns.causal(9), backend=picky)
+        ga.attend(*QKV, patterns.causal(9), backend=picky_backend)
     assert refusal.value.reason == "it is Friday"
 
 
@@ -58,7 +58,8 @@ WRONG_RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mine", "dense"])  # A user may give it the name of ours.
+# A user-defined backend may have the name of one of the library.
+@pytest.mark.parametrize("name", ["mine", "dense"])
 @pytest.mark.parametrize(("result", "error", "message"), WRONG_RESULTS)
 def test_wrong_results_of_a_user_defined_backend_are_refused(result, error, message, name):
     with pytest.raises(error, match=message):
@@ -69,12 +70,12 @@ def test_wrong_results_of_a_user_defined_backend_are_refused(result, error, mess
 def test_second_derivatives_pass_through_backends_that_declare_them(name):
     q, k, v = qkv()
     out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
-    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    (gradient,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
     if BACKENDS[name].capabilities.double_backward:
-        assert torch.autograd.grad(first.sum(), q)[0].any()
+        assert torch.autograd.grad(gradient.sum(), q)[0].any()
     else:
         with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-            torch.autograd.grad(first.sum(), q)
+            torch.autograd.grad(gradient.sum(), q)
 
 
 Q, K = torch.zeros(2, 6, 32, 8), torch.zeros(2, 3, 32, 8)
@@ -83,7 +84,7 @@ CALL = AttentionCall(Q, K, K, patterns.window(32, 4), 1.0)
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_calls_beyond_the_limit_of_a_backend_are_refused(monkeypatch, more):
-    """Here they exceed the limit by one edge, or one byte."""
+    """A call at a limit is supported; one more edge or byte is refused."""
     monkeypatch.setattr(memory, "available", lambda: 2**33)
     monkeypatch.setattr(rows, "MEMORY_LIMIT", rows.bytes_needed(CALL) - more)
     counts = {tiles.mixed_work: Work(edges=2**28 + more), tiles.mask_bytes: 2**32 + more}
@@ -106,7 +107,7 @@ def test_available_memory_limits_calls_on_a_cpu(monkeypatch, name):
 
 
 VALUES, ENDS = torch.ones(2, 4, 9), torch.arange(9)
-# The name in 0.2.0, and the calls by that name and by the new one.
+# Each line has a name of release 0.2.0, a call by that name, and the same call by the new name.
 OLD_NAMES = {
     "modified": (lambda call: call.modified(VALUES, ENDS, ENDS), lambda call: VALUES),
     "dropped": (
@@ -122,7 +123,7 @@ OLD_NAMES = {
 @pytest.mark.parametrize("name", OLD_NAMES)
 def test_methods_of_a_call_keep_their_names_of_the_last_release(name):
     call = AttentionCall.from_arguments(*QKV, patterns.causal(9), dropout=0.5)
-    old, new = OLD_NAMES[name]
+    call_old, call_new = OLD_NAMES[name]
     with pytest.warns(DeprecationWarning, match=f"{name} is now called"):
-        result = old(call)
-    assert torch.equal(result, new(call))
+        result = call_old(call)
+    assert torch.equal(result, call_new(call))

@@ -1,4 +1,4 @@
-"""The kernels over edges through the backend ``rows``, with heads folded together and one by one."""
+"""The edge kernels of the backend ``rows`` equal the formula, with heads folded together and one by one."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def way(request, monkeypatch):
     return request.param
 
 
-def masks(name):
+def make_mask(name):
     mask = torch.rand(20, 30, generator=torch.Generator().manual_seed(3)) < 0.3
     if name == "isolated rows and columns":
         mask[[0, 7]], mask[:, [2, 29]] = False, False
@@ -32,8 +32,8 @@ def masks(name):
 @pytest.mark.parametrize("size", [1.0, 40.0])
 @pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, 5), (4, 8), (1, 1)])
 def test_both_passes_are_those_of_the_formula(name, size, kv_heads, value_dim, way):
-    """For small logits, which need no shift, and large logits, with a shift for each receiver."""
-    mask = masks(name)
+    """Small logits need no shift, and large logits are shifted for each receiver."""
+    mask = make_mask(name)
     inputs = qkv(*mask.shape, kv_heads=kv_heads, value_dim=value_dim)
     out, info = ga.attend(*inputs, ga.convert.from_mask(mask), scale=size, backend="rows", return_info=True)
     results = []
@@ -53,7 +53,7 @@ def test_sums_over_the_group_and_over_many_edges_are_wide(way):
 
 def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
     q, k, v = (x.detach() for x in qkv(20, 30, heads=3, kv_heads=3))
-    graph = ga.convert.from_mask(masks("irregular"))
+    graph = ga.convert.from_mask(make_mask("irregular"))
     expected = ga.attend(q, k, v, graph, backend="rows")
     q[0, 0], v[0, 1] = torch.nan, torch.inf
     output = ga.attend(q, k, v, graph, backend="rows")

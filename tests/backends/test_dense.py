@@ -1,4 +1,4 @@
-"""The dense backend: the kernel that it runs, second derivatives, and memory."""
+"""The dense backend runs the fused kernel, has second derivatives, and estimates its memory."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def attend(q, k, v, name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_second_derivatives(name):
-    """SDPA's fused kernels have none, so they are those of the written-out formula."""
+    """SDPA's fused kernels have no second derivatives, so the written-out formula gives them."""
     first_derivatives, second_derivatives = [], []
     for backend in ("dense", "reference"):
         inputs = [x.requires_grad_() for x in qkv()]
@@ -36,28 +36,28 @@ def test_second_derivatives(name):
         grads = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
         first_derivatives.append(grads)
         second_derivatives.append(torch.autograd.grad(sum(x.square().sum() for x in grads), inputs))
-    for ours, truth in (first_derivatives, second_derivatives):
-        assert_exact(ours, truth)
+    for result, truth in (first_derivatives, second_derivatives):
+        assert_exact(result, truth)
 
 
 def test_a_gradient_of_one_input_can_be_computed_twice():
     q, k, v = qkv()
     k.requires_grad_()
     out = attend(q, k, v, "causal")
-    first, again = (torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for _ in range(2))
+    first, second = (torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for _ in range(2))
     expected = torch.autograd.grad(ga.attend(q, k, v, GRAPHS["causal"], backend="reference").sum(), k)[0]
-    assert torch.equal(first, again)
+    assert torch.equal(first, second)
     assert_exact(first, expected)
 
 
-def by_head(b, h, dst, src):
+def window_by_head(b, h, dst, src):
     return (src <= dst) & (dst - src <= 3 * (h + 1))
 
 
-@pytest.mark.parametrize("graph", [patterns.causal(40), ga.TokenGraph.from_rule(by_head, 40, heads=2)])
+@pytest.mark.parametrize("graph", [patterns.causal(40), ga.TokenGraph.from_rule(window_by_head, 40, heads=2)])
 @pytest.mark.parametrize("strided", ["q", "k", "v", "qkv", ""])
 def test_the_fused_kernel_runs(graph, strided):
-    """Also for strided channels and a mask of three axes, for which SDPA itself stores all weights."""
+    """For strided channels or a mask of three axes, SDPA itself would store all weights."""
     inputs = [
         torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2].requires_grad_()
         if name in strided
@@ -77,6 +77,6 @@ def test_the_memory_estimate_covers_the_mask():
     """A mask takes a bool and a float32 for each pair; a causal graph needs none."""
     q, bytes_of_masks = torch.zeros(1, 4, 64, 16), 64 * 64 * (1 + 4)
     graphs = patterns.causal(64), patterns.window(64, 5)
-    needed = [dense.bytes_needed(AttentionCall(q, q, q, graph, 0.25)) for graph in graphs]
-    assert needed[0] == 0
-    assert bytes_of_masks <= needed[1] <= 2 * bytes_of_masks
+    bytes_needed = [dense.bytes_needed(AttentionCall(q, q, q, graph, 0.25)) for graph in graphs]
+    assert bytes_needed[0] == 0
+    assert bytes_of_masks <= bytes_needed[1] <= 2 * bytes_of_masks

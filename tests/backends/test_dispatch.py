@@ -1,4 +1,4 @@
-"""The backend that "auto" chooses by the graph's structure and the machine's costs, and its reason."""
+"""``auto`` chooses a backend by the graph's structure and the machine's costs, and gives its reason."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from gnn_attention.graph.edges import ChosenEdges
 
 
 @pytest.fixture(autouse=True)
-def _no_file_of_costs(tmp_path, monkeypatch):
+def _use_default_costs(tmp_path, monkeypatch):
     """Use the default constants, not those of this machine's file."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
@@ -24,7 +24,7 @@ def _no_file_of_costs(tmp_path, monkeypatch):
     cost_model.costs.cache_clear()
 
 
-def scattered(n, degree, seed=0):
+def scattered_list(n, degree, seed=0):
     rng = torch.Generator().manual_seed(seed)
     src = torch.rand(n, n, generator=rng).topk(degree, 1).indices.flatten()
     edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
@@ -41,8 +41,8 @@ def shuffled_list(graph):
     return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src).prepare()
 
 
-def window_and_scattered(n):
-    return patterns.window(n, 128) | scattered(n, 2)
+def window_with_scattered_edges(n):
+    return patterns.window(n, 128) | scattered_list(n, 2)
 
 
 CHOICES = {
@@ -56,14 +56,14 @@ CHOICES = {
     "documents": (lambda: patterns.documents([500, 300, 1000, 200, 2000]), "tiles", "well filled tiles"),
     "decoding rows": (lambda: patterns.window(8192, 1024).rows(8000, 8100), "tiles", "well filled tiles"),
     "blocks": (lambda: blocks(4096, 0.1), "tiles", "well filled tiles"),
-    "scattered": (lambda: scattered(2048, 8), "rows", "few and far between"),
+    "scattered": (lambda: scattered_list(2048, 8), "rows", "few and far between"),
     "tree": (lambda: patterns.tree([(i - 1) // 2 for i in range(4096)]), "rows", "few and far between"),
-    "band and few": (lambda: window_and_scattered(4096), "mixed", "some of its tiles are well filled"),
+    "band and few": (lambda: window_with_scattered_edges(4096), "mixed", "some of its tiles are well filled"),
     "all but one": (lambda: patterns.full(512) - patterns.sinks(512, 1), None, "the least estimated time"),
 }
 
 
-def call_on(graph, heads=8, dim=64, batch=1, **options):
+def make_call(graph, heads=8, dim=64, batch=1, **options):
     q = torch.empty(graph.batch or batch, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(graph.batch or batch, heads, graph.num_src, dim, device="meta")
     return AttentionCall.from_arguments(q, k, k, graph, **options)
@@ -75,12 +75,12 @@ def test_choices_of_auto(name):
     graph = make_graph()
     explanation = ga.explain(graph, heads=8, dim=64)
     assert explanation.choice == (expected or explanation.choice)
-    assert dispatch.choose(call_on(graph)).name == explanation.choice
+    assert dispatch.choose(make_call(graph)).name == explanation.choice
     assert reason in explanation.reason
 
 
 def test_costs_from_the_file_of_the_machine_decide():
-    call = lambda: call_on(patterns.window(2048, 256))  # noqa: E731
+    call = lambda: make_call(patterns.window(2048, 256))  # noqa: E731
     assert dispatch.choose(call()).name == "tiles"
     cost_model.save(Costs(cell=1e9))
     assert dispatch.choose(call()).name == "rows"
@@ -95,13 +95,13 @@ def halve_score(score, b, h, dst, src):
 
 
 def test_the_bound_on_memory(monkeypatch):
-    """Beyond it dense is passed over, also for many samples of a small graph; an error gives all reasons."""
-    few, many = (call_on(patterns.window(128, 3), batch=n, score_mod=halve_score) for n in (1, 10**6))
-    assert (dispatch.choose(few).name, dispatch.choose(many).name) == ("dense", "rows")
+    """Beyond the bound ``auto`` skips dense, even for many small samples; an error gives all reasons."""
+    small, large = (make_call(patterns.window(128, 3), batch=n, score_mod=halve_score) for n in (1, 10**6))
+    assert (dispatch.choose(small).name, dispatch.choose(large).name) == ("dense", "rows")
     monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *options: ("dense", "rows", "reference"))
-    assert dispatch.choose(call_on(patterns.window(1024, 1000))).name == "dense"
+    assert dispatch.choose(make_call(patterns.window(1024, 1000))).name == "dense"
     monkeypatch.setattr(dense, "AUTO_LIMIT", 1024 * 1024)
-    assert dispatch.choose(call_on(patterns.window(1024, 999))).name == "rows"
+    assert dispatch.choose(make_call(patterns.window(1024, 999))).name == "rows"
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
     monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
     message = (
@@ -109,7 +109,7 @@ def test_the_bound_on_memory(monkeypatch):
         "dense: it would need .* rows: its list .* reference: "
     )
     with pytest.raises(NotImplementedError, match=message):
-        dispatch.choose(call_on(patterns.window(1024, 998)))
+        dispatch.choose(make_call(patterns.window(1024, 998)))
 
 
 def test_explain_prints_a_line_for_each_backend():
@@ -127,11 +127,11 @@ def test_explain_prints_a_line_for_each_backend():
     assert re.fullmatch(r"about \d+\.\d{3} ms, \d+\.\d MiB more memory", costs["tiles"])
 
 
-# Backends of plain calls on CUDA in bfloat16, 8 heads on 4; tests/test_limits.py has options and dtypes.
+# These are plain calls on CUDA in bfloat16, with 8 heads on 4; tests/test_limits.py has options and dtypes.
 N = 4096
 
 
-def wider_by_head(b, h, dst, src):
+def window_by_head(b, h, dst, src):
     return (src <= dst) & (dst - src < 256 + h)
 
 
@@ -143,9 +143,9 @@ ON_CUDA = {
     "window and sinks": (lambda: patterns.window(N, 256) | patterns.sinks(N, 4), "flex"),
     "bigbird": (lambda: patterns.bigbird(N, 64), "flex"),
     "natten": (lambda: patterns.natten((64, 64), 5), "rows"),
-    "random list": (lambda: scattered(N, 16), "rows"),
+    "random list": (lambda: scattered_list(N, 16), "rows"),
     "chosen": (lambda: ga.TokenGraph.from_indices(torch.arange(N).view(-1, 1) // 2, N), "rows"),
-    "by head": (lambda: ga.TokenGraph.from_rule(wider_by_head, N, heads=8), "flex"),
+    "by head": (lambda: ga.TokenGraph.from_rule(window_by_head, N, heads=8), "flex"),
     "decoding row": (lambda: patterns.window(N, 1024).rows(N - 1, N), "rows"),
     "last row of full": (lambda: patterns.full(N).rows(N - 1, N), "dense"),
     "few pairs": (lambda: patterns.window(64, 9), "dense"),
@@ -177,7 +177,7 @@ def test_choices_of_auto_on_cuda(name):
 
 
 def diagonal_tiles(edges_per_tile):
-    """A list of N // 128 tiles of 128 along the diagonal, with so many edges each, filled row by row."""
+    """Return a list of N // 128 tiles of 128 along the diagonal, filled row by row with so many edges."""
     offset, first = torch.arange(edges_per_tile), torch.arange(0, N, 128).view(-1, 1)
     edges = torch.stack([(first + offset % 128).flatten(), (first + offset // 128).flatten()])
     return ga.TokenGraph.from_edges(edges, N).prepare()
@@ -197,20 +197,20 @@ def test_calls_beyond_the_limit_of_rows_go_to_dense_or_the_reference(monkeypatch
     """Dense takes up to 4 GiB of logits, then the reference follows; an error gives every reason."""
     monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
     # Each head and pair takes 5 numbers of 4 bytes, and each pair has positions of 34 bytes.
-    few, many = (scattered(tokens, 8) for tokens in (4096, 5120))
-    assert [(5 * 4 * 8 + 34) * graph.num_dst**2 > 2**32 for graph in (few, many)] == [False, True]
-    assert choice_on_cuda(few, score_mod=add_one) == "dense"
-    assert choice_on_cuda(many, score_mod=add_one) == "reference"
+    small, large = (scattered_list(tokens, 8) for tokens in (4096, 5120))
+    assert [(5 * 4 * 8 + 34) * graph.num_dst**2 > 2**32 for graph in (small, large)] == [False, True]
+    assert choice_on_cuda(small, score_mod=add_one) == "dense"
+    assert choice_on_cuda(large, score_mod=add_one) == "reference"
     monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
     order = "; ".join(
         f"{name}: .*" for name in ("rows", "dense", "varlen", "flex", "rows", "dense", "reference")
     )
     with pytest.raises(NotImplementedError, match=f"no backend supports .*: {order}"):
-        choice_on_cuda(many, score_mod=add_one)
+        choice_on_cuda(large, score_mod=add_one)
 
 
 def test_the_choice_does_not_read_senders_that_were_chosen_row_by_row(monkeypatch):
-    """Their in-degrees are on a device, for which the host would have to wait."""
+    """The in-degrees of chosen senders are on a device, for which the host would have to wait."""
     monkeypatch.setattr(ChosenEdges, "in_degree", lambda self: pytest.fail("the host asks for in-degrees"))
     index = torch.arange(N).view(-1, 1) // 2
     for senders in (index, index.expand(8, -1, -1)):
@@ -219,7 +219,7 @@ def test_the_choice_does_not_read_senders_that_were_chosen_row_by_row(monkeypatc
 
 
 def test_a_step_with_gradients_is_no_step_of_decoding():
-    """Nor is a step with a score_mod. Dense takes it, because its pairs are few."""
+    """Dense takes a step with gradients or a score_mod, because its pairs are few."""
     with FakeTensorMode():
         q, k = (torch.empty(1, 8, tokens, 64, device="cuda", requires_grad=True) for tokens in (1, N))
         call = AttentionCall.from_arguments(q, k, k, ON_CUDA["decoding row"][0]())

@@ -1,4 +1,4 @@
-"""Dropout by a hash of the edge: SplitMix64 as published, independent, equal in all backends."""
+"""Dropout hashes edges by SplitMix64 as published; its masks are independent, and equal in all backends."""
 
 import itertools
 
@@ -15,23 +15,23 @@ CPU = torch.device("cpu")
 NAMES = ["reference", "dense", "tiles", "rows"]
 
 
-def mix(z):
+def mix_bits(z):
     z %= 2**64
     z = (z ^ (z >> 30)) * FIRST % 2**64
     z = (z ^ (z >> 27)) * SECOND % 2**64
     return z ^ (z >> 31)
 
 
-def bits(seed, sample, head, dst, src):
-    stream = mix(seed + GOLDEN * ((sample << 32) + head + 1))
-    return mix(stream + GOLDEN * ((dst << 32) + src + 1))
+def hash_of(seed, sample, head, dst, src):
+    stream = mix_bits(seed + GOLDEN * ((sample << 32) + head + 1))
+    return mix_bits(stream + GOLDEN * ((dst << 32) + src + 1))
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("seed", [0, 1, 2**62 - 1])
 def test_the_mask_is_the_formula(seed, probability):
     numbers = list(itertools.product((0, 3), (0, 7), (0, 5, 2**31 - 1), (0, 6, 2**31 - 1)))
-    expected = [(bits(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
+    expected = [(hash_of(seed, *n) >> 40) >= round(probability * 2**24) for n in numbers]
     assert mask(torch.tensor(seed), *torch.tensor(numbers).T, probability).tolist() == expected
 
 
@@ -43,11 +43,11 @@ def test_the_share_is_even_and_edges_samples_and_heads_are_independent(probabili
     sigma = (probability * (1 - probability) / 600**2) ** 0.5
     assert ((keep.mean((2, 3)) - (1 - probability)).abs() < 5 * sigma).all()
     assert ((keep.mean(-1) - (1 - probability)).abs() < 6 * sigma * 600**0.5).all()
-    flat = (keep.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
-    # The first head and sample against its transpose, its next sender and its next receiver.
-    shifted_masks = [flat[0].view(600, 600).mT.flatten(), flat[0].roll(1), flat[0].roll(600)]
-    for other in [*flat[1:], *shifted_masks]:
-        assert abs(float((flat[0] * other).mean())) < 5 / 600
+    values = (keep.flatten(2).flatten(0, 1) - (1 - probability)) / sigma / 600
+    # The first slice is compared with its transpose, and with itself one sender or one receiver further.
+    shifted_masks = [values[0].view(600, 600).mT.flatten(), values[0].roll(1), values[0].roll(600)]
+    for slice_values in [*values[1:], *shifted_masks]:
+        assert abs(float((values[0] * slice_values).mean())) < 5 / 600
 
 
 def test_the_seed_is_required_and_drawn_from_torchs_generator():
@@ -82,8 +82,8 @@ def attend_with_dropout(graph, backend):
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g.name)
 @pytest.mark.parametrize("backend", NAMES[1:])
 def test_every_backend_drops_the_same_edges(graph, backend):
-    for ours, theirs in zip(*(attend_with_dropout(graph, x) for x in (backend, "reference")), strict=True):
-        assert_exact(ours, theirs)
+    for out, truth in zip(*(attend_with_dropout(graph, x) for x in (backend, "reference")), strict=True):
+        assert_exact(out, truth)
 
 
 @pytest.mark.parametrize("backend", NAMES)
@@ -96,5 +96,5 @@ def test_dropout_acts_on_the_weights_of_the_formula(backend):
     seed = int(dropout.draw_seed(CPU))
     weights = (q @ k.mT / 2).masked_fill(~graph.mask(), -torch.inf).softmax(-1)
     index = itertools.product(range(2), range(2), range(6), range(9))
-    keep = torch.tensor([(bits(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
+    keep = torch.tensor([(hash_of(seed, b, h, i + 3, j) >> 40) >= round(0.4 * 2**24) for b, h, i, j in index])
     assert_exact(out, weights * keep.view(2, 2, 6, 9) / 0.6 @ v)

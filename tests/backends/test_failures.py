@@ -1,7 +1,4 @@
-"""Kernels that fail to compile or launch: ``auto`` warns once, and chooses the next backend.
-
-A CPU plays the role of a GPU, with the candidates for CUDA.
-"""
+"""If a kernel fails to compile or launch, ``auto`` warns once and chooses the next backend."""
 
 import warnings
 from dataclasses import replace
@@ -21,7 +18,7 @@ LAUNCH_FAILED = RuntimeError("launch failed")
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch):
+def simulate_gpu(monkeypatch):
     """Use the candidates for CUDA that also run on a CPU, and forget earlier failures."""
     candidates = tuple(x for x in dispatch.ON_CUDA if x.backend in ("dense", "rows", "reference"))
     monkeypatch.setattr(dispatch, "_rank_candidates", lambda call: candidates)
@@ -41,14 +38,14 @@ def fail(monkeypatch, name, error=LAUNCH_FAILED):
     return calls
 
 
-def inputs(dtype=torch.float64, tokens=200):
+def make_inputs(dtype=torch.float64, tokens=200):
     return [x.detach() for x in qkv(tokens, dim=8, dtype=dtype)]
 
 
 def test_the_next_backend_runs_the_call_with_one_warning(monkeypatch):
-    """On a causal graph ``dense``, one SDPA call without a mask, fails, and ``rows`` follows.
+    """``dense``, the first choice on a causal graph, fails, and ``rows`` follows.
 
-    Calls of the same kind do not try it again, those of another dtype do; by name the error is raised.
+    Calls of the same kind skip ``dense``, but calls of another dtype try it; a call by name raises the error.
     """
     calls = fail(monkeypatch, "dense")
     graph = patterns.causal(200)
@@ -57,28 +54,28 @@ def test_the_next_backend_runs_the_call_with_one_warning(monkeypatch):
         "backend='auto' takes 'rows' for such calls from now on"
     )
     with pytest.warns(RuntimeWarning, match=message) as record:
-        out = ga.attend(*inputs(), graph)
+        out = ga.attend(*make_inputs(), graph)
     assert len(record) == 1
-    assert_exact(out, ga.attend(*inputs(), graph, backend="reference"))
+    assert_exact(out, ga.attend(*make_inputs(), graph, backend="reference"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for other in (graph, patterns.causal(200), patterns.causal(300)):
-            ga.attend(*inputs(tokens=other.num_dst), other)
+        for next_graph in (graph, patterns.causal(200), patterns.causal(300)):
+            ga.attend(*make_inputs(tokens=next_graph.num_dst), next_graph)
     assert len(calls) == 1
     with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float32"):
-        ga.attend(*inputs(torch.float32), graph)
+        ga.attend(*make_inputs(torch.float32), graph)
     with pytest.raises(RuntimeError, match="launch failed"):
-        ga.attend(*inputs(), graph, backend="dense")
+        ga.attend(*make_inputs(), graph, backend="dense")
 
 
 def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
-    """Its compiler errors name the call, and do not count as errors of the call."""
+    """An error of flex's compiler names the call, but counts as a failure of the kernel."""
     error = flex._translate_error(TorchDynamoException("no kernel"))
     assert isinstance(error, NotImplementedError)
     fail(monkeypatch, "dense", error)
     with pytest.warns(RuntimeWarning, match="cannot compile this call"):
-        out = ga.attend(*inputs(), patterns.causal(200))
-    assert_exact(out, ga.attend(*inputs(), patterns.causal(200), backend="reference"))
+        out = ga.attend(*make_inputs(), patterns.causal(200))
+    assert_exact(out, ga.attend(*make_inputs(), patterns.causal(200), backend="reference"))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +84,7 @@ def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
 def test_an_error_of_the_call_or_of_memory_is_raised(error, monkeypatch):
     fail(monkeypatch, "dense", error)
     with pytest.raises(type(error), match=str(error)):
-        ga.attend(*inputs(), patterns.causal(200))
+        ga.attend(*make_inputs(), patterns.causal(200))
     assert not failures._FAILURES
 
 
@@ -95,7 +92,7 @@ def test_the_last_error_is_raised_if_no_backend_remains(monkeypatch):
     for name in ("dense", "rows"):
         fail(monkeypatch, name)
     with pytest.warns(RuntimeWarning) as record, pytest.raises(RuntimeError, match="launch failed"):
-        ga.attend(*inputs(), patterns.causal(200))
+        ga.attend(*make_inputs(), patterns.causal(200))
     assert ["'dense' failed" in str(warning.message) for warning in record] == [True, False]
 
 
@@ -114,14 +111,14 @@ def failing_kernel(monkeypatch):
     return calls
 
 
-def differing(b, h, dst, src):
+def sparse_rule(b, h, dst, src):
     return (dst - src - h - 2 * b) % 50 == 0
 
 
 CASES = {
     "plain": (patterns.dilated(200, 5, 8), {}),
     "score_mod": (patterns.dilated(200, 5, 8), {"score_mod": score_mods.softcap(2.0)}),
-    "by head": (ga.TokenGraph.from_rule(differing, 200, heads=4), {}),
+    "by head": (ga.TokenGraph.from_rule(sparse_rule, 200, heads=4), {}),
 }
 
 
@@ -130,19 +127,19 @@ def test_rows_uses_torch_operators_after_its_kernel_failed(name, failing_kernel)
     """There is one warning, and the kernel is not tried again."""
     graph, options = CASES[name]
     with pytest.warns(RuntimeWarning, match=r"backend 'rows' failed .*launch failed.*takes 'rows'") as record:
-        out = ga.attend(*inputs(), graph, **options)
+        out = ga.attend(*make_inputs(), graph, **options)
     assert len(record) == 1
-    assert_exact(out, ga.attend(*inputs(), graph, **options, backend="reference"))
+    assert_exact(out, ga.attend(*make_inputs(), graph, **options, backend="reference"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ga.attend(*inputs(), graph, **options)
-        ga.attend(*inputs(), graph, **options, backend="rows")
+        ga.attend(*make_inputs(), graph, **options)
+        ga.attend(*make_inputs(), graph, **options, backend="rows")
     assert len(failing_kernel) == 1
 
 
 def test_a_compiled_program_avoids_a_failed_backend(monkeypatch):
-    """It compiles without a graph break."""
-    graph, qkv_inputs = patterns.causal(200), inputs()
+    """The program compiles without a graph break."""
+    graph, qkv_inputs = patterns.causal(200), make_inputs()
     fail(monkeypatch, "dense")
     with pytest.warns(RuntimeWarning, match="takes 'rows'"):
         expected = ga.attend(*qkv_inputs, graph)
@@ -153,7 +150,7 @@ def test_a_compiled_program_avoids_a_failed_backend(monkeypatch):
 
 def test_a_cached_choice_is_replaced_too(request):
     """The choice was cached by a call with another score_mod, whose kernel did not fail."""
-    graph, qkv_inputs = patterns.dilated(200, 5, 8), inputs()
+    graph, qkv_inputs = patterns.dilated(200, 5, 8), make_inputs()
     ga.attend(*qkv_inputs, graph, score_mod=score_mods.softcap(2.0))
     request.getfixturevalue("failing_kernel")
     alibi = score_mods.alibi(score_mods.alibi_slopes(4))

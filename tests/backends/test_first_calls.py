@@ -1,4 +1,4 @@
-"""A new list of edges: the backend is chosen by its size, later by counting its tiles."""
+"""The size of a new list of edges decides on its backend, and later the number of its tiles."""
 
 import re
 import sys
@@ -77,29 +77,29 @@ def test_the_first_choice_depends_only_on_numbers_of_edges_and_tokens(degree, he
 
 def test_explain_says_when_a_list_is_counted():
     graph = fresh_list(2048, 16)
-    first = ga.explain(graph, 8, 64)
-    assert (first.choice, graph.is_prepared) == ("rows", False)
-    assert re.match("by the number of its edges alone.* third call .* graph.prepare.., rows: ", first.reason)
+    report = ga.explain(graph, 8, 64)
+    assert (report.choice, graph.is_prepared) == ("rows", False)
+    assert re.match("by the number of its edges alone.* third call .* graph.prepare.., rows: ", report.reason)
     assert (
         ga.explain(graph.prepare(), 8, 64).reason
         == "its edges are few and far between; the least estimated time"
     )
-    assert "tiles: its edges lie in few" in ga.explain(as_list(patterns.window(2048, 64)), 8, 64).reason
+    assert "tiles: its edges lie in few" in ga.explain(make_list(patterns.window(2048, 64)), 8, 64).reason
 
 
-def as_list(graph):
+def make_list(graph):
     return ga.TokenGraph.from_edges(graph.edge_index, graph.num_dst)
 
 
 def test_a_checkpointed_call_is_recomputed_by_the_same_backend(monkeypatch):
-    """Only the first two calls along a list are chosen by its size; recomputation repeats the choices."""
+    """The size of a list decides only on its first two calls; recomputation repeats the choices."""
     recorder = ChoiceRecorder(monkeypatch)
-    graph = as_list(patterns.window(1024, 40))
+    graph = make_list(patterns.window(1024, 40))
     q = torch.randn(1, 2, 1024, 8, dtype=torch.float64, requires_grad=True)
     outs = [checkpoint(ga.attend, q * n, q, q, graph, use_reentrant=False) for n in (1.0, 2.0, 3.0)]
     assert recorder.names == ["message_passing", "message_passing", "tiles"]
     gradient = torch.autograd.grad(sum(outs).sum(), q)[0]
-    # The backward pass begins with the last call; each has the backend that it had.
+    # The backward pass begins with the last call, and repeats each call on its backend.
     assert recorder.names[3:] == ["tiles", "message_passing", "message_passing"]
     expected = sum(ga.attend(q * n, q, q, graph, backend="reference") for n in (1.0, 2.0, 3.0))
     assert_exact(gradient, torch.autograd.grad(expected.sum(), q)[0])

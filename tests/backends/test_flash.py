@@ -1,4 +1,4 @@
-"""torch's flash attention over packed tokens, whose two calls other tests replace by the formula."""
+"""The formula stands in for torch's flash attention over packed tokens in other tests."""
 
 from itertools import pairwise
 
@@ -8,15 +8,15 @@ from gnn_attention.backends.gpu import flash_varlen
 
 
 def masked_logits(q, k, numbers, scale):
-    """The logits of one sequence, -inf for non-edges."""
+    """Return the logits of one sequence, -inf for non-edges."""
     dst, src = torch.arange(q.shape[0]).unsqueeze(1), torch.arange(k.shape[0])
     left, right = (side if side >= 0 else 10**6 for side in numbers[2:4])
-    hidden = (dst - src > left) | (src - dst > right)
+    is_hidden = (dst - src > left) | (src - dst > right)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return (torch.einsum("ihd,jhd->hij", q, k) * scale).masked_fill(hidden, -torch.inf)
+    return (torch.einsum("ihd,jhd->hij", q, k) * scale).masked_fill(is_hidden, -torch.inf)
 
 
-def spans(bounds):
+def pair_slices(bounds):
     sides = [[slice(start, stop) for start, stop in pairwise(ends.tolist())] for ends in bounds]
     return zip(*sides, strict=True)
 
@@ -28,7 +28,7 @@ def forward_kernel(q, k, v, bounds, numbers, scale):
     assert q.shape[2] % 8 == 0
     assert all(x.stride(2) == 1 for x in (q, k, v))
     out, lse = torch.zeros_like(q), q.new_zeros(q.shape[1], q.shape[0])
-    for dst, src in spans(bounds):
+    for dst, src in pair_slices(bounds):
         assert dst.stop - dst.start <= numbers[0]
         assert src.stop - src.start <= numbers[1]
         logits = masked_logits(q[dst], k[src], numbers, scale)
@@ -43,7 +43,7 @@ def backward_kernel(tensors, lse, bounds, numbers, scale):
     grad, q, k, v, out = tensors
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
-    for dst, src in spans(bounds):
+    for dst, src in pair_slices(bounds):
         p = (masked_logits(q[dst], k[src], numbers, scale) - lse[:, dst].unsqueeze(-1)).exp()
         key, value = (x[src].repeat_interleave(group, 1) for x in (k, v))
         delta = (grad[dst] * out[dst]).sum(-1).T.unsqueeze(-1)
@@ -56,7 +56,7 @@ def backward_kernel(tensors, lse, bounds, numbers, scale):
 
 
 def test_the_calls_of_the_kernel_are_what_this_torch_takes():
-    """Both calls on meta tensors: names, order and kinds of arguments, and shapes of results."""
+    """Meta tensors show that torch takes the arguments by name, order and kind, and gives these shapes."""
     q = torch.empty(14, 4, 16, device="meta", dtype=torch.float16)
     k, bounds = q[:, :2], torch.zeros(4, dtype=torch.int32, device="meta")
     numbers = [8, 8, 3, 0, 1]

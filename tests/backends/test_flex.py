@@ -1,4 +1,4 @@
-"""FlexAttention with one mask_mod for every graph: accurate, rarely compiled, with clear refusals."""
+"""FlexAttention is accurate with one mask_mod for every graph, rarely compiled, and refuses clearly."""
 
 import shutil
 
@@ -42,11 +42,11 @@ def kernel(request, monkeypatch):
 @pytest.fixture
 def compile_options(monkeypatch):
     """Run torch.compile without its C++ compiler, and record the options of each call."""
-    compile_, all_options = torch.compile, []
+    torch_compile, all_options = torch.compile, []
 
     def compile_eagerly(function, options=None, **arguments):
         all_options.append(options)
-        return compile_(function, backend="eager", **arguments)
+        return torch_compile(function, backend="eager", **arguments)
 
     monkeypatch.setattr(torch, "compile", compile_eagerly)
     monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
@@ -67,34 +67,34 @@ def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
 
 
 def count_kernels():
-    """Number of kernels compiled so far."""
+    """Return the number of kernels compiled so far."""
     return counters["stats"]["unique_graphs"]
 
 
 def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH, **options):
     """Check that the error against float64 is at most twice that of SDPA on the same inputs."""
-    wide = draw(graph, dtype, batch)
-    q, k, v = (x.to(dtype) for x in wide)
+    wide_inputs = draw(graph, dtype, batch)
+    q, k, v = (x.to(dtype) for x in wide_inputs)
     mask, scale = mask[:batch], options.get("scale") or DIM**-0.5
     out = attend(q, k, v, graph, backend=FLEX, **options)
     assert out.dtype == dtype
-    empty = ~mask.any(-1)
-    assert (out[empty.expand(out.shape[:3])] == 0).all()
-    assert_rule(out, {}, truth_of(q, k, v, mask, scale, modify))
+    is_isolated = ~mask.any(-1)
+    assert (out[is_isolated.expand(out.shape[:3])] == 0).all()
+    assert_rule(out, {}, compute_truth(q, k, v, mask, scale, modify))
 
 
-def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
-    """Attention in float64 and SDPA's errors; SDPA takes the change of the scores as a table."""
+def compute_truth(q, k, v, mask, scale=DIM**-0.5, modify=None):
+    """Return attention in float64 and SDPA's errors; SDPA takes the change of the scores as a table."""
     products = scale * q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
-    added = None if modify is None else modify(products).detach() - products
+    change = None if modify is None else modify(products).detach() - products
     with torch.no_grad():
-        return attention_truth(q, k, v, mask, scale=scale, added=added)
+        return attention_truth(q, k, v, mask, scale=scale, added=change)
 
 
 @pytest.mark.parametrize("name", thinned(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))
 @pytest.mark.parametrize("sinks", [True, False])
 def test_lse_and_sinks(name, sinks, monkeypatch):
-    """CUDA supports them, as uncompiled FlexAttention does here, which ignores the lists."""
+    """Uncompiled FlexAttention supports both, as on CUDA; it ignores the lists of tiles."""
     run_uncompiled(monkeypatch)
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
@@ -103,42 +103,42 @@ def test_lse_and_sinks(name, sinks, monkeypatch):
     out, lse = flex.run(call)
     with torch.no_grad():
         assert_rule(out, {}, attention_truth(q, k, v, case.mask, sink_logits=sink_logits))
-    true = formula(q, k, v, case.mask, DIM**-0.5)[1]
+    true_lse = formula(q, k, v, case.mask, DIM**-0.5)[1]
     if sinks:
-        true = torch.logaddexp(true, sink_logits.double().view(1, -1, 1)).masked_fill(
+        true_lse = torch.logaddexp(true_lse, sink_logits.double().view(1, -1, 1)).masked_fill(
             ~case.mask.any(-1), -torch.inf
         )
-    assert error(lse, true) <= lse_bound(q, k, DIM**-0.5, true)
+    assert error(lse, true_lse) <= lse_bound(q, k, DIM**-0.5, true_lse)
 
 
 @pytest.mark.slow
 @needs_compiler
 def test_graphs_of_every_structure_and_length_share_one_kernel():
-    """It is accurate on all of them, and compiled once."""
+    """The kernel is accurate on all graphs, and compiled once."""
     torch.compiler.reset()
-    before = count_kernels()
+    num_kernels = count_kernels()
     for name in SAME_SIZES:
         check(GRAPHS[name].graph, GRAPHS[name].mask)
     for graph in (patterns.window(700, 90), patterns.cross(130, 40), patterns.causal(300).rows(100, 290)):
         check(graph, graph.mask().expand(2, 1, -1, -1), batch=2)
-    assert count_kernels() - before == 1
+    assert count_kernels() - num_kernels == 1
 
 
 @pytest.mark.parametrize("name", ["listed", "by head", "by sample"])
 def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, kernel):
-    """They are in q, k and v; key/value head 1 serves the query heads 2 and 3."""
+    """Such tokens occur in each of q, k and v; key/value head 1 serves the query heads 2 and 3."""
     graph = GRAPHS[name].graph
     mask = GRAPHS[name].mask.expand(BATCH, HEADS, -1, -1)
     q, k, v = (x.float() for x in draw(graph))
-    truth = truth_of(q, k, v, mask)
+    truth = compute_truth(q, k, v, mask)
     k[0, 0, 3, 2], v[5, 1, 9, 1], q[1, 2, 4, 0], q[3, 1, 7, 0] = torch.inf, torch.nan, torch.nan, -torch.inf
     out = attend(q, k, v, graph, backend="flex")
-    bad = torch.zeros(BATCH, HEADS, graph.num_dst, dtype=torch.bool)
-    bad[0, :2] = mask[0, :2, :, 3]
-    bad[5, 2:] = mask[5, 2:, :, 9]
-    bad[1, 2, 4], bad[3, 1, 7] = mask[1, 2, 4].any(), mask[3, 1, 7].any()
+    is_reached = torch.zeros(BATCH, HEADS, graph.num_dst, dtype=torch.bool)
+    is_reached[0, :2] = mask[0, :2, :, 3]
+    is_reached[5, 2:] = mask[5, 2:, :, 9]
+    is_reached[1, 2, 4], is_reached[3, 1, 7] = mask[1, 2, 4].any(), mask[3, 1, 7].any()
     assert torch.equal(out.isnan(), attend(q, k, v, graph, backend="reference").isnan())
-    assert_rule(torch.where(bad.unsqueeze(-1), truth.out.float(), out), {}, truth)
+    assert_rule(torch.where(is_reached.unsqueeze(-1), truth.out.float(), out), {}, truth)
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, ker
 )
 @pytest.mark.parametrize("name", ["window, 97 tokens", "decode rows", "by head"])
 def test_features(feature, name, monkeypatch):
-    """Check the score_mods of the package."""
+    """Outputs with the score_mods of the package are within the rule of ``verify``."""
     run_uncompiled(monkeypatch)
     case, kind = GRAPHS[name], FEATURES[feature]
     rng, shapes = torch.Generator().manual_seed(0), case.shapes()
-    learned = {key: torch.randn(*shapes[key], generator=rng, dtype=torch.float64) for key in kind.extras}
-    options = kind.options({key: x.float() for key, x in learned.items()})
-    modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
+    tensors = {key: torch.randn(*shapes[key], generator=rng, dtype=torch.float64) for key in kind.extras}
+    options = kind.options({key: x.float() for key, x in tensors.items()})
+    modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in tensors.items()}, logits)  # noqa: E731
     check(case.graph, case.mask, modify=modify, **options)
 
 
 def test_tables_are_indexed_unchanged(monkeypatch):
     """Inductor supports the gradient of a table only if the kernel indexes the table unchanged."""
-    table, learned = torch.ones(HEADS, 7).bfloat16(), score_mods.RelativeBias(HEADS, 3).bfloat16()
+    table, module = torch.ones(HEADS, 7).bfloat16(), score_mods.RelativeBias(HEADS, 3).bfloat16()
     counts = score_mods.log_multiplicity(table[0])
     run_uncompiled(monkeypatch)
 
@@ -171,14 +171,14 @@ def test_tables_are_indexed_unchanged(monkeypatch):
         return tokens[0], None
 
     monkeypatch.setattr(flex, "_run_flex", check_score_mod)
-    inputs, mod = draw(patterns.causal(5)), score_mods.chain(score_mods.relative_bias(table), learned, counts)
+    inputs, mod = draw(patterns.causal(5)), score_mods.chain(score_mods.relative_bias(table), module, counts)
     with torch.no_grad():
         attend(*(x.bfloat16() for x in inputs), patterns.causal(5), backend=FLEX, score_mod=mod)
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0), (2, 2, 0, 0)])
 def test_empty_calls(sizes):
-    """An axis has size 0. They return lse as on CUDA, call no score_mod, and run on meta tensors too."""
+    """Calls with an axis of size 0 return lse as on CUDA, call no score_mod, and run on meta tensors too."""
     batch, heads, num_dst, num_src = sizes
     q, k = torch.randn(batch, heads, num_dst, DIM), torch.randn(batch, heads, num_src, DIM)
     v = torch.randn(batch, heads, num_src, VALUE_DIM, requires_grad=True)
@@ -197,7 +197,7 @@ def run_flex(q, k, v, **options):
 
 
 LEARNED, DUAL = score_mods.RelativeBias(HEADS, 2), torch.autograd.forward_ad.make_dual
-REFUSED = {
+REFUSALS = {
     "it has no bias; leave bias out, or use backend='dense'": lambda *x: run_flex(*x, bias=torch.zeros(15)),
     "no dropout": lambda *x: run_flex(*x, dropout=0.1),
     "it has no sink_logits on cpu; leave": lambda *x: run_flex(*x, sink_logits=torch.zeros(HEADS)),
@@ -211,7 +211,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("message", REFUSALS)
 def test_unsupported_calls(message, monkeypatch):
     """The error says what is unsupported and what to do, before anything is compiled."""
     monkeypatch.setattr(flex, "_compile_attention", None)
@@ -219,7 +219,7 @@ def test_unsupported_calls(message, monkeypatch):
     inputs = [x.float() for x in draw(patterns.causal(5))]
     error = TypeError if "must return" in message else NotImplementedError
     with torch.autograd.forward_ad.dual_level(), pytest.raises(error, match=message):
-        REFUSED[message](*inputs)
+        REFUSALS[message](*inputs)
 
 
 def test_a_machine_without_a_compiler(monkeypatch):
@@ -246,7 +246,7 @@ def test_score_mods_that_cannot_be_compiled():
 
 
 def test_a_score_mod_that_reads_beyond_the_end_of_a_table(kernel):
-    """It raises an IndexError, compiled or not."""
+    """The call raises an IndexError, compiled or not."""
     graph, table = patterns.causal(20), torch.zeros(3)
     q, k, v = (x.float() for x in draw(graph))
     mod = lambda score, b, h, dst, src: score + table[dst]  # noqa: E731
@@ -264,13 +264,14 @@ def test_too_many_kernels_are_an_error(compile_options, monkeypatch):
     monkeypatch.setattr(flex, "MAX_KERNELS", 1)
     graphs = patterns.causal(20), patterns.window(20, 4)
     q, k, v = (x.float() for x in draw(graphs[0], batch=2))
-    before = count_kernels()
+    num_kernels = count_kernels()
     check(graphs[0], graphs[0].mask().expand(2, 1, -1, -1), batch=2)
     message = r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"
     with pytest.raises(NotImplementedError, match=message):
         attend(q, k, v, graphs[0], scale=0.3, backend=FLEX)
-    check(graphs[1], graphs[1].mask().expand(2, 1, -1, -1), batch=2)  # The existing kernel still works.
-    assert count_kernels() - before == 1
+    # The existing kernel still works.
+    check(graphs[1], graphs[1].mask().expand(2, 1, -1, -1), batch=2)
+    assert count_kernels() - num_kernels == 1
     assert compile_options == [{"cpp.threads": torch.get_num_threads()}]
 
 

@@ -1,4 +1,4 @@
-"""Graphs as FlexAttention's lists of tiles and as bit tables."""
+"""Graphs become FlexAttention's lists of tiles, and bit tables."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", thinned(GRAPHS, 0))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
-    """It holds for the tile sizes of both devices, empty and full tiles, and pairs beyond the border."""
+    """The table is right for tiles of both devices, empty and full tiles, and pairs beyond the border."""
     case, block = GRAPHS[name], masks.BLOCKS[device]
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
     table, lists = masks.make_tables(case.graph, CPU)
@@ -23,9 +23,9 @@ def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
     b, h, _, _ = case.indices()
     dst, src = torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
     edges = masks.is_edge(table, block, b, h, dst, src)
-    inside = edges[:, :, : case.graph.num_dst, : case.graph.num_src]
-    assert torch.equal(inside, case.mask)
-    assert edges.sum() == inside.sum()
+    inner_edges = edges[:, :, : case.graph.num_dst, : case.graph.num_src]
+    assert torch.equal(inner_edges, case.mask)
+    assert edges.sum() == inner_edges.sum()
     assert len(lists) == 4
 
 
@@ -52,17 +52,17 @@ ON_CUDA = [patterns.window(5000, 150), patterns.cross(700, 200), GRAPHS["by head
 def test_lists_for_cuda_have_columns_and_the_width_of_the_longest_row(graph):
     """The lists by columns, for the backward pass, are FlexAttention's own transpose of those by rows."""
     full, partial = masks._split_tiles(masks.tiles(graph, 128))
-    wide = [x for kind in (partial, full, partial.mT, full.mT) for x in masks.tile_list(kind)]
-    narrow = masks._list_tiles(full, partial, on_cpu=False)
-    other = BlockMask.from_kv_blocks(*wide[:4], BLOCK_SIZE=128)
-    transposed = (other.q_num_blocks, other.q_indices, other.full_q_num_blocks, other.full_q_indices)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(wide[4:], transposed, strict=True))
-    for number, all_columns, columns in zip(wide[::2], wide[1::2], narrow[1::2], strict=True):
+    lists = [x for kind in (partial, full, partial.mT, full.mT) for x in masks.tile_list(kind)]
+    short_lists = masks._list_tiles(full, partial, on_cpu=False)
+    mask = BlockMask.from_kv_blocks(*lists[:4], BLOCK_SIZE=128)
+    transpose = (mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices)
+    assert all(torch.equal(x, y) for x, y in zip(lists[4:], transpose, strict=True))
+    for number, all_columns, columns in zip(lists[::2], lists[1::2], short_lists[1::2], strict=True):
         assert columns.is_contiguous()
         is_used = torch.arange(columns.shape[-1]) < number.unsqueeze(-1)
         assert torch.equal(is_used.sum(-1), number)
         assert torch.equal(columns[is_used], all_columns[..., : columns.shape[-1]][is_used])
-    assert narrow[1].shape == narrow[3].shape
-    assert narrow[5].shape == narrow[7].shape
+    assert short_lists[1].shape == short_lists[3].shape
+    assert short_lists[5].shape == short_lists[7].shape
     if graph.num_dst == 5000:
-        assert sum(x.numel() for x in narrow) < sum(x.numel() for x in wide) / 5
+        assert sum(x.numel() for x in short_lists) < sum(x.numel() for x in lists) / 5

@@ -1,6 +1,6 @@
-"""The kernels in Triton's interpreter: the folder ``interpreted``, in a process of its own.
+"""The tests in the folder ``interpreted`` run kernels in Triton's interpreter, in a process of their own.
 
-A kernel is made for one mode, so the variable must be set before Python starts.
+A kernel is made for one mode, so TRITON_INTERPRET must be set before Python starts.
 """
 
 import os
@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-def files_that_passed(record, *options, seconds=900):
-    """Return the test files with a test that passed; AssertionError with the output if one failed."""
+def run_test_files(record, *options, seconds=900):
+    """Return the test files with a test that passed; raise AssertionError with the output if one failed."""
     needs("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"]
     command += ["-p", "no:cacheprovider", f"--junit-xml={record}", str(FOLDER), *options]
@@ -35,6 +35,6 @@ def files_that_passed(record, *options, seconds=900):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], pytest.param(["-m", "slow"], marks=pytest.mark.nightly)], ids=str)
 def test_kernels_interpreted(options, tmp_path):
-    """A quick selection of every file, none of which may be skipped; at night the longer sweeps."""
-    passed = files_that_passed(tmp_path / "record.xml", *options, seconds=3600)
-    assert passed == {file.stem for file in FOLDER.glob("test_*.py")}
+    """Some test of every file runs and passes; the nightly parameter runs the longer sweeps."""
+    file_names = run_test_files(tmp_path / "record.xml", *options, seconds=3600)
+    assert file_names == {file.stem for file in FOLDER.glob("test_*.py")}

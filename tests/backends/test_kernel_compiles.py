@@ -1,4 +1,4 @@
-"""The launches of the backend ``rows``, compiled for GPUs that this machine need not have.
+"""The launches of the backend ``rows`` compile for GPUs that this machine need not have.
 
 Triton compiles for any GPU on any machine; its interpreter accepts code that its compiler does not.
 """
@@ -16,8 +16,8 @@ CPU, TOKENS, HEADS, KV_HEADS = torch.device("cpu"), 64, 4, 2
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """``compiled(gpu, function)``: the kernels that a function would launch, compiled for a GPU."""
+def compile_for(monkeypatch):
+    """Return ``compile_for(gpu, function)``, which compiles the kernels that a function would launch."""
     needs("triton")
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction
@@ -53,8 +53,8 @@ def run_both_passes(dtype, width, every_option):
     q, k, v = (torch.zeros(1, TOKENS, heads, width, dtype=dtype).transpose(1, 2) for heads in counts)
     problem = Problem(q, k, v, width**-0.5)
     if every_option:
-        wide = accumulation_dtype(dtype)
-        bias = torch.zeros(1, HEADS, graph.num_edges, dtype=wide)
+        wide_dtype = accumulation_dtype(dtype)
+        bias = torch.zeros(1, HEADS, graph.num_edges, dtype=wide_dtype)
         problem = Problem(q, k, v, width**-0.5, 3.0, bias, 0.25, torch.zeros((), dtype=torch.int64))
     sides = unpack_sides(*pack_sides(graph, CPU))
     out, lse = rows.forward(problem, sides)
@@ -71,7 +71,7 @@ def run_both_passes(dtype, width, every_option):
         ),
     ],
 )
-def test_the_three_passes_compile(dtype, every_option, gpu, compiled):
-    kernels = compiled(gpu, lambda: run_both_passes(dtype, 64, every_option))
+def test_the_three_passes_compile(dtype, every_option, gpu, compile_for):
+    kernels = compile_for(gpu, lambda: run_both_passes(dtype, 64, every_option))
     assert [kernel.name for kernel in kernels] == ["forward", "backward_dst", "backward_src"]
     assert all(kernel.asm["cubin"] for kernel in kernels)

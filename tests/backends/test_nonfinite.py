@@ -1,4 +1,4 @@
-"""Tokens with NaN or inf: devices that are not waited for (simulated on a CPU), and calls edge by edge."""
+"""With NaN or inf, no call waits for a device (simulated on a CPU), and some run edge by edge."""
 
 import resource
 from dataclasses import replace
@@ -18,24 +18,24 @@ from tests.backends.test_flash import backward_kernel, forward_kernel
 N, BAD = 14, 8
 WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::_unique2"}
 WAITS |= {"aten::equal", "aten::masked_select", "aten::bincount"}
-FEW = ga.convert.from_edge_index(torch.tensor([[80, 8, 140], [0, 140, 3]]), 150, 150)
+FEW_EDGES = ga.convert.from_edge_index(torch.tensor([[80, 8, 140], [0, 140, 3]]), 150, 150)
 GRAPHS = {
     "causal": patterns.causal(N),
     "full": patterns.full(N),
     "window": patterns.window(N, 4),
     "documents": patterns.documents([5, 1, 8]),
     # One sender has more edges than are summed at once.
-    "scattered": patterns.window(150, 20) | patterns.sinks(150, 1) | FEW,
+    "scattered": patterns.window(150, 20) | patterns.sinks(150, 1) | FEW_EDGES,
     "listed": ga.convert.from_edge_index(torch.tensor([[8, 0, 12, 8, 2], [0, 1, 1, 5, 8]]), N, N),
 }
 CASES = [*product(["dense", "rows"], GRAPHS), *product(["varlen"], ["causal", "window", "documents"])]
 
 
 @pytest.fixture
-def asynchronous(monkeypatch):
+def simulate_gpu(monkeypatch):
     """Let a CPU play a GPU, in float64."""
-    supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
-    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
+    capabilities = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=capabilities))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
@@ -46,7 +46,7 @@ def draw_inputs(requires_grad=True, tokens=N):
     return [x.detach().requires_grad_(requires_grad) for x in qkv(tokens, dim=10, value_dim=10)]
 
 
-@pytest.mark.usefixtures("asynchronous")
+@pytest.mark.usefixtures("simulate_gpu")
 @pytest.mark.parametrize("with_info", [False, True])
 @pytest.mark.parametrize(("backend", "name"), CASES)
 def test_nothing_waits_for_the_device(backend, name, with_info, monkeypatch):
@@ -69,7 +69,7 @@ def test_nothing_waits_for_the_device(backend, name, with_info, monkeypatch):
 def test_finite_skips_the_check(name, asynchronous, request):
     """The output is the same, without a pass over the inputs."""
     if asynchronous:
-        request.getfixturevalue("asynchronous")
+        request.getfixturevalue("simulate_gpu")
     graph = GRAPHS[name]
     inputs = draw_inputs(requires_grad=False, tokens=graph.num_dst)
     expected = ga.attend(*inputs, graph, backend="dense")
@@ -101,7 +101,7 @@ RANGES = [x for x in product(LONG, OPTIONS) if x[0] in ("listed", "rows") or x[1
 @pytest.mark.parametrize("backend", ["dense", "auto"])
 @pytest.mark.parametrize(("name", "option"), RANGES)
 def test_ranges_of_receivers_equal_one_call(name, option, backend, monkeypatch):
-    """They keep the positions, order of edges, samples and heads of the graph, and the gradients."""
+    """Ranges keep the positions, order of edges, samples and heads of the graph, and the gradients."""
     graph, ranges, run = LONG[name], [], rows.run
     monkeypatch.setattr(nonfinite, "MAX_EDGES", 12)
     monkeypatch.setattr(rows, "run", lambda call: ranges.append(call.graph.num_dst) or run(call))
@@ -120,7 +120,7 @@ def test_ranges_of_receivers_equal_one_call(name, option, backend, monkeypatch):
 
 
 def test_a_backend_value_is_called_without_a_check():
-    """Its kernel spreads a NaN; by name the same call runs edge by edge."""
+    """The kernel of a backend value spreads a NaN; by name the same call runs edge by edge."""
     q, k, v = draw_inputs(requires_grad=False)
     v[:, :, BAD, 1] = torch.nan
     receivers = GRAPHS["window"].mask()[:, BAD]
@@ -135,9 +135,9 @@ def test_a_nan_in_a_long_call_takes_little_memory():
     """The list of all 134 million edges would take 5 GiB; a range takes less than a fifth of that."""
     q, k, v = torch.randn(3, 1, 1, 2**14, 8)
     v[:, :, 9000] = torch.nan
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     out = ga.attend(q, k, v, patterns.causal(2**14))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - max_rss < 2**20
     assert out.isnan().any(-1)[0, 0].tolist() == [dst >= 9000 for dst in range(2**14)]
 
 
@@ -151,6 +151,6 @@ def test_lse_without_edges_has_a_gradient_of_zero(backend, with_bias):
         pytest.skip("it takes no bias")
     bias, q = torch.zeros(0) if with_bias else None, torch.randn(1, 1, 4, 3, requires_grad=True)
     out, info = ga.attend(q, q, q, patterns.window(4, 0), bias=bias, backend=backend, return_info=True)
-    hidden = ga.attend(q, q, q.detach() * torch.nan, patterns.window(4, 0), backend=backend)
-    (gradient,) = torch.autograd.grad([hidden, info.lse], [q], [out + 1, torch.ones(1, 1, 4)])
+    nan_out = ga.attend(q, q, q.detach() * torch.nan, patterns.window(4, 0), backend=backend)
+    (gradient,) = torch.autograd.grad([nan_out, info.lse], [q], [out + 1, torch.ones(1, 1, 4)])
     assert torch.equal(gradient, torch.zeros_like(q))

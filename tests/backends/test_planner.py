@@ -105,8 +105,8 @@ sizes, shares = st.integers(1, 150), st.floats(0.0, 1.0)
 @settings(max_examples=40, deadline=None)
 @given(sizes, sizes, shares, st.integers(0, 99))
 def test_random_graphs(num_dst, num_src, density, seed):
-    coarse = random_mask(-(-num_dst // 8), -(-num_src // 8), density, seed)
-    mask = coarse.repeat_interleave(8, 0).repeat_interleave(8, 1)[:num_dst, :num_src]
+    coarse_mask = random_mask(-(-num_dst // 8), -(-num_src // 8), density, seed)
+    mask = coarse_mask.repeat_interleave(8, 0).repeat_interleave(8, 1)[:num_dst, :num_src]
     mask = mask & (random_mask(num_dst, num_src, 0.98, seed + 1))
     rule = TokenGraph.from_rule(lambda b, h, dst, src: mask[dst, src], num_dst, num_src)
     for graph, kind in itertools.product((ga.convert.from_mask(mask), rule), ("tiles", "mixed")):

@@ -1,4 +1,4 @@
-"""The reference backend: its chunks of edges, and its memory limit."""
+"""The reference backend computes chunks of edges, and refuses calls beyond its memory limit."""
 
 from itertools import pairwise
 
@@ -42,11 +42,11 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
 def test_the_limit(monkeypatch):
     """A call at the limit is supported; beyond it, as for 2^24 senders, the error has the estimate."""
     call = AttentionCall(*INPUTS, CAUSAL, 1.0)
-    needed = reference.bytes_needed(call)
-    assert 45 * reference._bytes_per_edge(call) < needed
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", needed)
+    limit = reference.bytes_needed(call)
+    assert 45 * reference._bytes_per_edge(call) < limit
+    monkeypatch.setattr(reference, "MEMORY_LIMIT", limit)
     assert reference.unsupported_reason(call) is None
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", needed - 1)
+    monkeypatch.setattr(reference, "MEMORY_LIMIT", limit - 1)
     with pytest.raises(
         NotImplementedError, match=r"backend 'reference' does not support .*causal.* GiB, its limit"
     ):
@@ -65,13 +65,13 @@ def test_the_limit(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
-    """The size of a chunk depends on it, so a program compares it with powers of two only."""
+    """The size of a chunk depends on the samples, so programs compare it with powers of two only."""
     torch.compiler.reset()
     monkeypatch.setattr(reference, "CHUNK_BYTES", 2**12)
     graph, counter = patterns.causal(5), CompileCounter()
     run = lambda x: ga.attend(x, x, x, graph, backend="reference")  # noqa: E731
-    compiled = torch.compile(run, fullgraph=True, backend=counter)
+    program = torch.compile(run, fullgraph=True, backend=counter)
     for samples in (3, 4, 5, 6):
         x = torch.randn(samples, 1, 5, 3, dtype=torch.float64)
-        assert_exact(compiled(x), ga.attend(x, x, x, graph))
+        assert_exact(program(x), ga.attend(x, x, x, graph))
     assert counter.frame_count <= 3

@@ -1,4 +1,4 @@
-"""The kernel of the backend ``rows`` without a GPU: which calls it supports, and how it reads a graph.
+"""The kernel of ``rows`` says without a GPU which calls it supports, and how it reads a graph.
 
 A CPU takes the place of a GPU, and no kernel starts; ``interpreted/`` runs it.
 """
@@ -22,14 +22,14 @@ from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
 
 
-def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
+def make_call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
     """Build a call with this number of heads."""
     q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
     return AttentionCall.from_arguments(q, k, k, graph, **options)
 
 
 @pytest.fixture
-def on_a_cpu(monkeypatch):
+def use_cpu(monkeypatch):
     """Pretend that the kernel runs on a CPU."""
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(row_attention, "INSTALLED", True)
@@ -52,22 +52,22 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("use_cpu")
 @pytest.mark.parametrize(("options", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_calls_that_the_kernel_does_not_support(options, message):
-    assert re.search(message, row_attention.unsupported_reason(call(**options)) or "no reason")
-    assert row_attention.unsupported_reason(call(width=512)) is None
+    assert re.search(message, row_attention.unsupported_reason(make_call(**options)) or "no reason")
+    assert row_attention.unsupported_reason(make_call(width=512)) is None
 
 
 def test_devices_and_triton(monkeypatch):
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda",))
-    assert row_attention.unsupported_reason(call()) == "the kernel runs on cuda, q is on cpu"
+    assert row_attention.unsupported_reason(make_call()) == "the kernel runs on cuda, q is on cpu"
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(row_attention, "INSTALLED", False)
-    assert "pip install triton" in row_attention.unsupported_reason(call())
+    assert "pip install triton" in row_attention.unsupported_reason(make_call())
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("use_cpu")
 @pytest.mark.parametrize("heads", [None, 4])
 def test_torch_operators_compute_what_the_kernel_does_not_support(heads, monkeypatch):
     """The kernel computes what it supports: with a score_mod, one head of a varying graph at a time."""
@@ -79,22 +79,22 @@ def test_torch_operators_compute_what_the_kernel_does_not_support(heads, monkeyp
 
     monkeypatch.setattr(row_attention, "run", run)
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src - h) % 3 == 0, 6, heads=heads)
-    double_call = call(graph, score_mod=double_score, dtype=torch.float64)
+    double_call = make_call(graph, score_mod=double_score, dtype=torch.float64)
     inputs = double_call.q, double_call.k, double_call.v
     expected = ga.attend(*inputs, graph, score_mod=double_score, backend="dense")
     assert_exact(rows.run(double_call)[0], expected)
     assert not kernel_calls
-    rows.run(call(graph, score_mod=softcap(2.0)))
+    rows.run(make_call(graph, score_mod=softcap(2.0)))
     assert len(kernel_calls) == (heads or 1)
 
 
-def pairs_of(side):
+def list_pairs(side):
     """Return the pair ``(row, other)`` of every entry, row by row."""
     rows = torch.arange(len(side.ptr) - 1).repeat_interleave(side.ptr.diff())
     return list(zip(rows.tolist(), side.neighbours.tolist(), strict=True))
 
 
-def sides(graph):
+def make_sides(graph):
     return unpack_sides(*pack_sides(graph, CPU))
 
 
@@ -105,14 +105,14 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
     monkeypatch.setattr(ChosenEdges, "select", None)
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
     graph = ga.TokenGraph.from_indices(torch.tensor([[1, 0], [2, -1]]).expand(*sizes, 2, 2), 3)
-    assert pairs_of(sides(graph)[0])[:3] == [(0, 0), (0, 1), (1, 2)]
+    assert list_pairs(make_sides(graph)[0])[:3] == [(0, 0), (0, 1), (1, 2)]
 
 
 def test_chunks_stay_few(monkeypatch):
     """If all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(csr, "MAX_CHUNKS", 12)
-    receivers, _ = sides(scattered(20, 30, 500))
+    receivers, _ = make_sides(scattered(20, 30, 500))
     assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
-    _, senders = sides(patterns.global_tokens(40, 1))
+    _, senders = make_sides(patterns.global_tokens(40, 1))
     assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)

@@ -1,4 +1,4 @@
-"""The rows backend: the graphs and features of verify, and irregular graphs."""
+"""The rows backend passes the checks of ``verify``, and equals the reference on irregular graphs."""
 
 import pytest
 import torch
@@ -18,20 +18,20 @@ ORACLE = Backend("reference", reference.run)
 SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH]
 
 
-def irregular(seed=0):
+def make_irregular_graph(seed=0):
     edges = random_edges(12, 15, 50, seed)
     return ga.convert.from_edge_index(edges[:, edges[1] != 5], 12, 15)
 
 
-def results(backend, graph, inputs, direction=1.0, **options):
+def solve(backend, graph, inputs, direction=1.0, **options):
     """Return out, lse and the gradients of q, k, v and every learned option."""
     out, info = ga.attend(*inputs, graph, backend=backend, return_info=True, **options)
     rng = torch.Generator().manual_seed(9)
     weights = torch.randn(out.shape, generator=rng, dtype=torch.float64).to(out.dtype)
     has_edges = (graph.in_degree() > 0).expand(info.lse.shape)
     total = (out * weights).sum() + direction * info.lse[has_edges].sin().sum()
-    learned = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
-    return [out, info.lse, *torch.autograd.grad(total, learned)]
+    leaves = [x for x in (*inputs, *options.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
+    return [out, info.lse, *torch.autograd.grad(total, leaves)]
 
 
 HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
@@ -62,7 +62,7 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
 def test_one_receiver_equals_the_formula(senders, with_sinks):
     """A decoding step builds no lists; the receiver may be isolated."""
     graph = ga.TokenGraph.from_indices(torch.tensor([[*senders, -1]]), 15)
-    inputs, sinks = [x.detach() for x in qkv(1, 15)], draw(4).detach() if with_sinks else None
+    inputs, sinks = [x.detach() for x in qkv(1, 15)], draw_leaf(4).detach() if with_sinks else None
     out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=ROWS, return_info=True)
     mask = torch.zeros(1, 15, dtype=torch.bool).index_fill(1, torch.tensor(senders, dtype=torch.int64), True)
     q, k = inputs[0], inputs[1].repeat_interleave(2, 1)
@@ -72,32 +72,32 @@ def test_one_receiver_equals_the_formula(senders, with_sinks):
     truth = attention_truth(*inputs, mask, sink_logits=sinks).out
     assert_exact(out, truth)
     assert_exact(info.lse.exp(), lse.exp())
-    by_head, by_token = (x.contiguous() for x in inputs), (x.mT.contiguous().mT for x in inputs)
-    for tensors in (by_head, by_token):
+    head_major, token_major = (x.contiguous() for x in inputs), (x.mT.contiguous().mT for x in inputs)
+    for tensors in (head_major, token_major):
         assert_exact(ga.attend(*tensors, graph, sink_logits=sinks, backend=ROWS), truth)
-    far = torch.full_like(inputs[1], -torch.inf)
-    assert not ga.attend(torch.ones_like(q), far, inputs[2], graph, backend=ROWS).any()
-    by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src + b) % 3 == 0, 1, 15, batch=2)
-    assert_exact(*(ga.attend(*inputs, by_sample, backend=name) for name in ("rows", "reference")))
+    infinite_keys = torch.full_like(inputs[1], -torch.inf)
+    assert not ga.attend(torch.ones_like(q), infinite_keys, inputs[2], graph, backend=ROWS).any()
+    graph_by_sample = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src + b) % 3 == 0, 1, 15, batch=2)
+    assert_exact(*(ga.attend(*inputs, graph_by_sample, backend=name) for name in ("rows", "reference")))
 
 
-def draw(*shape):
+def draw_leaf(*shape):
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
 OPTIONS = {
     "plain": lambda count: {},
     "scale": lambda count: {"scale": 0.9},
-    "bias": lambda count: {"bias": draw(2, 4, count)},
-    "bias of all": lambda count: {"bias": draw(count)},
-    "bias of a head": lambda count: {"bias": draw(4, count)},
-    "bias of a sample": lambda count: {"bias": draw(2, 1, count)},
-    "sinks": lambda count: {"sink_logits": draw(4)},
+    "bias": lambda count: {"bias": draw_leaf(2, 4, count)},
+    "bias of all": lambda count: {"bias": draw_leaf(count)},
+    "bias of a head": lambda count: {"bias": draw_leaf(4, count)},
+    "bias of a sample": lambda count: {"bias": draw_leaf(2, 1, count)},
+    "sinks": lambda count: {"sink_logits": draw_leaf(4)},
     "score_mod": lambda count: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(4))},
     "all": lambda count: {
         "score_mod": score_mods.softcap(2.0),
-        "bias": draw(2, 4, count),
-        "sink_logits": draw(4),
+        "bias": draw_leaf(2, 4, count),
+        "sink_logits": draw_leaf(4),
     },
 }
 
@@ -110,15 +110,15 @@ def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypa
     """Out, lse and gradients equal those of the reference; the bias has the order of the list."""
     monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
     torch.manual_seed(seed)
-    graph = irregular(seed=seed)
+    graph = make_irregular_graph(seed=seed)
     inputs, arguments = qkv(12, 15), OPTIONS[options](graph.num_edges)
-    assert_results(results(ROWS, graph, inputs, **arguments), results(ORACLE, graph, inputs, **arguments))
+    assert_results(solve(ROWS, graph, inputs, **arguments), solve(ORACLE, graph, inputs, **arguments))
 
 
 @pytest.mark.parametrize("at_once", [rows.EDGES_AT_ONCE, 0], ids=["at once", "head by head"])
 def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
-    graph, inputs = irregular().rows(3, 9), qkv(6, 15)
+    graph, inputs = make_irregular_graph().rows(3, 9), qkv(6, 15)
     table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
     mod, grads = lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(), []
     for backend in (ROWS, ORACLE):

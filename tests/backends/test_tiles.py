@@ -1,4 +1,4 @@
-"""The backends ``tiles`` and ``mixed`` against the dense formula."""
+"""The backends ``tiles`` and ``mixed`` equal the dense formula."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import dense_blocks, dense_blocks_eager
 from gnn_attention.verify import oracle
-from tests.backends.test_attention_op import Largest, gradients
+from tests.backends.test_attention_op import LargestTensor, gradients
 
 TILES = BACKENDS["tiles"]
 MIXED = BACKENDS["mixed"]
@@ -35,7 +35,7 @@ def logits(q, k):
     ],
 )
 def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
-    """Biases of every broadcastable shape (0 stands for the number of edges), with their gradients."""
+    """The bias may have any shape that broadcasts (0 stands for the number of edges), and has a gradient."""
     monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
     sorted_graph = SHAPES["window and sinks"]
     order = torch.randperm(sorted_graph.num_edges, generator=torch.Generator().manual_seed(4))
@@ -66,17 +66,17 @@ def test_a_nan_in_a_bias_is_carried_by_its_edge_alone(name):
         assert grad[:, :, ~graph.mask()[70]].isfinite().all()
 
 
-BY_BOTH = ga.TokenGraph.from_rule(
+SLICE_GRAPH = ga.TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & (dst - src <= 10 * h + 5 * b), 80, heads=4, batch=2
 )
-BY_SAMPLE = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst) & (src >= 40 * b), 80, batch=2)
-BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src - dst).abs() == h, 80, heads=4)
+SAMPLE_GRAPH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src < dst) & (src >= 40 * b), 80, batch=2)
+HEAD_GRAPH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src - dst).abs() == h, 80, heads=4)
 
 
-@pytest.mark.parametrize("graph", [BY_BOTH, BY_SAMPLE, BY_HEAD], ids=["both", "sample", "head"])
+@pytest.mark.parametrize("graph", [SLICE_GRAPH, SAMPLE_GRAPH, HEAD_GRAPH], ids=["both", "sample", "head"])
 @pytest.mark.parametrize("name", ["tiles", "rows", "mixed"])
 def test_graphs_by_head_and_sample(name, graph):
-    """Outputs with sinks, gradients and lse."""
+    """Outputs with sinks and their gradients equal the formula, and lse is -inf for isolated receivers."""
     q, k, v = qkv(80)
     sinks = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
     mask = (graph.mask() if graph.batch else graph.mask().unsqueeze(0)).expand(2, 4, 80, 80)
@@ -87,8 +87,8 @@ def test_graphs_by_head_and_sample(name, graph):
     assert torch.equal(info.lse == -torch.inf, ~mask.any(-1))
 
 
-def _gathered_blocks() -> ga.TokenGraph:
-    """Blocks of 64 receivers whose blocks of senders are drawn at random."""
+def _random_blocks() -> ga.TokenGraph:
+    """Return blocks of 64 receivers that attend to random blocks of senders."""
     index = torch.rand(128, 128, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :6]
     return ga.TokenGraph.from_block_indices(index, 64, 8192, 8192)
 
@@ -99,7 +99,7 @@ def _gathered_blocks() -> ga.TokenGraph:
         (lambda: patterns.window(8192, 256), 1, None),
         (lambda: patterns.window(8192, 256), 1, score_mods.softcap(3.0)),
         (lambda: patterns.documents([512] * 8), 4, score_mods.softcap(3.0)),
-        (_gathered_blocks, 1, None),
+        (_random_blocks, 1, None),
     ],
     ids=["window", "window, score_mod", "documents, score_mod", "gathered blocks"],
 )
@@ -108,9 +108,9 @@ def test_no_tensor_but_results_takes_more_than_4_mib(make, batch, score_mod):
     graph = make()
     inputs = qkv(graph.num_dst, heads=4, kv_heads=4, dim=16, batch=batch, dtype=torch.float32)
     assert inputs[0].numel() * 4 <= 2**22
-    with Largest() as largest:
+    with LargestTensor() as recorder:
         gradients(ga.attend(*inputs, graph, score_mod=score_mod, backend=TILES), inputs)
-    assert largest.numbers * 4 <= 2**22
+    assert recorder.numbers * 4 <= 2**22
 
 
 STRIPS = {
@@ -129,7 +129,7 @@ def strip_graph(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masked_tiles_of_any_size(strip_graph, dtype):
-    """Graphs with sizes that are no multiple of 16 or 64, and heads that share keys."""
+    """Sizes need not be multiples of 16 or 64, and heads may share keys."""
     sizes = strip_graph.num_dst, strip_graph.num_src
     inputs = qkv(*sizes, heads=4, kv_heads=2, dim=16, value_dim=16, dtype=dtype, batch=1)
     grad_out = torch.randn(1, 4, sizes[0], 16, generator=torch.Generator().manual_seed(7)).to(dtype)

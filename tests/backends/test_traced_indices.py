@@ -1,4 +1,4 @@
-"""Graphs of an index in compiled and exported programs: an input, or computed inside."""
+"""Compiled and exported programs take the index of a graph as an input, or compute it."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
 
-BATCH, HEADS, DST, SRC, MOST = 2, 4, 9, 11, 5
-SHAPES = [(DST, MOST), (HEADS, DST, MOST), (BATCH, 1, DST, MOST), (BATCH, HEADS, DST, MOST)]
+BATCH, HEADS, DST, SRC, WIDTH = 2, 4, 9, 11, 5
+SHAPES = [(DST, WIDTH), (HEADS, DST, WIDTH), (BATCH, 1, DST, WIDTH), (BATCH, HEADS, DST, WIDTH)]
 
 
 def qkv():
@@ -35,19 +35,19 @@ def attend_to_index(q, k, v, index, count=None, **options):
     return ga.attend(q, k, v, graph, **options)
 
 
-def with_gradients(function, *inputs):
+def differentiate(function, *inputs):
     out = function(*inputs)
     return [out, *torch.autograd.grad(out.square().sum(), inputs[:3])]
 
 
-def mask_of(index, num_src=SRC):
+def make_mask(index, num_src=SRC):
     mask = torch.zeros(*index.shape[:-1], num_src + 1, dtype=torch.bool)
     mask = mask.scatter_(-1, index.masked_fill(index < 0, num_src), True)[..., :num_src]
     return mask[(None,) * (4 - mask.dim())]
 
 
-def dense(q, k, v, index):
-    return attend_to_mask(q, k, v, mask_of(index))
+def formula(q, k, v, index):
+    return attend_to_mask(q, k, v, make_mask(index))
 
 
 def attend_to_mask(q, k, v, mask):
@@ -61,24 +61,24 @@ def attend_to_mask(q, k, v, mask):
     "shape", [SHAPES[-1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[:-1])]
 )
 def test_other_values_run_the_same_program(shape):
-    """It is compiled once, as one graph, for any number of edges, and has the gradients of the mask."""
+    """The program is compiled once, as one graph, for any number of edges, and has the mask's gradients."""
     torch._dynamo.reset()
     counter, inputs = CompileCounter(), qkv()
-    compiled = torch.compile(attend_to_index, fullgraph=True, backend=counter)
+    program = torch.compile(attend_to_index, fullgraph=True, backend=counter)
     for seed in range(3):
         index = draw_index(shape, seed)
-        assert_exact(with_gradients(compiled, *inputs, index), with_gradients(dense, *inputs, index))
+        assert_exact(differentiate(program, *inputs, index), differentiate(formula, *inputs, index))
     assert counter.frame_count == 1
 
 
-def nearest(q, k, v):
-    """Each receiver attends to the senders of its three largest logits."""
+def attend_to_nearest(q, k, v):
+    """Let each receiver attend to the senders of its three largest logits."""
     scores = q.detach() @ k.detach().repeat_interleave(HEADS // 2, 1).mT
     return attend_to_index(q, k, v, scores.topk(3, -1).indices)
 
 
 class IndexAttention(nn.Module):
-    """Attention along an index, or, without one, along an index computed from q and k."""
+    """Attend along an index, or, without one, along an index computed from q and k."""
 
     def __init__(self, along_index, along_computed):
         super().__init__()
@@ -88,11 +88,11 @@ class IndexAttention(nn.Module):
         return self.along_computed(q, k, v) if index is None else self.along_index(q, k, v, index)
 
 
-def assert_exported(along_index, along_computed, truth, index, other, strict):
+def assert_exported(along_index, along_computed, truth, index, second_index, strict):
     q, k, v = (x.detach() for x in qkv())
     module = IndexAttention(along_index, along_computed)
     program = torch.export.export(module, (q, k, v, index), strict=strict).module()
-    assert_exact(program(q, k, v, other), truth(q, k, v, other))
+    assert_exact(program(q, k, v, second_index), truth(q, k, v, second_index))
     program = torch.export.export(module, (q, k, v), strict=strict).module()
     assert_exact(program(2 * q, k.flip(2), v), along_computed(2 * q, k.flip(2), v))
 
@@ -100,15 +100,15 @@ def assert_exported(along_index, along_computed, truth, index, other, strict):
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_takes_another_index_or_computes_it(strict):
-    index, other = (draw_index(SHAPES[3], seed) for seed in range(2))
-    assert_exported(attend_to_index, nearest, dense, index, other, strict)
+    index, second_index = (draw_index(SHAPES[3], seed) for seed in range(2))
+    assert_exported(attend_to_index, attend_to_nearest, formula, index, second_index, strict)
 
 
 @pytest.mark.slow
 def test_an_index_that_is_computed_inside_is_compiled_by_inductor():
     inputs = qkv()
-    results = with_gradients(torch.compile(nearest, fullgraph=True), *inputs)
-    assert_exact(results, with_gradients(nearest, *inputs))
+    results = differentiate(torch.compile(attend_to_nearest, fullgraph=True), *inputs)
+    assert_exact(results, differentiate(attend_to_nearest, *inputs))
 
 
 # The last block of receivers and that of senders are shorter.
@@ -130,23 +130,23 @@ def attend_to_blocks(q, k, v, index, causal=False, **options):
     return ga.attend(q, k, v, graph, **options)
 
 
-def dense_blocks(q, k, v, index, causal=False):
-    mask = mask_of(index, COLUMNS).repeat_interleave(SIZE, -2).repeat_interleave(SIZE, -1)[..., :DST, :SRC]
+def formula_of_blocks(q, k, v, index, causal=False):
+    mask = make_mask(index, COLUMNS).repeat_interleave(SIZE, -2).repeat_interleave(SIZE, -1)[..., :DST, :SRC]
     return attend_to_mask(q, k, v, mask.tril() if causal else mask)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lead", LEADS)
 def test_other_blocks_run_the_same_program(lead, causal):
-    """It is compiled once, as one graph, and equals the mask and the eager call, gradients too."""
+    """The program is compiled once, as one graph, and equals the mask and the eager call, gradients too."""
     torch._dynamo.reset()
     counter, inputs = CompileCounter(), qkv()
-    compiled = torch.compile(attend_to_blocks, fullgraph=True, backend=counter)
+    program = torch.compile(attend_to_blocks, fullgraph=True, backend=counter)
     for seed in range(3):
         index = draw_blocks(lead, seed)
-        results = with_gradients(lambda *args, index=index: compiled(*args, index, causal), *inputs)
-        for function in (dense_blocks, attend_to_blocks):
-            assert_exact(results, with_gradients(partial(function, index=index, causal=causal), *inputs))
+        results = differentiate(lambda *args, index=index: program(*args, index, causal), *inputs)
+        for function in (formula_of_blocks, attend_to_blocks):
+            assert_exact(results, differentiate(partial(function, index=index, causal=causal), *inputs))
     assert counter.frame_count == 1
 
 
@@ -155,48 +155,48 @@ def test_a_program_of_blocks_has_sinks_lse_and_nan():
     torch._dynamo.reset()
     (q, k, v), index = (x.detach() for x in qkv()), draw_blocks((BATCH, HEADS), 0)
     k[0, 1, 3], v[1, 0, 4] = torch.nan, torch.inf
-    compiled = torch.compile(attend_to_blocks, fullgraph=True, backend="eager")
+    program = torch.compile(attend_to_blocks, fullgraph=True, backend="eager")
     options = {"sink_logits": torch.arange(HEADS).double(), "return_info": True}
-    out, info = compiled(q, k, v, index, **options)
+    out, info = program(q, k, v, index, **options)
     expected, expected_info = attend_to_blocks(q, k, v, index, **options)
     assert torch.equal(out.isnan(), expected.isnan())
     assert 0 < int(out.isnan().sum()) < out.numel()
-    for result, true in ((out, expected), (info.lse, expected_info.lse)):
-        assert_exact(result.nan_to_num(), true.nan_to_num())
-    lses = (run(q, k, v, index, return_info=True)[1].lse for run in (compiled, attend_to_blocks))
+    for result, truth in ((out, expected), (info.lse, expected_info.lse)):
+        assert_exact(result.nan_to_num(), truth.nan_to_num())
+    lses = (run(q, k, v, index, return_info=True)[1].lse for run in (program, attend_to_blocks))
     assert_exact(*(x.nan_to_num() for x in lses))
     for rows, width, num_src in ((BLOCKS, 0, SRC), (0, 3, SRC), (BLOCKS, 2, 0)):
-        ends = q[:, :, : DST * bool(rows)], k[:, :, :num_src], v[:, :, :num_src]
-        empty = compiled(*ends, torch.full((rows, width), -1))
-        assert empty.shape[2] == ends[0].shape[2]
+        slices = q[:, :, : DST * bool(rows)], k[:, :, :num_src], v[:, :, :num_src]
+        empty = program(*slices, torch.full((rows, width), -1))
+        assert empty.shape[2] == slices[0].shape[2]
         assert not empty.any()
 
 
 def attend_to_union(q, k, v, index, blocks=False, last=False):
     from_blocks = partial(ga.TokenGraph.from_block_indices, block_size=SIZE, num_dst=DST)
-    chosen = (from_blocks if blocks else ga.TokenGraph.from_indices)(index, num_src=SRC)
+    chosen_graph = (from_blocks if blocks else ga.TokenGraph.from_indices)(index, num_src=SRC)
     diagonal = ga.TokenGraph.from_rule(lambda b, h, dst, src: src == dst, DST, SRC)
-    return ga.attend(q, k, v, diagonal | chosen if last else chosen | diagonal)
+    return ga.attend(q, k, v, diagonal | chosen_graph if last else chosen_graph | diagonal)
 
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_unions_in_a_program_are_refused(blocks, last):
-    """With a graph break, it would run along the index alone or along all pairs."""
+    """With a graph break, a union would run along the index alone or along all pairs."""
     torch._dynamo.reset()
     index = draw_blocks((), 0) if blocks else torch.zeros(DST, 1, dtype=torch.int64)
-    compiled = torch.compile(attend_to_union, backend="eager")
+    program = torch.compile(attend_to_union, backend="eager")
     with pytest.raises(Exception, match="edges of an index in a traced program are not known"):
-        compiled(*qkv(), index, blocks, last)
+        program(*qkv(), index, blocks, last)
 
 
 @pytest.mark.slow
 def test_a_program_raises_the_errors_of_the_eager_call():
-    """Wrong values raise when it runs, unsupported options when it is traced."""
+    """Wrong values raise when the program runs, unsupported options when it is traced."""
     torch._dynamo.reset()
     inputs, index = qkv(), draw_index(SHAPES[3], 0)
-    compiled = torch.compile(attend_to_index, fullgraph=True, backend="eager")
-    compiled(*inputs, index)
+    program = torch.compile(attend_to_index, fullgraph=True, backend="eager")
+    program(*inputs, index)
 
     def count(q, k, v, index):
         return ga.TokenGraph.from_indices(index, SRC, coalesce="count")
@@ -205,14 +205,14 @@ def test_a_program_raises_the_errors_of_the_eager_call():
         return ga.attend(q, k, v, ga.TokenGraph.from_indices(index, SRC))
 
     trace = lambda function: torch.compile(function, fullgraph=True, backend="eager")  # noqa: E731
-    far = index.clone()
-    far[1, 2, 3, 4] = SRC
+    fault = index.clone()
+    fault[1, 2, 3, 4] = SRC
     assert_refusals(
         [
-            (lambda: compiled(*inputs, far), IndexError, "holds 11 for receiver 3 of sample 1 of head 2"),
-            (lambda: compiled(*inputs, index, index[..., 0] * 0 + 6), IndexError, r"count must be in 0 .. 5"),
+            (lambda: program(*inputs, fault), IndexError, "holds 11 for receiver 3 of sample 1 of head 2"),
+            (lambda: program(*inputs, index, index[..., 0] * 0 + 6), IndexError, r"count must be in 0 .. 5"),
             (
-                lambda: compiled(*inputs, index, index[..., 0].double()),
+                lambda: program(*inputs, index, index[..., 0].double()),
                 TypeError,
                 "count must be a tensor of",
             ),

@@ -1,4 +1,4 @@
-"""The backend of packed documents, on a CPU with the formula instead of the kernel; its refusals."""
+"""The backend of packed documents equals the reference; on a CPU, the formula replaces its kernel."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,10 @@ GRAPHS = {
 
 
 @pytest.fixture
-def on_a_cpu(monkeypatch):
+def simulate_gpu(monkeypatch):
     """Let a CPU play a GPU, in float64."""
-    supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
-    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
+    capabilities = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=capabilities))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
@@ -37,28 +37,28 @@ def on_a_cpu(monkeypatch):
 draw_inputs = partial(qkv, 14, dim=12, value_dim=10)
 
 
-def results(graph, backend, sinks, inputs):
+def solve(graph, backend, sinks, inputs):
     out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=backend, return_info=True)
     loss = out.sin().sum() + info.lse.cos().sum()
     return [out, info.lse, *torch.autograd.grad(loss, [*inputs, *([] if sinks is None else [sinks])])]
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("simulate_gpu")
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_equal_to_the_reference(name, with_sinks):
     """Output, lse, and all gradients of a function of both are equal."""
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
     for result, expected in zip(
-        *(results(GRAPHS[name], b, sinks, draw_inputs()) for b in ("varlen", "reference")), strict=True
+        *(solve(GRAPHS[name], b, sinks, draw_inputs()) for b in ("varlen", "reference")), strict=True
     ):
         assert_exact(result, expected)
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("simulate_gpu")
 @pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14), patterns.cross(14, 5)], ids=repr)
 def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
-    """It needs no logits of all pairs, also for gradients, and its memory estimate says so."""
+    """Dense needs no logits of all pairs, also for gradients, and its memory estimate says so."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
     q, k, v = draw_inputs()
     inputs = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
@@ -67,8 +67,8 @@ def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     assert dense.bytes_needed(call) == 0
     assert varlen.bytes_needed(call) >= sum(x.nbytes for x in (call.q, call.k, call.v, call.q))
     monkeypatch.setattr(dense, "masked_attention", None)
-    for ours, theirs in zip(*(results(graph, b, sinks, inputs) for b in ("dense", "reference")), strict=True):
-        assert_exact(ours, theirs)
+    for out, truth in zip(*(solve(graph, b, sinks, inputs) for b in ("dense", "reference")), strict=True):
+        assert_exact(out, truth)
 
 
 def test_on_a_cpu_it_is_refused():
@@ -79,7 +79,7 @@ def test_on_a_cpu_it_is_refused():
 
 
 PACKED, NO_PACKING = patterns.documents([5, 6, 3]), "no packing of documents with one window"
-REFUSED = [
+REFUSALS = [
     (PACKED, {"score_mod": score_mods.softcap(1.0)}, "has no score_mod; leave score_mod out"),
     (PACKED, {"bias": torch.zeros(PACKED.num_edges, dtype=torch.float64)}, "has no bias"),
     (PACKED, {"dropout": 0.5}, "has no dropout; give dropout=0.0"),
@@ -88,17 +88,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize(("graph", "options", "message"), REFUSED)
+@pytest.mark.usefixtures("simulate_gpu")
+@pytest.mark.parametrize(("graph", "options", "message"), REFUSALS)
 def test_unsupported_calls(graph, options, message):
     """The error says what is unsupported and what to do."""
     with pytest.raises(RefusalError, match=message):
         ga.attend(*draw_inputs(), graph, backend="varlen", **options)
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("simulate_gpu")
 def test_sizes_and_types():
-    """It takes half types, at most 256 channels (one for the gradient of lse), and no empty axis."""
+    """Calls need half types, at most 256 channels (one for the gradient of lse), and no empty axis."""
     graph = GRAPHS["documents"]
     with pytest.raises(RefusalError, match="in float64, q is float32; convert"):
         ga.attend(*draw_inputs(dtype=torch.float32), graph, backend="varlen")
@@ -115,11 +115,11 @@ def test_sizes_and_types():
         ga.attend(*(x[:0] for x in draw_inputs()), graph, backend="varlen")
 
 
-@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.usefixtures("simulate_gpu")
 def test_a_second_derivative_is_refused_as_declared():
     inputs = draw_inputs()
     out = ga.attend(*inputs, GRAPHS["documents"], backend="varlen")
-    (first,) = torch.autograd.grad(out.sin().sum(), inputs[:1], create_graph=True)
+    (gradient,) = torch.autograd.grad(out.sin().sum(), inputs[:1], create_graph=True)
     assert not BACKENDS["varlen"].capabilities.double_backward
     with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-        torch.autograd.grad(first.sum(), inputs[:1])
+        torch.autograd.grad(gradient.sum(), inputs[:1])

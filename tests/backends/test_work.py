@@ -1,4 +1,4 @@
-"""Estimates from which ``backend="auto"`` chooses: close to exact counts, and from few pairs."""
+"""The estimates by which ``auto`` chooses are close to exact counts, and read few pairs."""
 
 import math
 
@@ -15,12 +15,12 @@ from gnn_attention.graph.tiling import tiles
 N = 4096
 
 
-def listed(n, edges, seed=0):
-    drawn = torch.randint(n, (2, edges), generator=torch.Generator().manual_seed(seed))
-    return TokenGraph.from_edges(drawn, n, coalesce=True)
+def random_list(n, edges, seed=0):
+    ends = torch.randint(n, (2, edges), generator=torch.Generator().manual_seed(seed))
+    return TokenGraph.from_edges(ends, n, coalesce=True)
 
 
-def permuted(n, seed=0):
+def draw_permutation(n, seed=0):
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -28,16 +28,16 @@ ZOO = {
     "strict causal": lambda: patterns.strict_causal(N),
     "window that a border cuts": lambda: patterns.window(N - 31, 100),
     "natten": lambda: patterns.natten((64, 64), 7),
-    "global tokens | few edges": lambda: patterns.global_tokens(N, [0]) | listed(N, 500),
+    "global tokens | few edges": lambda: patterns.global_tokens(N, [0]) | random_list(N, 500),
     "butterfly": lambda: patterns.butterfly(N),
-    "sorted blocks": lambda: patterns.sorted_blocks(N, permuted(64), 64),
-    "list | window": lambda: listed(N, 40_000) | patterns.window(N, 128),
+    "sorted blocks": lambda: patterns.sorted_blocks(N, draw_permutation(64), 64),
+    "list | window": lambda: random_list(N, 40_000) | patterns.window(N, 128),
 }
 
 
 @pytest.mark.parametrize("name", thinned(ZOO, 1))
 def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
-    """The exact_tiles counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
+    """The exact counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
     graph = ZOO[name]()
     assert work.is_estimated(graph)
     estimate, exact_tiles = work.estimate(graph), tiles(graph, planner.BLOCK)
@@ -59,7 +59,7 @@ class CountingRule:
         return edge
 
 
-def call_on(graph, heads=8, dim=64):
+def make_call(graph, heads=8, dim=64):
     q = torch.empty(1, heads, graph.num_dst, dim, device="meta")
     k = torch.empty(1, heads, graph.num_src, dim, device="meta")
     return AttentionCall.from_arguments(q, k, k, graph)
@@ -80,5 +80,5 @@ def test_a_choice_visits_few_pairs_whatever_the_size(name, n):
     rule = CountingRule(RULES[name])
     graph = TokenGraph.from_rule(rule, n)
     rule.pairs = 0
-    dispatch.choose(call_on(graph))
+    dispatch.choose(make_call(graph))
     assert 0 < rule.pairs < 2**19

@@ -1,4 +1,4 @@
-"""Decoding: the results of both caches are those of the full pass at every position, in any chunks."""
+"""Decoding with either cache equals the full pass at every position, in any chunks."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def test_equals_the_full_pass_in_any_chunks(name: str, drawn_sizes: list[int]) -
     check_decoding(name, cut([max(GRAPHS[name][1], drawn_sizes[0]), *drawn_sizes[1:]]))
 
 
-WITH = [("mixed", absolute, False), ("3", None, True), ("1", absolute, True)]
+OPTIONS = [("mixed", absolute, False), ("3", None, True), ("1", absolute, True)]
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(GRAPHS)))
 @torch.no_grad()
 def test_score_mods_at_absolute_positions_and_sinks(number: int, name: str) -> None:
-    (graph, first), (size, mod, sinks) = GRAPHS[name], WITH[number % 3]
+    (graph, first_size), (size, mod, sinks) = GRAPHS[name], OPTIONS[number % 3]
     logits = drawn(HEADS, seed=7) if sinks else None
     options = {"score_mod": mod, "sink_logits": logits, "scale": 0.7}
-    output = decoded(KeyValueCache(graph), *tokens(), chunks(size, first), **options)
+    output = decoded(KeyValueCache(graph), *tokens(), chunks(size, first_size), **options)
     modify = None if mod is None else partial(absolute_dense, graph.src_offset)
     assert_exact(output, full_pass(*tokens(), graph, 0.7, modify, logits))
 
@@ -80,9 +80,9 @@ def test_score_mods_at_absolute_positions_and_sinks(number: int, name: str) -> N
 @pytest.mark.parametrize("of", ["all", "receivers"])
 def test_gradients_flow_back_to_all_chunks(name: str, of: str) -> None:
     """A later chunk may not change tensors that the backward pass of an earlier chunk needs."""
-    (graph, first), inputs = GRAPHS[name], tokens()
+    (graph, first_size), inputs = GRAPHS[name], tokens()
     parameters = [x.requires_grad_() for x in (inputs if of == "all" else inputs[:1])]
-    output = decoded(KeyValueCache(graph), *inputs, chunks("mixed", first))
+    output = decoded(KeyValueCache(graph), *inputs, chunks("mixed", first_size))
     expected = full_pass(*inputs, graph)
     assert_exact(output, expected)
     assert_exact(*(torch.autograd.grad((out**2).sum(), parameters) for out in (output, expected)))
@@ -101,12 +101,12 @@ def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatc
 @torch.no_grad()
 def test_a_non_edge_carries_no_nan(name: str) -> None:
     """A NaN in a token reaches only receivers that attend to it, whether it is dropped or not."""
-    graph, first = GRAPHS[name]
+    graph, first_size = GRAPHS[name]
     mask = whole_mask(graph)
     for token in range(0, N, 5):
         q, k, v = tokens()
         k[:, :, token], v[:, :, token] = torch.nan, torch.inf
-        output = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", first))
+        output = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", first_size))
         assert torch.equal(output.isnan().all(-1), mask[..., token])
         assert torch.equal(output.isfinite().all(-1), ~mask[..., token])
 
@@ -114,11 +114,11 @@ def test_a_non_edge_carries_no_nan(name: str) -> None:
 @pytest.mark.parametrize("name", ["causal", "window | sinks", "tree", "prefix", "at other positions"])
 @torch.no_grad()
 def test_rotated_and_normed_heads(name: str) -> None:
-    graph, first = GRAPHS[name]
+    graph, first_size = GRAPHS[name]
     heads, x = heads_with(rotary=Rotary(), qk_norm=True), drawn(B, N, 12, seed=4)
     cache = KeyValueCache(graph, layers=2)
     outputs = []
-    for chunk in x.split(chunks("mixed", first), dim=1):
+    for chunk in x.split(chunks("mixed", first_size), dim=1):
         # Layers have the same tokens, but buffers of their own.
         cache.update(heads, -chunk, layer=1)
         outputs.append(cache.update(heads, chunk, score_mod=absolute))
@@ -146,8 +146,8 @@ HEADS_OF = {"bias": heads_with, "no bias": lambda: heads_with(bias=False), "b_V 
 def test_every_form_of_the_weights(form: str) -> None:
     heads, x = heads_with(), drawn(B, N, 12, seed=4)
     for name in ("window | sinks", "strict causal"):
-        cache, converted = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
-        outputs = [cache.update(converted, chunk) for chunk in x.split(3, dim=1)]
+        cache, other_form = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
+        outputs = [cache.update(other_form, chunk) for chunk in x.split(3, dim=1)]
         expected = oracle.layer(name_parameters(heads), x, x, whole_mask(cache.graph), DIM**-0.5)
         assert_exact(torch.cat(outputs, dim=1), expected)
 
@@ -168,17 +168,17 @@ def test_every_form_of_the_weights(form: str) -> None:
 )
 @torch.no_grad()
 def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str, str]) -> None:
-    """S1.14 to S1.18: every step agrees with the full pass of the standard form at every position."""
+    """Every step agrees with the full pass of the standard form at every position (S1.14 to S1.18)."""
     heads, x = HEADS_OF[kind](), drawn(B, N, 12, seed=4)
-    converted = FORMS[form](heads)
-    (graph, first), size = GRAPHS[where[0]], where[1]
-    cache = PatternMessageCache(converted, graph, keep)
-    outputs = [cache.update(chunk, absolute) for chunk in x.split(chunks(size, first), dim=1)]
+    other_form = FORMS[form](heads)
+    (graph, first_size), size = GRAPHS[where[0]], where[1]
+    cache = PatternMessageCache(other_form, graph, keep)
+    outputs = [cache.update(chunk, absolute) for chunk in x.split(chunks(size, first_size), dim=1)]
     truth = oracle.layer(
         name_parameters(heads), x, x, whole_mask(graph), DIM**-0.5, partial(absolute_dense, 0)
     )
     assert_exact(torch.cat(outputs, dim=1), truth)
-    patterns_or_states = converted.patterns(x) if converted.side == "sender" else x.unsqueeze(1)
+    patterns_or_states = other_form.patterns(x) if other_form.side == "sender" else x.unsqueeze(1)
     assert_exact(cache.senders()[0], patterns_or_states[:, :, cache.positions])
 
 
@@ -189,8 +189,8 @@ def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
     q, (k, v) = heads.receive(x), heads.send(x)
     graph = patterns.window(N, 4)
     expected = heads.collect(full_pass(q, k, v, graph, DIM**-0.5, None, sinks))
-    for converted in (FactoredHeads.of(heads), MergedHeads.of(heads)):
+    for other_form in (FactoredHeads.of(heads), MergedHeads.of(heads)):
         for keep in ("messages", "states"):
-            cache = PatternMessageCache(converted, graph, keep)
+            cache = PatternMessageCache(other_form, graph, keep)
             outputs = [cache.update(chunk, sink_logits=sinks) for chunk in x.split(3, dim=1)]
             assert_exact(torch.cat(outputs, dim=1), expected)

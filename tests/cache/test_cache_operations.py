@@ -26,7 +26,7 @@ def test_the_memory_of_a_window_does_not_grow() -> None:
         if t >= 2 * w:
             sizes.add(cache.nbytes)
             assert cache.positions.tolist() == [*range(s), *range(t - w + 1, t + 1)]
-    # There are two tensors with 2 float32 in each row, and some spare rows.
+    # Two tensors have 2 float32 in each row, and there are some spare rows.
     assert max(sizes) <= 2 * 2 * 4 * (w + s + (w + s) // 4 + 16)
     assert torch.equal(cache.senders()[0][0, 0, :, 0].long(), cache.positions)
     # The memory of a long prompt is freed.
@@ -46,8 +46,8 @@ def test_beams_are_reordered() -> None:
     cache.reorder([2, 0])
     output = decoded(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
     pairs = list(zip(prompt, rows, strict=True))
-    for beam, past in enumerate((2, 0)):
-        text = [torch.cat([p, x[past : past + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
+    for beam, root in enumerate((2, 0)):
+        text = [torch.cat([p, x[root : root + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
         assert_exact(output[beam : beam + 1], full_pass(*text, SINKS)[:, :, 10:])
 
 
@@ -58,12 +58,12 @@ def test_beams_are_reordered() -> None:
 def test_a_fork_is_independent(copy_cache: Any) -> None:
     rows, cache = tokens(), KeyValueCache(SINKS)
     decoded(cache, *part(0, 9, *rows), [4, 5])
-    other, outputs = copy_cache(cache), []
+    second_cache, outputs = copy_cache(cache), []
     for start, stop in ((9, 11), *((t, t + 1) for t in range(11, N))):
         q, k, v = part(start, stop, *rows)
         cache.append(k, v)
-        other.append(-k, -v)
-        outputs.append([one.attend(q) for one in (cache, other)])
+        second_cache.append(-k, -v)
+        outputs.append([x.attend(q) for x in (cache, second_cache)])
     for steps, sign in zip(zip(*outputs, strict=True), (1, -1), strict=True):
         k, v = (torch.cat([x[:, :, :9], sign * x[:, :, 9:]], 2) for x in rows[1:])
         assert_exact(torch.cat(steps, 2), full_pass(rows[0], k, v, SINKS)[:, :, 9:])
@@ -72,13 +72,14 @@ def test_a_fork_is_independent(copy_cache: Any) -> None:
 @pytest.mark.parametrize("name", ["causal", "window", "window | sinks", "tree", "listed"])
 @torch.no_grad()
 def test_a_rejected_draft_leaves_no_trace(name: str) -> None:
-    """Speculative decoding."""
+    """In speculative decoding, a rewound cache continues as if the draft had never been appended."""
     graph, _ = GRAPHS[name]
     cache, outputs = KeyValueCache(graph), []
     for t in range(N - 3):
         draft = [torch.cat([x[:, :, t : t + 1], -x[:, :, t + 1 : t + 4]], 2) for x in tokens()]
         outputs.append(decoded(cache, *draft, [4])[:, :, :1])
-        cache.rewind(t + 3)  # The rest of the chunk can attend again.
+        # The rest of the chunk can attend again.
+        cache.rewind(t + 3)
         assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], outputs[-1])
         cache.rewind(t + 1)
         assert cache.length == t + 1
@@ -103,14 +104,16 @@ def test_rewinding_stops_where_a_sender_was_dropped() -> None:
     assert_exact(output, full_pass(*rows, SINKS)[:, :, 10:])
     causal = KeyValueCache(patterns.causal(N))
     decoded(causal, *rows, [1] * N)
-    causal.rewind(3)  # It can go back to any token, because no sender was dropped.
+    # A causal cache can go back to any token, because no sender was dropped.
+    causal.rewind(3)
     assert_exact(decoded(causal, *part(3, None, *rows), [4] * 5), full_pass(*rows, causal.graph)[:, :, 3:])
     causal.rewind(0)
-    causal.append(k[:1, :1], v[:1, :1])  # An empty cache takes other numbers of samples and heads.
+    # An empty cache takes other numbers of samples and heads.
+    causal.append(k[:1, :1], v[:1, :1])
 
 
 def test_modes_may_change_and_attending_changes_nothing() -> None:
-    """inference_mode, no_grad and autograd may follow each other; senders() returns copies."""
+    """``inference_mode``, ``no_grad`` and autograd may follow each other; ``senders()`` returns copies."""
     rows, cache = tokens(), KeyValueCache(SINKS)
     with torch.inference_mode():
         outputs = [decoded(cache, *part(0, 6, *rows), [6])]
@@ -149,13 +152,13 @@ def test_every_layer_gets_every_chunk() -> None:
     assert cache.length == 6
 
 
-LIKE = "a chunk must be like those before it, "
+MISMATCH = "a chunk must be like those before it, "
 WRONG_CHUNKS = [
     (lambda k, v: (k[0], v), ValueError, r"k must be \[B Hkv T D\], got"),
     (lambda k, v: (k, v.long()), TypeError, r"v must be a float tensor .*, got torch.int64"),
     (lambda k, v: (k, v[:, :, :1]), ValueError, r"v must be \[B Hkv T Dv\] with T = 3, as in k, got"),
-    (lambda k, v: (k[:1], v[:1]), ValueError, LIKE + r"\[2, 2, T, 6\] in .* got \[1, 2, T, 6\]"),
-    (lambda k, v: (k.float(), v.float()), ValueError, LIKE + ".* in torch.float64 .* in torch.float32"),
+    (lambda k, v: (k[:1], v[:1]), ValueError, MISMATCH + r"\[2, 2, T, 6\] in .* got \[1, 2, T, 6\]"),
+    (lambda k, v: (k.float(), v.float()), ValueError, MISMATCH + ".* in torch.float64 .* in torch.float32"),
     (lambda k, v: (k[:, :, :0], v[:, :, :0]), ValueError, "a chunk must have at least one token, got none"),
     (lambda k, v: (k.repeat(1, 1, 9, 1), v.repeat(1, 1, 9, 1)), ValueError, "no room for 27 more"),
 ]
@@ -206,7 +209,8 @@ WRONG = [
 @torch.no_grad()
 def test_wrong_arguments() -> None:
     assert_refusals(WRONG)
-    THREE.check_graph(patterns.window(N, N))  # Graphs with the same edges are equal.
+    # Graphs with the same edges are equal.
+    THREE.check_graph(patterns.window(N, N))
     assert repr(THREE) == "KeyValueCache(causal(23): 3 senders of 3 in 1 layers, 0.0 MB)"
 
 
@@ -214,7 +218,7 @@ def test_wrong_arguments() -> None:
 def test_wrong_states_and_heads() -> None:
     heads, x, graph = heads_with(), drawn(B, N, 12), patterns.causal(N)
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
-    other = PatternMessageCache(merged, graph, "states")
+    second_cache = PatternMessageCache(merged, graph, "states")
     states = r"x must be the states \[B, T, width\] of the new tokens, got a Tensor .*\[23, 12\]"
     forms = "heads must be FactoredHeads or MergedHeads, got StandardHeads; use KeyValueCache"
     side = "needs heads with side='receiver'"
@@ -227,8 +231,8 @@ def test_wrong_states_and_heads() -> None:
             (lambda: PatternMessageCache(heads, graph), TypeError, forms),
             (lambda: PatternMessageCache(merged, graph, "keys"), ValueError, "one of 'messages', 'states'"),
             (lambda: PatternMessageCache(sender, graph, "states"), ValueError, side),
-            (lambda: other.update(x.float()), ValueError, "x must be"),
-            (lambda: other.attend(x[:, :1]), ValueError, "append them first"),
+            (lambda: second_cache.update(x.float()), ValueError, "x must be"),
+            (lambda: second_cache.attend(x[:, :1]), ValueError, "append them first"),
         ]
     )
-    assert (cache.length, other.length, cache.nbytes) == (0, 0, 0)
+    assert (cache.length, second_cache.length, cache.nbytes) == (0, 0, 0)

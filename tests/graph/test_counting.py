@@ -1,6 +1,4 @@
-"""Counts, degrees, lists, tiles and equality from boxes agree with dense masks and with closed forms, for
-rules and for rules combined with lists.
-"""
+"""Counts, degrees, tiles and equality from boxes agree with masks, for rules combined with lists too."""
 
 import pytest
 import torch
@@ -16,11 +14,10 @@ from tests.graph.test_tiling import check
 
 N, MILLION = 60, 10**6
 
-
-LIST, OTHER = scattered(N, N, 150), scattered(N, N, 150, seed=1)
+LIST, SECOND_LIST = scattered(N, N, 150), scattered(N, N, 150, seed=1)
 WINDOW, CAUSAL = patterns.window(N, 7), patterns.causal(N)
-BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
-BY_BOTH = TokenGraph.from_rule(
+HEAD_GRAPH = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
+SLICE_GRAPH = TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2
 )
 GRAPHS = {
@@ -28,36 +25,36 @@ GRAPHS = {
     "difference": WINDOW - LIST,
     "symmetric difference": CAUSAL ^ LIST,
     "complement": ~LIST,
-    "two lists": (WINDOW ^ LIST) - (~OTHER & CAUSAL),
+    "two lists": (WINDOW ^ LIST) - (~SECOND_LIST & CAUSAL),
     "transpose": (WINDOW | LIST).T,
     "rows": (WINDOW | LIST).rows(20, 50),
     "columns": (WINDOW | LIST).T.rows(20, 50).T,
     "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(N, N, 90).rows(10, 50)).rows(5, 33),
     "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(30, 80, 200),
-    "by head": BY_HEAD | LIST,
-    "one head": (BY_HEAD | LIST).select(0, 2),
-    "by head and sample": BY_BOTH ^ LIST,
+    "by head": HEAD_GRAPH | LIST,
+    "one head": (HEAD_GRAPH | LIST).select(0, 2),
+    "by head and sample": SLICE_GRAPH ^ LIST,
     "a list of more tokens": TokenGraph.from_rule(
         (patterns.window(90, 7) | scattered(90, 90, 400)).rule, 50, 45
     ),
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
     "no edges": patterns.cross(0, 5) | scattered(0, 5, 0),
 }
-BOXED = GRAPHS | PLAIN
+ALL_GRAPHS = GRAPHS | PLAIN
 
 
 @pytest.fixture
-def by_boxes(monkeypatch):
+def search_by_boxes(monkeypatch):
     """Search small graphs by boxes, too."""
     monkeypatch.setattr(enumerate_pairs, "FEW_PAIRS", -1)
     monkeypatch.setattr(counting, "FEW_PAIRS_TO_LIST", -1)
 
 
-@pytest.mark.usefixtures("by_boxes")
+@pytest.mark.usefixtures("search_by_boxes")
 @pytest.mark.parametrize("name", [*GRAPHS, *thinned(PLAIN, 2)])
 def test_degrees_edges_and_counts(name):
     """Compare a graph, its complement and its transpose with their masks."""
-    for graph in (BOXED[name], ~BOXED[name], BOXED[name].T):
+    for graph in (ALL_GRAPHS[name], ~ALL_GRAPHS[name], ALL_GRAPHS[name].T):
         mask = graph.mask()
         assert torch.equal(graph.in_degree(), mask.sum(-1))
         assert graph.num_edges == int(mask.sum())
@@ -65,13 +62,13 @@ def test_degrees_edges_and_counts(name):
             assert torch.equal(graph.edge_index, mask.nonzero().t().flip(0))
 
 
-@pytest.mark.usefixtures("by_boxes")
+@pytest.mark.usefixtures("search_by_boxes")
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_tiles(graph):
     check(graph, 16)
 
 
-@pytest.mark.usefixtures("by_boxes")
+@pytest.mark.usefixtures("search_by_boxes")
 def test_equality():
     """Graphs may differ only at a listed pair, or only next to one."""
     assert LIST | WINDOW == WINDOW | LIST
@@ -79,15 +76,15 @@ def test_equality():
     assert (WINDOW ^ LIST) ^ LIST == WINDOW
     assert ~(~WINDOW - LIST) == WINDOW | LIST
     new_pairs = (~WINDOW.mask()[LIST.edge_index[1], LIST.edge_index[0]]).nonzero().flatten()
-    shorter = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != new_pairs[0]], N)
+    shorter_list = TokenGraph.from_edges(LIST.edge_index[:, torch.arange(150) != new_pairs[0]], N)
     graph, wider_graph = WINDOW | LIST, patterns.window(N, 8) | LIST
-    assert graph != WINDOW | shorter
+    assert graph != WINDOW | shorter_list
     assert graph != wider_graph
     assert TokenGraph.from_edges(WINDOW.edge_index, N) == WINDOW
     assert TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N) != WINDOW
 
 
-@pytest.mark.usefixtures("by_boxes")
+@pytest.mark.usefixtures("search_by_boxes")
 def test_scattered_pairs_break_no_box(monkeypatch):
     """Counts and tiles visit the listed pairs, and few others of 4 million."""
     n, sizes, evaluate = 2048, [], enumerate_pairs.evaluate
@@ -105,10 +102,10 @@ def test_scattered_pairs_break_no_box(monkeypatch):
     assert sum(sizes) < 10 * 8 * n
 
 
-@pytest.mark.usefixtures("by_boxes")
+@pytest.mark.usefixtures("search_by_boxes")
 @pytest.mark.parametrize("shift", [-2, 1, 3])
 def test_a_list_beyond_its_tokens(shift):
-    """Senders that a list does not have would share keys with other pairs; the mask is the truth."""
+    """A sender beyond the list would share its key with another pair; the mask is the truth."""
     pairs = torch.randperm(97 * 33, generator=torch.Generator().manual_seed(0))[: 97 * 33 // 2]
     graph_of_list = TokenGraph.from_edges(torch.stack([pairs % 33, pairs // 33]), 97, 33)
     graph = TokenGraph.from_rule(lambda b, h, dst, src: graph_of_list.rule(b, h, dst, src + shift), 97, 33)
@@ -136,7 +133,7 @@ def test_a_million_tokens_are_counted_without_their_pairs(graph, edges):
     assert graph.num_edges == edges
 
 
-def last_edges(mask):
+def find_last_edges(mask):
     """Return the largest dst with ``mask[dst, src]`` for each src over all heads and samples, or -1."""
     while mask.dim() > 2:
         mask = mask.any(0)
@@ -155,14 +152,14 @@ LIVES = PLAIN | {
 def test_last_receivers_and_senders(name):
     graph = LIVES[name]
     mask = graph.mask()
-    assert last_receivers(graph).tolist() == last_edges(mask)
-    assert last_senders(graph).tolist() == last_edges(mask.mT)
+    assert last_receivers(graph).tolist() == find_last_edges(mask)
+    assert last_senders(graph).tolist() == find_last_edges(mask.mT)
 
 
 @pytest.mark.slow
 def test_the_lives_of_a_million_tokens():
     n, w, s = MILLION, 4096, 4
-    last = last_receivers(patterns.window(n, w) | patterns.sinks(n, s))
+    receivers = last_receivers(patterns.window(n, w) | patterns.sinks(n, s))
     src = torch.arange(n)
-    assert torch.equal(last, torch.where(src < s, n - 1, (src + w - 1).clamp(max=n - 1)))
+    assert torch.equal(receivers, torch.where(src < s, n - 1, (src + w - 1).clamp(max=n - 1)))
     assert torch.equal(last_senders(patterns.prefix(n, 1000)), src.clamp(min=999))

@@ -1,4 +1,4 @@
-"""Edge sets: parallel edges, questions that storage answers, and rules that fail on ranges."""
+"""Edge sets keep parallel edges, answer from storage, and evaluate rules that fail on ranges."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ BIAS = 900 + drawn(EDGES.shape[1], seed=3)
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 
 
-def by_loops(q, k, v, bias):
+def formula(q, k, v, bias):
     """Compute a softmax over all copies of edges, receiver by receiver."""
     out, weights = torch.zeros_like(q), q.new_zeros(2, 4, EDGES.shape[1])
     for dst in range(N):
@@ -37,7 +37,7 @@ def test_every_copy_of_an_edge_counts(backend, options):
             ga.attend(q, k, v, MULTIGRAPH, backend=backend, **options)
         return
     out, info = ga.attend(q, k, v, MULTIGRAPH, backend=backend, return_info=True, **options)
-    expected, weights = by_loops(q, k, v, options.get("bias", torch.zeros(EDGES.shape[1])))
+    expected, weights = formula(q, k, v, options.get("bias", torch.zeros(EDGES.shape[1])))
     table = weights.new_zeros(2, 4, N * N).index_add(2, EDGES[1] * N + EDGES[0], weights)
     outputs = out, info.weights(), info.weight_matrix().flatten(2)
     torch.testing.assert_close(outputs, (expected, weights, table), **EXACT)
@@ -72,11 +72,11 @@ def test_a_cache_keeps_every_copy(size):
 
 
 def test_a_backend_without_score_mods_refuses_copies():
-    copying = backends.Backend(
+    copying_backend = backends.Backend(
         "copying", lambda call: (call.q, None), capabilities=backends.Capabilities(score_mod=False)
     )
     with pytest.raises(NotImplementedError, match="takes no parallel edges; use backend='rows'"):
-        ga.attend(*(drawn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=copying)
+        ga.attend(*(drawn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=copying_backend)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -89,9 +89,9 @@ def test_a_rule_may_answer_for_all_pairs_at_once(shape):
 
 def test_chosen_rows_meet_a_rule_that_differs_by_sample_and_head():
     rows = TokenGraph.from_indices(torch.arange(6 * N).view(2, 3, N, 1) * 7 % N, N)
-    other = TokenGraph.from_rule(lambda b, h, i, j: (b + 2 * h + j) % 4 < 2, N, heads=3, batch=2)
-    assert torch.equal((rows & other).mask(), rows.mask() & other.mask())
-    assert torch.equal((rows - other).mask(), rows.mask() & ~other.mask())
+    rule_graph = TokenGraph.from_rule(lambda b, h, i, j: (b + 2 * h + j) % 4 < 2, N, heads=3, batch=2)
+    assert torch.equal((rows & rule_graph).mask(), rows.mask() & rule_graph.mask())
+    assert torch.equal((rows - rule_graph).mask(), rows.mask() & ~rule_graph.mask())
 
 
 def test_masks_operators_and_equality_see_a_set():
@@ -133,5 +133,6 @@ def test_a_rule_that_fails_on_ranges_is_evaluated_on_one():
     assert (graph.num_edges, len(ranges)) == (int(graph.mask().sum()), 1)
     for form in (graph, graph.T, graph.rows(9, 600), graph | patterns.window(600, 9)):
         assert "pair by pair, not on ranges of tokens (UnsupportedError: cos" in str(ga.explain(form, 8, 64))
-    table = patterns.natten((32, 32), 7)  # its table works on ranges, with fake tensors too
+    # The table of natten works on ranges, with fake tensors too.
+    table = patterns.natten((32, 32), 7)
     assert "pair by pair" not in str(ga.explain(table, 8, 64, device="cuda")) + str(ga.explain(table, 8, 64))

@@ -1,4 +1,4 @@
-"""Graphs of chosen senders: ``from_indices`` against the mask of its index, in views and backends."""
+"""A graph of chosen senders equals the mask of its index, in every view and backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_index(*shape, num_src=NUM_SRC, none=0.2, seed=0):
     return index
 
 
-def mask_of(index, num_src=NUM_SRC):
+def make_mask(index, num_src=NUM_SRC):
     """Return the dense mask of an index."""
     table = torch.zeros(*index.shape[:-1], num_src + 1, dtype=torch.bool)
     return table.scatter(-1, torch.where(index < 0, num_src, index), True)[..., :num_src]
@@ -43,7 +43,7 @@ def qkv(graph, batch=2, heads=2, dim=8):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_view_agrees_with_the_mask(form):
     index = random_index(*FORMS[form])
-    graph, mask = TokenGraph.from_indices(index, NUM_SRC), mask_of(index)
+    graph, mask = TokenGraph.from_indices(index, NUM_SRC), make_mask(index)
     mask = mask if form != "samples" else mask.view(2, 1, 40, NUM_SRC)
     assert torch.equal(graph.mask(), mask)
     assert torch.equal(graph.in_degree(), mask.sum(-1))
@@ -99,10 +99,10 @@ def test_grouped_heads_that_differ_in_their_senders():
     graph = TokenGraph.from_indices(index, NUM_SRC)
     q, k, v = qkv(graph, heads=4)
     k, v = (x[:, :2].detach().requires_grad_() for x in (k, v))
-    mask = ga.convert.from_mask(mask_of(index))
-    outs = [ga.attend(q, k, v, g, backend=name) for g, name in ((graph, "rows"), (mask, "reference"))]
-    grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
-    assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
+    mask = ga.convert.from_mask(make_mask(index))
+    outputs = [ga.attend(q, k, v, g, backend=name) for g, name in ((graph, "rows"), (mask, "reference"))]
+    grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outputs]
+    assert_exact([outputs[0], *grads[0]], [outputs[1], *grads[1]])
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 4), (2, 5, 0)])
@@ -120,7 +120,7 @@ def test_sizes_of_nothing(shape):
 def test_blocks_agree_with_the_mask_of_their_tokens(lead, causal):
     index = random_index(*lead, 6, 3, num_src=5)
     graph = TokenGraph.from_block_indices(index, 8, 45, 37, causal)
-    mask = mask_of(index, 5).repeat_interleave(8, -2).repeat_interleave(8, -1)[..., :45, :37]
+    mask = make_mask(index, 5).repeat_interleave(8, -2).repeat_interleave(8, -1)[..., :45, :37]
     mask = mask.tril() if causal else mask
     assert torch.equal(graph.mask(), mask)
     inputs = qkv(graph, heads=3)
@@ -136,7 +136,7 @@ def test_block_indices_of_other_sizes_are_refused():
         TokenGraph.from_block_indices(torch.zeros(5, 1, dtype=torch.int64), 8, 45, 37)
     with pytest.raises(IndexError, match=r"holds 5 for block of receivers 0: expected 0 .. 4 \(5 blocks of"):
         TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
-    # from_block_indices has no coalesce that the message could advise.
+    # The message does not advise coalesce, which from_block_indices lacks.
     with pytest.raises(ValueError, match=r"holds block 4 more than once .*: replace repeats by -1"):
         TokenGraph.from_block_indices(torch.full((6, 2), 4), 8, 45, 37)
 
@@ -163,12 +163,12 @@ def test_a_repeated_sender_counts_once_or_each_time(form, coalesce, backend):
     result = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)
     graph, score_mod = result if coalesce == "count" else (result, None)
     inputs = qkv(graph)
-    outs = [
+    outputs = [
         ga.attend(*inputs, graph, score_mod=score_mod, backend=backend),
         formula(*inputs, index, coalesce == "count"),
     ]
-    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outs]
-    assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outputs]
+    assert_exact([outputs[0], *grads[0]], [outputs[1], *grads[1]])
 
 
 def test_multiplicity_uses_absolute_positions_and_pickles():

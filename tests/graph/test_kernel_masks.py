@@ -1,6 +1,4 @@
-"""Graphs in the forms of kernels: FlexAttention's lists against its own builder, packings and windows against
-masks that loops write.
-"""
+"""Graphs convert to FlexAttention's lists, to packings and to windows without a change of their edges."""
 
 from itertools import pairwise
 
@@ -15,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnn_attention import TokenGraph, convert, patterns
 
 
-def unpacked(cu_seqlens, window, n):
+def unpack(cu_seqlens, window, n):
     """Return the mask that a varlen kernel applies: documents with one window, -1 for all."""
     mask = torch.zeros(n, n, dtype=torch.bool)
     left, right = (n if side < 0 else side for side in window)
@@ -33,7 +31,7 @@ def tile_sets(number, columns):
     ]
 
 
-class Copies(TorchDispatchMode):
+class CopyCounter(TorchDispatchMode):
     """Count the tensors that are copied to a device."""
 
     number = 0
@@ -44,7 +42,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **options)
 
 
-def by_both(b, h, dst, src):
+def varying_rule(b, h, dst, src):
     return (src + b) % 5 <= (dst + 2 * h) % 7
 
 
@@ -58,28 +56,28 @@ class TestBlockMask:
             patterns.cross(70, 90),
             patterns.dilated(256, 5, 16).rows(60, 200),
             TokenGraph.from_edges(patterns.window(256, 33).edge_index, 256),
-            TokenGraph.from_rule(by_both, 70, 90, heads=2, batch=3),
+            TokenGraph.from_rule(varying_rule, 70, 90, heads=2, batch=3),
         ],
         ids=lambda graph: graph.name,
     )
     def test_both_directions_agree_with_create_block_mask(self, graph):
-        """The tiles with edges are the same, and so are the full ones."""
-        ours = convert.to_block_mask(graph, 32)
+        """Both builders have the same tiles with edges, and the same full tiles."""
+        block_mask = convert.to_block_mask(graph, 32)
         sizes = (graph.batch, graph.heads, graph.num_dst, graph.num_src)
-        theirs = create_block_mask(graph.rule, *sizes, "cpu", BLOCK_SIZE=32)
-        assert ours.seq_lengths == theirs.seq_lengths == sizes[2:]
-        assert torch.equal(ours.to_dense(), theirs.to_dense())
+        created_mask = create_block_mask(graph.rule, *sizes, "cpu", BLOCK_SIZE=32)
+        assert block_mask.seq_lengths == created_mask.seq_lengths == sizes[2:]
+        assert torch.equal(block_mask.to_dense(), created_mask.to_dense())
         for kind in ("full_kv", "full_q"):
             lists = [
                 (getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices"))
-                for mask in (ours, theirs)
+                for mask in (block_mask, created_mask)
             ]
             assert tile_sets(*lists[0]) == tile_sets(*lists[1]), kind
-        for mask in (ours, theirs):
+        for mask in (block_mask, created_mask):
             assert torch.equal(convert.from_block_mask(mask).mask(), graph.mask())
 
     def test_lists_without_a_mask_mod_are_whole_blocks(self):
-        """FlexAttention reads only the first columns of a row; the others are not blocks."""
+        """FlexAttention reads only the first columns of a row; the other columns are not blocks."""
         number, columns = torch.tensor([[[1, 2], [0, 2]]]), torch.tensor([[[[1, 1], [0, 1]]] * 2])
         columns = columns.view(1, 2, 2, 2)
         mask = BlockMask.from_kv_blocks(number.int(), columns.int(), BLOCK_SIZE=(4, 2), seq_lengths=(8, 3))
@@ -101,21 +99,21 @@ class TestBlockMask:
         mask = convert.to_block_mask(graph, 8, "meta")
         assert mask.kv_indices.device.type == "meta"
         zero, token = (torch.zeros(1, dtype=torch.int64, device="meta") for _ in range(2))
-        with Copies() as copies:
+        with CopyCounter() as counter:
             mask.mask_mod(zero, zero, token, token)
-        assert copies.number == 0
+        assert counter.number == 0
 
     def test_what_is_refused(self):
-        by_head, causal = TokenGraph.from_rule(by_both, 4, heads=2), patterns.causal
-        too_many = r"the lists of 976562500 tiles would take 29 GiB .* larger"
+        varying_graph, causal = TokenGraph.from_rule(varying_rule, 4, heads=2), patterns.causal
+        estimate = r"the lists of 976562500 tiles would take 29 GiB .* larger"
         packing, window = "not a packing of documents with one window", r"is not a window \(left, right\)"
         cases = [
-            (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, too_many),
+            (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, estimate),
             (lambda: convert.from_block_mask(causal(8)), TypeError, "mask must be a BlockMask, got"),
             (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
             (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "at least one receiver and"),
             (lambda: convert.to_sdpa_mask(causal(3), torch.int64), TypeError, "dtype must be a floating"),
-            (lambda: convert.to_varlen(by_head), ValueError, r"take one with select\(batch, head\)"),
+            (lambda: convert.to_varlen(varying_graph), ValueError, r"take one with select\(batch, head\)"),
             (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),
             (lambda: convert.to_varlen(patterns.prefix(6, 3)), ValueError, packing),
             (lambda: convert.to_varlen(patterns.window(8, 2) | patterns.sinks(8, 1)), ValueError, packing),
@@ -143,19 +141,19 @@ class TestVarlen:
         ids=lambda value: getattr(value, "name", ""),
     )
     def test_packings(self, graph, bounds, window):
-        packed = convert.to_varlen(graph)
-        assert (packed.cu_seqlens.tolist(), packed.window) == (bounds, window)
-        assert packed.cu_seqlens.dtype == torch.int32
-        assert packed.max_seqlen == max((b - a for a, b in pairwise(bounds)), default=0)
-        assert torch.equal(unpacked(packed.cu_seqlens, packed.window, graph.num_dst), graph.mask())
+        packing = convert.to_varlen(graph)
+        assert (packing.cu_seqlens.tolist(), packing.window) == (bounds, window)
+        assert packing.cu_seqlens.dtype == torch.int32
+        assert packing.max_seqlen == max((b - a for a, b in pairwise(bounds)), default=0)
+        assert torch.equal(unpack(packing.cu_seqlens, packing.window, graph.num_dst), graph.mask())
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.integers(1, 6), max_size=6), st.integers(0, 7), st.integers(0, 7))
     def test_any_packing_comes_back(self, lengths, left, right):
         n = sum(lengths)
         graph = patterns.documents(lengths, causal=False) & patterns.band(n, left, right)
-        packed = convert.to_varlen(graph)
-        assert torch.equal(unpacked(packed.cu_seqlens, packed.window, n), graph.mask())
+        packing = convert.to_varlen(graph)
+        assert torch.equal(unpack(packing.cu_seqlens, packing.window, n), graph.mask())
 
 
 class TestWindow:

@@ -1,4 +1,4 @@
-"""Interval arithmetic: a rule that is evaluated on ranges never gives a wrong answer."""
+"""A rule that is evaluated on ranges, by interval arithmetic, never gives a wrong answer."""
 
 import operator
 
@@ -18,8 +18,7 @@ SORTED = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5])
 FLAGS = TABLE % 2 == 0
 N = len(TABLE)
 
-
-# Expressions of a and b, which are dst, src or expressions of these
+# In these expressions, a and b are dst, src or expressions of both.
 NUMBERS = [
     "{a} + {b}",
     "{a} - {b}",
@@ -64,8 +63,8 @@ LOGIC.append("torch.logical_and({a}, torch.logical_not({b}))")
 
 def expressions(templates, operands):
     """Draw an operator of two operands as Python text."""
-    two = st.tuples(st.sampled_from(templates), operands, operands)
-    return two.map(lambda drawn: f"({drawn[0].format(a=drawn[1], b=drawn[2])})")
+    operation = st.tuples(st.sampled_from(templates), operands, operands)
+    return operation.map(lambda parts: f"({parts[0].format(a=parts[1], b=parts[2])})")
 
 
 TOKENS = st.sampled_from(["dst", "src"])
@@ -73,7 +72,7 @@ NUMBER = st.recursive(TOKENS, lambda operands: expressions(NUMBERS, operands), m
 RULE = st.recursive(expressions(TRUTHS, NUMBER), lambda operands: expressions(LOGIC, operands), max_leaves=4)
 
 
-def answer_of(rule, box):
+def evaluate(rule, box):
     b, h = arithmetic.constant(box, 0), arithmetic.constant(box, 0)
     return RuleEdges(rule).boxes(b, h, *arithmetic.token_ranges(box))
 
@@ -83,13 +82,12 @@ def boxes(*corners):
     return Box(*(torch.tensor(column) for column in zip(*corners, strict=True)))
 
 
-EVERYWHERE = [
+ALL_CORNERS = [
     (top, top + size - 1, left, left + size - 1)
     for size in (1, 2, 4, 8, 16)
     for top in range(0, N, size)
     for left in range(0, N, size)
 ]
-
 
 BYTES = torch.tensor([0, 3, 5, 250, 255, 7, 130, 200, 1, 1, 90, 100, 254, 2, 128, 127], dtype=torch.uint8)
 INTS = torch.tensor(
@@ -111,12 +109,12 @@ OVERFLOWS = [
 ]
 
 
-def check_answers(text, corners=EVERYWHERE):
+def check_answers(text, corners=ALL_CORNERS):
     """Compare the answer for every box of a 16 x 16 mask with all of its pairs."""
     rule = eval(f"lambda b, h, dst, src: {text}", globals())
     tokens = torch.arange(N)
     mask = rule(0, 0, tokens.view(-1, 1), tokens).expand(N, N)
-    answer = answer_of(rule, boxes(*corners))
+    answer = evaluate(rule, boxes(*corners))
     for i, corner in enumerate(corners):
         check_answer(answer, i, mask, corner, text)
 
@@ -149,8 +147,9 @@ class TestSound:
     @pytest.mark.parametrize("text", OVERFLOWS)
     def test_where_numbers_end(self, text):
         """Integers overflow in torch, each dtype at its own limits."""
-        for size in (1, 4, 16):  # Boxes that are evaluated together are refused together.
-            check_answers(text, [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size])
+        # Boxes that are evaluated together are refused together.
+        for size in (1, 4, 16):
+            check_answers(text, [corner for corner in ALL_CORNERS if corner[1] - corner[0] + 1 == size])
 
 
 class TestUnknown:
@@ -162,11 +161,11 @@ class TestUnknown:
         def odd(b, h, dst, src):
             return torch.sin((dst + src).double()) > 0
 
-        answer = answer_of(odd, boxes((32, 39, 0, 7)))
+        answer = evaluate(odd, boxes((32, 39, 0, 7)))
         assert (bool(answer.any_true), bool(answer.all_true), int(answer.axes)) == (True, False, ANYTHING)
         graph = TokenGraph.from_rule(odd, 64) & patterns.window(64, 8)
-        assert not bool(answer_of(graph.edges.contains, boxes((32, 39, 0, 7))).any_true)
-        assert bool(answer_of(graph.rule, boxes((32, 39, 32, 39))).any_true)
+        assert not bool(evaluate(graph.edges.contains, boxes((32, 39, 0, 7))).any_true)
+        assert bool(evaluate(graph.rule, boxes((32, 39, 32, 39))).any_true)
 
     @pytest.mark.parametrize(
         "rule",
@@ -182,7 +181,7 @@ class TestUnknown:
         ],
     )
     def test_unknown(self, rule):
-        answer = answer_of(rule, boxes((0, 7, 0, 7)))
+        answer = evaluate(rule, boxes((0, 7, 0, 7)))
         assert (bool(answer.any_true), bool(answer.all_true), int(answer.axes)) == (True, False, ANYTHING)
 
 
@@ -202,8 +201,8 @@ class TestInPlace:
     def test_numbers_that_change_in_place_are_unknown(self):
         def rule(b, h, dst, src):
             gap = dst - src
-            same = gap
-            same += 3
+            alias = gap
+            alias += 3
             return gap == 0
 
         graph = TokenGraph.from_rule(rule, 600)
@@ -217,9 +216,9 @@ class TestTables:
         array = np.zeros(1200, dtype=np.int64)
         table = torch.from_numpy(array) if kind == "array" else torch.zeros(1200, dtype=torch.int64)
 
-        def same(b, h, dst, src):
+        def rule(b, h, dst, src):
             return table[dst] == table[src]
 
-        assert TokenGraph.from_rule(same, 1200).num_edges == 1200**2
+        assert TokenGraph.from_rule(rule, 1200).num_edges == 1200**2
         (array if kind == "array" else table)[600:] = 1
-        assert TokenGraph.from_rule(same, 1200).num_edges == 2 * 600**2
+        assert TokenGraph.from_rule(rule, 1200).num_edges == 2 * 600**2

@@ -20,8 +20,8 @@ def check(graph, block):
     kinds = {"num_empty": EMPTY, "num_partial": PARTIAL, "num_full": FULL_TILE}
     for name, kind in kinds.items():
         assert getattr(result, name) == int((table == kind).sum())
-    touches = (result.row[1:] == result.row[:-1]) & (result.first[1:] == result.stop[:-1])
-    assert not bool((touches & result.full[1:] & result.full[:-1]).any()), "runs of full tiles are maximal"
+    is_next = (result.row[1:] == result.row[:-1]) & (result.first[1:] == result.stop[:-1])
+    assert not bool((is_next & result.full[1:] & result.full[:-1]).any()), "runs of full tiles are maximal"
     partial = result.at(~result.full)
     assert torch.equal(partial.edges, edges.flatten(0, 1)[partial.row, partial.first])
     index = result.row * (result.columns + 1) + result.first
@@ -52,7 +52,7 @@ class TestKinds:
             check(TokenGraph.from_rule(rule, 1024), 64)
 
     def test_a_million_tokens_are_a_few_thousand_runs(self):
-        """Closed forms of causal and window attention in blocks of 128."""
+        """The counts of tiles of 128 equal closed forms for causal and window attention."""
         n, block = 2**20, 128
         rows = n // block
         causal = tiles(patterns.causal(n), block)
@@ -62,6 +62,7 @@ class TestKinds:
             2 * rows - 1,
         )
         window = tiles(patterns.window(n, 4096), block)
-        window_rows = 4096 // block  # a row of tiles has a partial one at each end, and full ones between
+        # A row of tiles has a partial one at each end, and full ones between.
+        window_rows = 4096 // block
         assert window.num_partial == rows + (rows - window_rows)
         assert window.num_full == sum(min(row, window_rows - 1) for row in range(rows))

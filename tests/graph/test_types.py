@@ -1,4 +1,4 @@
-"""User code that calls ``from_indices``; ``mypy`` checks this file strictly (pyproject.toml)."""
+"""Type checkers understand calls of ``from_indices``; mypy checks this file strictly (pyproject.toml)."""
 
 from typing import assert_type
 

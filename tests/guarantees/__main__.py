@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(describe(results[-1]), flush=True)
         if args.json is not None:
             Path(args.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    failed = sum(not result["holds"] for result in results)
-    print(f"{len(results)} guarantees, {f'{failed} FAILED' if failed else 'all hold'}")
-    return 1 if failed else 0
+    num_failures = sum(not result["holds"] for result in results)
+    print(f"{len(results)} guarantees, {f'{num_failures} FAILED' if num_failures else 'all hold'}")
+    return 1 if num_failures else 0
 
 
 def measure(guarantee: Guarantee, count: int | None, tell: Tell) -> dict[str, Any]:

@@ -28,17 +28,17 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.measure import EXACT
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import FORMS
 
 SIZES = 12  # the number of sizes that the programs must serve
 MAX_PROGRAMS = 2  # the most programs that may be compiled for them
 WIDTH, NODES = 6, 7
-LISTED = TokenGraph.from_edges(torch.tensor([[4, 0, 6, 4, 2], [0, 1, 1, 5, 6]]), NODES)
+LIST_GRAPH = TokenGraph.from_edges(torch.tensor([[4, 0, 6, 4, 2], [0, 1, 1, 5, 6]]), NODES)
 GRAPHS = (
     patterns.window(NODES, 3),
     patterns.tree([-1, 0, 0, 1, 1, 2, 2]),
-    LISTED,
+    LIST_GRAPH,
     TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src <= h), NODES, heads=2),
 )
 
@@ -56,14 +56,14 @@ class CountingCompiler:
 
 def _assert_same(
     run: Callable[..., Tensor],
-    compiled: Callable[..., Tensor],
+    program: Callable[..., Tensor],
     inputs: Sequence[Any],
     leaves: Iterable[Tensor] = (),
 ) -> None:
     """Assert that outputs and gradients are equal up to 1e-12 of the largest number."""
     parameters = [*(x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), *leaves]
     results = []
-    for function in (run, compiled):
+    for function in (run, program):
         out = function(*inputs)
         loss = out.square().sum()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -78,12 +78,12 @@ def _assert_few_programs(
     """Run a compiled function for a dozen sizes in a random order, then for 0 and 1, and count its programs."""
     compiler = CountingCompiler()
     leaves = list(leaves)
-    compiled = torch.compile(run, fullgraph=True, backend=compiler)
+    program = torch.compile(run, fullgraph=True, backend=compiler)
     for size in random.Random(0).sample(range(2, 2 + SIZES), SIZES):
-        _assert_same(run, compiled, inputs_of(size), leaves)
+        _assert_same(run, program, inputs_of(size), leaves)
     assert compiler.programs <= MAX_PROGRAMS, f"{compiler.programs} programs for {SIZES} sizes"
     for size in (0, 1):
-        _assert_same(run, compiled, inputs_of(size), leaves)
+        _assert_same(run, program, inputs_of(size), leaves)
     assert compiler.programs <= 2 * MAX_PROGRAMS, f"{compiler.programs} programs with 0 and 1"
 
 
@@ -94,15 +94,15 @@ def _edges_as_an_input(form: str) -> None:
 
 def _any_number_of_samples(backend: str) -> None:
     options: dict[str, Any] = {} if backend == "mixed" else {"score_mod": score_mods.softcap(2.0)}
-    _assert_few_programs(partial(_attend, GRAPHS[0] | LISTED, backend=backend, **options), _qkv)
+    _assert_few_programs(partial(_attend, GRAPHS[0] | LIST_GRAPH, backend=backend, **options), _qkv)
 
 
 def _graphs_as_constants(backend: str) -> None:
     """Pass graphs of equal size in one order and in reverse: each is compiled once."""
     compiler = CountingCompiler()
-    compiled = torch.compile(partial(_attend, backend=backend), fullgraph=True, backend=compiler)
+    program = torch.compile(partial(_attend, backend=backend), fullgraph=True, backend=compiler)
     for graph in (*GRAPHS, *GRAPHS[::-1]):
-        _assert_same(partial(_attend, backend="reference"), compiled, (graph, *_qkv(2)))
+        _assert_same(partial(_attend, backend="reference"), program, (graph, *_qkv(2)))
     assert compiler.programs == len(GRAPHS), f"{compiler.programs} programs for {len(GRAPHS)} graphs"
 
 
@@ -115,14 +115,14 @@ def _export(form: str) -> None:
     def inputs(n: int) -> tuple[Tensor, ...]:
         return _numbers(n, WIDTH).detach(), _edges(n)
 
-    program = torch.export.export(layer, inputs(9), dynamic_shapes=({0: tokens}, {1: edges}))
-    torch.export.save(program, file)
+    exported_program = torch.export.export(layer, inputs(9), dynamic_shapes=({0: tokens}, {1: edges}))
+    torch.export.save(exported_program, file)
     file.seek(0)
-    loaded = torch.export.load(file).module()
+    module = torch.export.load(file).module()
     for n in (9, 2, 3, 17, 60):
         expected = layer(*inputs(n))
         allowed = EXACT * float(expected.detach().abs().max())
-        torch.testing.assert_close(loaded(*inputs(n)), expected, rtol=0, atol=allowed)
+        torch.testing.assert_close(module(*inputs(n)), expected, rtol=0, atol=allowed)
 
 
 def _attend(graph: TokenGraph, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -207,7 +207,7 @@ def _check(run: Callable[[], None], subject: str) -> Iterator[Finding]:
     yield "case", 0.0, ""
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     names = (f"{check.__name__[1:].replace('_', ' ')}, {subject}" for check, subject in CASES)
     runs = [partial(check, subject) for check, subject in CASES[:count]]
     tally = run_cases(zip(names, runs, strict=False), [""], _check, tell)

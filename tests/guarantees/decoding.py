@@ -22,7 +22,7 @@ from gnn_attention.model import Config, LanguageModel
 from gnn_attention.verify.measure import Truth, judge
 from tests.guarantees.draws import Draw, GraphDraw, Numbers
 from tests.guarantees.families import FAMILIES
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import problem_of
 
 BATCH, KV_HEADS, GROUP, DIM, VALUE_DIM, VOCABULARY = 4, 2, 2, 6, 5, 50
@@ -105,11 +105,11 @@ def _check(draw: DecodingDraw, subject: str) -> Iterator[Finding]:
     yield "case", share, "" if share <= 1 else f"{share:.3g} times the error that is allowed"
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     cases = ((f"case {draw}, chunks of {draw.chunk}", draw) for draw in map(DecodingDraw, range(count)))
     tally = run_cases(cases, [""], _check, tell)
-    worst = f"largest error {tally.worst.get('case', 0.0):.2g} of what is allowed"
-    return tally.outcome(f"{len(tally.failures):,} of {count:,} differ, {worst}", [("case", "")])
+    error = f"largest error {tally.largest.get('case', 0.0):.2g} of what is allowed"
+    return tally.outcome(f"{len(tally.failures):,} of {count:,} differ, {error}", [("case", "")])
 
 
 GUARANTEE = Guarantee(

@@ -20,7 +20,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import GraphCase
 from gnn_attention.verify.groups import draw_problem
 from gnn_attention.verify.truth import Problem, make_leaves
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import usual_backends
 
 TOKENS, SHORT, DIM, VALUE_DIM = 128, 70, 24, 17
@@ -30,7 +30,7 @@ ANY_THREADS = ("rows", "reference")  # the same bits on one thread and on two
 Bits = Mapping[str, Tensor]
 
 
-def _listed() -> TokenGraph:
+def _make_list() -> TokenGraph:
     """Return a graph of three quarters of all pairs, in no order."""
     rng = torch.Generator().manual_seed(0)
     edges = (torch.rand(TOKENS, TOKENS, generator=rng) < 0.75).nonzero().t()
@@ -49,8 +49,8 @@ def calls() -> dict[str, Problem]:
     """Return calls with every graph, dtype and option at least once, edge lists first."""
     window = patterns.window(SHORT, 20) | patterns.sinks(SHORT, 3)
     rows = [
-        (_listed(), "float32", "edge bias"),
-        (_listed(), "float32", "relative bias"),
+        (_make_list(), "float32", "edge bias"),
+        (_make_list(), "float32", "relative bias"),
         (patterns.causal(TOKENS), "float32", "plain"),
         (window, "float64", "relative bias"),
         (patterns.documents([SHORT // 3, SHORT - SHORT // 3]), "bfloat16", "sinks"),
@@ -92,7 +92,8 @@ def variations(problem: Problem, backend: Backend, number: int) -> Iterator[tupl
     """Repeat a call in every way that promises the same bits; ``number`` is the seed of the order of edges."""
     for deterministic in (False, True):
         with _setting(2, deterministic):
-            for power in range(8, 22):  # fill with NaN the memory that the call will reuse
+            # The call will reuse the memory that these tensors fill with NaN.
+            for power in range(8, 22):
                 torch.full((2**power,), torch.nan)
             yield "repeats", bits_of(problem, backend)
     if problem.graph.edges.listed() is not None and backend.name in ANY_ORDER:
@@ -114,7 +115,7 @@ def find_differences(first: Bits, second: Bits) -> list[str]:
     ]
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     def check(problem: Problem, name: str) -> Iterator[Finding]:
         with _setting(2):
             first = bits_of(problem, BACKENDS[name])
@@ -124,10 +125,10 @@ def _measure(count: int, tell: Tell) -> Measured:
                 yield way, 0.0, f"{way}: {', '.join(names)} differ" if names else ""
 
     tally = run_cases(calls().items(), usual_backends(), check, tell)
-    promised = {"repeats": usual_backends(), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
-    words = (f"{tally.total(way) - tally.wrong[way]:,}/{tally.total(way):,} {way}" for way in promised)
+    promises = {"repeats": usual_backends(), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
+    words = (f"{tally.total(way) - tally.faults[way]:,}/{tally.total(way):,} {way}" for way in promises)
     value = f"{', '.join(words)} gave the same bits, of outputs, lse and gradients"
-    return tally.outcome(value, [(way, name) for way, names in promised.items() for name in names])
+    return tally.outcome(value, [(way, name) for way, names in promises.items() for name in names])
 
 
 GUARANTEE = Guarantee(

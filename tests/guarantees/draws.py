@@ -23,7 +23,7 @@ WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")
 BIASES = ("none", "none", "none", "one for all", "by head", "by sample and head")
 LAYOUTS = ("as made", "as made", "tokens first", "every second channel", "one sample for all")
-# A graph, its definition, its edges (src, dst) in the caller's order if the graph is a list, and its kind.
+# This is a graph, its definition, its edges (src, dst) in the caller's order if it is a list, and its kind.
 GraphDraw = tuple[TokenGraph, Definition, list[tuple[int, int]] | None, str]
 FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged")
 

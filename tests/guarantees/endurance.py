@@ -1,4 +1,4 @@
-"""Soak: five minutes of mixed work in one process, whose memory does not grow.
+"""Soak: five minutes of mixed work in one process do not let its memory grow.
 
 Each round of a child process compares a random case of F1 on every backend with the formula, combines graphs by
 set operations, and decodes with a cache. The graphs of each round are new and of bounded size. The resident
@@ -31,7 +31,7 @@ from gnn_attention.model import Config, LanguageModel, generate
 from tests.guarantees import equality
 from tests.guarantees.draws import Draw
 from tests.guarantees.families import draw_family
-from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.guarantee import Guarantee, Tell, Verdict
 
 ALLOWED = 0.02  # growth as a share of the memory in the second quarter
 SAMPLES = 1000  # the most samples of the memory; there are at least 8
@@ -41,24 +41,24 @@ ROOT = Path(__file__).parents[2]
 Work = Callable[[random.Random], str | None]  # returns a fault or None
 
 
-def _graph(rng: random.Random, max_tokens: int) -> TokenGraph:
+def _draw_graph(rng: random.Random, max_tokens: int) -> TokenGraph:
     """Draw a graph of a family whose edges are the same in all samples and heads."""
     return draw_family(rng, rng.randint(2, max_tokens), 0, 4)[0]
 
 
-def _equality(rng: random.Random) -> str | None:
+def _check_equality(rng: random.Random) -> str | None:
     failures = equality.compare([Draw(rng.choice(DRAWS))], lambda text: None).failures
     return failures[0] if failures else None
 
 
-def _algebra(rng: random.Random) -> str | None:
-    a = _graph(rng, 80)
+def _check_algebra(rng: random.Random) -> str | None:
+    a = _draw_graph(rng, 80)
     b = patterns.window(a.num_dst, rng.randint(1, 9))
     is_equal = ((a | b) - b) ^ (a & b) == a
     return None if is_equal and a == a.T.T else "((a | b) - b) ^ (a & b) is not a"
 
 
-def _decoding(rng: random.Random) -> str | None:
+def _check_decoding(rng: random.Random) -> str | None:
     """Check that greedy tokens generated with a cache maximize the logits of the full pass."""
     n = rng.randint(10, 24)
     graph = patterns.window(n, rng.randint(2, n)) | patterns.sinks(n, 2)
@@ -75,9 +75,9 @@ with torch.random.fork_rng(devices=[]):
     SIZES = Config(vocabulary_size=20, width=16, num_layers=2, num_heads=4, head_dim=4, mlp_width=16)
     MODEL = LanguageModel(SIZES).double().eval()
 WORKS: dict[str, Work] = {
-    "equality": _equality,
-    "algebra": _algebra,
-    "decoding": _decoding,
+    "equality": _check_equality,
+    "algebra": _check_algebra,
+    "decoding": _check_decoding,
 }
 
 
@@ -126,18 +126,18 @@ def quarters(memory: list[float]) -> tuple[float, float]:
 
 
 def judge(outcome: dict[str, Any]) -> tuple[str, ...]:
-    """Return the faults of a soak, growth of memory included."""
+    """Return the faults of a soak, of which growth of memory is one."""
     second, last = quarters(outcome["memory"])
     growth = [] if last <= (1 + ALLOWED) * second else [f"memory grew from {second:.1f} to {last:.1f} MB"]
     return (*outcome["wrong"], *growth)
 
 
-def _measure(seconds: int, tell: Tell) -> Measured:
+def _measure(seconds: int, tell: Tell) -> Verdict:
     """Soak in a child process with its own temporary folder."""
     if not Path("/proc/self/statm").exists():
-        return Measured("nothing measured", ("resident memory is read from /proc, as in Linux",))
+        return Verdict("nothing measured", ("resident memory is read from /proc, as in Linux",))
     if seconds <= 0:
-        return Measured("nothing measured", ("0 seconds",))
+        return Verdict("nothing measured", ("0 seconds",))
     tell(f"{seconds} s of mixed work")
     program = (
         "import json; from tests.guarantees import endurance; "
@@ -149,14 +149,14 @@ def _measure(seconds: int, tell: Tell) -> Measured:
         child = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if child.returncode:
         message = child.stderr.strip().splitlines()[-1:]
-        return Measured("nothing measured", (f"exit code {child.returncode}: {message}",))
+        return Verdict("nothing measured", (f"exit code {child.returncode}: {message}",))
     outcome = json.loads(child.stdout)
     second, last = quarters(outcome["memory"])
     value = (
         f"{outcome['rounds'] * len(WORKS):,} operations in {seconds:,} s; memory {second:.1f} MB in the second "
         f"quarter, {last:.1f} MB in the last ({100 * (last / second - 1):+.2f} %)"
     )
-    return Measured(value, judge(outcome))
+    return Verdict(value, judge(outcome))
 
 
 GUARANTEE = Guarantee(

@@ -1,4 +1,4 @@
-"""The environment of a record: device, versions, commit and date."""
+"""A record states its environment: device, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def environment(device: str) -> dict[str, Any]:
     """
     git, on_gpu = ("git", "-C", str(ROOT)), device.startswith("cuda")
     status = None if COMMIT in os.environ else output(*git, "status", "--porcelain", "--", "gnn_attention")
-    installed = {package.name.replace("-", "_"): package.version for package in metadata.distributions()}
+    versions = {package.name.replace("-", "_"): package.version for package in metadata.distributions()}
     return {
         **verify.environment(device),
         "cuda": torch.version.cuda if on_gpu else None,
-        **{package: installed.get(package) for package in PACKAGES},
+        **{package: versions.get(package) for package in PACKAGES},
         "platform": platform.platform(),
         "interpreted": os.environ.get("TRITON_INTERPRET") == "1",
         "deterministic": torch.are_deterministic_algorithms_enabled(),

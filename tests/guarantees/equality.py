@@ -17,7 +17,7 @@ from gnn_attention.backends import BACKENDS
 from gnn_attention.verify.measure import EXACT, judge
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Numbers
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tally, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tally, Tell, Verdict, run_cases
 from tests.guarantees.problems import problem_of, takes, usual_backends
 
 
@@ -46,12 +46,12 @@ def _check(problem: Problem, name: str) -> Iterator[Finding]:
         yield "judged call", outcome.share, outcome.where
 
 
-def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
+def _measure(draw: type[Draw], count: int, tell: Tell) -> Verdict:
     tally = compare(map(draw, range(count)), tell)
     calls = f"{tally.total('judged call'):,} calls judged, {tally.total('refused'):,} refused by name"
     mismatches = f"{len(tally.failures)} mismatches in {count:,} cases"
-    worst = f"worst error {tally.worst.get('judged call', 0.0):.2g} of what is allowed"
-    return tally.outcome(f"{mismatches}: {calls}, {worst}", product(["judged call"], usual_backends()))
+    error = f"worst error {tally.largest.get('judged call', 0.0):.2g} of what is allowed"
+    return tally.outcome(f"{mismatches}: {calls}, {error}", product(["judged call"], usual_backends()))
 
 
 GUARANTEES = (

@@ -1,4 +1,4 @@
-"""F3: errors of every backend in float32, bfloat16 and float16 as shares of the errors of torch's SDPA.
+"""F3: in float32, bfloat16 and float16, errors of every backend are at most a few times those of torch's SDPA.
 
 Inputs have size 1, or size 5, at which cancellation shows. The largest error is judged by the rule of F1. The
 mean error over all samples of a case is compared with the mean error of SDPA over a few orders of its sums, or
@@ -27,7 +27,7 @@ from gnn_attention.verify.measure import (
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, GraphDraw, Numbers
 from tests.guarantees.families import draw_family
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import problem_of, usual_backends
 
 ALLOWED = {
@@ -91,12 +91,12 @@ class ScaledDraw(Draw):
 
     @cached_property
     def attempts(self) -> dict[str, list[Solution]]:
-        """Solutions of SDPA in several orders of channels, by its plain and by its fused kernel."""
+        """Solve by SDPA in several orders of channels, with its plain and with its fused kernel."""
         kernels = {"plain": False, "fused": True}
         inputs = self.problem.inputs
         return {
-            name: [self.problem.evaluate(inputs, number, widened) for number in range(ORDERS)]
-            for name, widened in kernels.items()
+            name: [self.problem.evaluate(inputs, number, is_widened) for number in range(ORDERS)]
+            for name, is_widened in kernels.items()
         }
 
 
@@ -106,14 +106,14 @@ def _check(draw: ScaledDraw, name: str) -> Iterator[Finding]:
         yield f"{draw.setting} {kind}", share, "" if share <= ALLOWED[kind] else fault
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     cases = ((f"case {draw}", draw) for draw in map(ScaledDraw, range(count)))
     tally = run_cases(cases, usual_backends(), _check, tell)
     settings = [SETTING.format(*setting) for setting in SETTINGS]
     rows = []
     for setting in settings:
-        worst = [tally.worst.get(f"{setting} {kind}", 0.0) for kind in ALLOWED]
-        rows.append(f"{setting} {worst[0]:.2f}/{worst[1]:.2f} ({worst[2]:.2f}/{worst[3]:.2f})")
+        errors = [tally.largest.get(f"{setting} {kind}", 0.0) for kind in ALLOWED]
+        rows.append(f"{setting} {errors[0]:.2f}/{errors[1]:.2f} ({errors[2]:.2f}/{errors[3]:.2f})")
     value = f"{count:,} cases; max/mean, of gradients in brackets: {'; '.join(rows)}"
     kinds = [f"{setting} {kind}" for setting, kind in product(settings, ALLOWED)]
     return tally.outcome(value, product(kinds, usual_backends()))
@@ -144,8 +144,8 @@ def _mean_share(x: Tensor, true: Tensor, yardsticks: list[list[Tensor]]) -> floa
     means = [sum(_mean_error(attempt, true) for attempt in group) / len(group) for group in yardsticks]
     # Numbers near `true` are rounded, because `true` may be exact in the dtype.
     rng = torch.Generator().manual_seed(0)
-    near = true.detach() * (1 + torch.rand(true.shape, generator=rng, dtype=torch.float64))
-    unit = max(_mean_error(near.to(x.dtype), near) / 1.5, *means)
+    numbers = true.detach() * (1 + torch.rand(true.shape, generator=rng, dtype=torch.float64))
+    unit = max(_mean_error(numbers.to(x.dtype), numbers) / 1.5, *means)
     return _mean_error(x, true) / unit if unit > 0 else 0.0
 
 

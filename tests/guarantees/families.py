@@ -1,4 +1,4 @@
-"""Families of graphs for random cases, each with its definition in plain Python as the truth."""
+"""Random cases draw from families of graphs, each with its definition in plain Python as the truth."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _globals(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGraph
     return patterns.global_tokens(n, hubs), lambda b, h, i, j: j <= i and (i in hubs or j in hubs)
 
 
-def _by_head(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGraph:
+def _windows_by_head(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGraph:
     def rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return (src <= dst) & (dst - src <= 2 * h)
 
     return TokenGraph.from_rule(rule, n, heads=heads, name="by head"), lambda b, h, i, j: 0 <= i - j <= 2 * h
 
 
-def _by_sample(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGraph:
+def _suffixes_by_sample(rng: random.Random, n: int, batch: int, heads: int) -> DefinedGraph:
     def rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return (src <= dst) & (src >= 3 * b)
 
@@ -106,8 +106,8 @@ FAMILIES: dict[str, Family] = {
     "powers of two": _fixed_family(
         patterns.log_sparse, lambda b, h, i, j: i == j or (j < i and (i - j) & (i - j - 1) == 0)
     ),
-    "by head": _by_head,
-    "by sample": _by_sample,
+    "by head": _windows_by_head,
+    "by sample": _suffixes_by_sample,
 }
 VARYING = ("by head", "by sample")
 

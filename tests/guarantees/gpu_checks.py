@@ -1,4 +1,4 @@
-"""Checks that need a GPU: the same bits in every run, and operators that compilers can use."""
+"""These checks need a GPU: every run gives the same bits, and compilers can use the operators."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Outcome:
     if not any(kernel in str(func) for func, _, _ in recorder.calls) and kernel:
         return judge_condition(False, f"the operator {kernel} was not called")
     for _ in range(REPEATS - 1):
-        for name, again in _results(problem, backend).items():
-            if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
+        for name, repeat in _results(problem, backend).items():
+            if not torch.equal(first[name].nan_to_num(0.5), repeat.nan_to_num(0.5)):
                 return judge_condition(False, f"{name} differs from run to run")
     return judge_condition(True)
 

@@ -1,4 +1,4 @@
-"""The core: the list of checks, fixed by name, that a backend must pass on a GPU to be verified in a dtype.
+"""The core is the list of checks, fixed by name, that a backend must pass on a GPU to be verified in a dtype.
 
 It covers the backends rows, dense, varlen, flex and reference, and the message-passing path of a layer, each
 with its output and gradients against the float64 formula. For each backend every pair among dtype, graph and
@@ -108,12 +108,12 @@ def takes(backend: str, dtype: str, graph: TokenGraph, *options: str) -> bool:
     >>> takes("flex", "float64", GRAPHS["causal"].graph), takes("varlen", "float16", GRAPHS["listed"].graph)
     (False, False)
     """
-    supported = BACKENDS[backend].capabilities
-    if supported.devices and "cuda" not in supported.devices:
+    capabilities = BACKENDS[backend].capabilities
+    if capabilities.devices and "cuda" not in capabilities.devices:
         return False
-    if supported.dtypes and DTYPES[dtype] not in supported.dtypes:
+    if capabilities.dtypes and DTYPES[dtype] not in capabilities.dtypes:
         return False
-    if any(getattr(supported, option) not in (True, "cuda") for option in options):
+    if any(getattr(capabilities, option) not in (True, "cuda") for option in options):
         return False
     return backend != "varlen" or packing(graph) is not None
 
@@ -206,12 +206,12 @@ def _rule_checks(device: str) -> Iterator[Check]:
 
 def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
     """Yield larger graphs: all for rows and dense, plain calls for reference, and what varlen and flex take."""
-    packed = {name: large.graph(sizes.large) for name, large in LARGE.items() if not large.listed}
+    packings = {name: large.graph(sizes.large) for name, large in LARGE.items() if not large.listed}
     for dtype, (graph, large) in product(CORE_DTYPES, LARGE.items()):
         for full in (False, True) if large.listed else (False,):
             case = functools.cache(partial(large_problem, device, large, DTYPES[dtype], sizes.large, full))
             backends = ["rows", "dense", *([] if full else ["reference"])]
-            if graph in packed and takes("varlen", dtype, packed[graph]):
+            if graph in packings and takes("varlen", dtype, packings[graph]):
                 backends.append("varlen")
             name = f"{graph}, {sizes.large} tokens{', bias and sinks' if full else ''}"
             for backend in backends:

@@ -1,4 +1,4 @@
-"""Graphs of some thousand tokens compared with the float64 formula: hubs, windows, random and packed graphs.
+"""Graphs of some thousand tokens are compared with the float64 formula: hubs, windows, random and packed graphs.
 
 The small graphs of the other checks cover every option. These graphs cover what needs size: long rows in chunks,
 many tiles, ragged ends. Everything is computed on the device, the float64 truth included; its masks are written
@@ -68,7 +68,7 @@ def _big_bird(n: int) -> Tensor:
     return ((dst - src).abs() <= 1) | (src == 0) | (dst == 0) | (src == (dst * 7 + 3) % max(n // 64, 1))
 
 
-def _listed(mask: Callable[[int], Tensor], n: int) -> TokenGraph:
+def _make_list(mask: Callable[[int], Tensor], n: int) -> TokenGraph:
     """Return the graph of a mask as a shuffled edge list."""
     edges = mask(n).nonzero().t().flip(0)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(1))
@@ -81,9 +81,9 @@ LARGE = {
         LargeGraph("window of 256", lambda n: patterns.window(n, 256), lambda n: _window(n, 256)),
         LargeGraph("dilated", lambda n: patterns.dilated(n, 64, 8), lambda n: _window(n, 512, 8)),
         LargeGraph("documents", lambda n: patterns.documents(_lengths(n)), _documents),
-        LargeGraph("BigBird of blocks", partial(_listed, _big_bird), _big_bird, listed=True),
-        LargeGraph("random, in-degree 32", partial(_listed, _random), _random, listed=True),
-        LargeGraph("hubs", partial(_listed, _hubs), _hubs, listed=True),
+        LargeGraph("BigBird of blocks", partial(_make_list, _big_bird), _big_bird, listed=True),
+        LargeGraph("random, in-degree 32", partial(_make_list, _random), _random, listed=True),
+        LargeGraph("hubs", partial(_make_list, _hubs), _hubs, listed=True),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Records of the core on a GPU, and what the newest record verifies.
+"""The newest record of the core on a GPU says what is verified.
 
 A record is a file ``tests/records/<date>-<device>.json`` with an environment and the result of every check. A cell
 (a backend in a dtype) is verified if all of its checks in today's core passed. If the package has changed since,
@@ -33,25 +33,25 @@ COMMAND = "`python3 -m benchmarks.gpu_run` is ready"
 
 def gpu_environment(device: str) -> dict[str, Any]:
     """Return the environment of a run, with the driver and the compilers of a GPU."""
-    about = environment(device) | dict.fromkeys(("driver", "cudnn", "capability", "triton_key", "ptxas"))
+    facts = environment(device) | dict.fromkeys(("driver", "cudnn", "capability", "triton_key", "ptxas"))
     if device.startswith("cuda"):
-        about["driver"] = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        about["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        facts["driver"] = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        facts["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         with suppress(ImportError, AttributeError):
             cache = importlib.import_module("triton.runtime.cache")
             # Other sources of Triton may compile other kernels.
-            about["triton_key"] = hashlib.sha256(cache.triton_key().encode()).hexdigest()
-        about["ptxas"] = ptxas_release()
-    return about
+            facts["triton_key"] = hashlib.sha256(cache.triton_key().encode()).hexdigest()
+        facts["ptxas"] = ptxas_release()
+    return facts
 
 
 def ptxas_release() -> str | None:
     """Return the release of the assembler of ``TRITON_PTXAS_PATH`` or of Triton, or None."""
     spec = importlib.util.find_spec("triton")
     origin = spec.origin if spec else None
-    bundled = Path(origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if origin else None
-    program = os.environ.get("TRITON_PTXAS_PATH") or bundled
+    bundled_program = Path(origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if origin else None
+    program = os.environ.get("TRITON_PTXAS_PATH") or bundled_program
     release = re.search(r"V([0-9.]+)", output(str(program), "--version") or "")
     return release[1] if release else None
 
@@ -103,8 +103,8 @@ def records(folder: Path = RECORDS) -> list[tuple[Path, Report]]:
 
 def refusal(report: Report) -> str | None:
     """Return why a record verifies no cell, or None if it may verify one."""
-    about = report.environment
-    if about.get("trial") or about.get("interpreted") is not False:
+    facts = report.environment
+    if facts.get("trial") or facts.get("interpreted") is not False:
         return "was a rehearsal, whose kernels were interpreted"
     return None if any(result.passed for result in report.results) else "ran no check that passed"
 
@@ -112,9 +112,9 @@ def refusal(report: Report) -> str | None:
 def _problem(labels: Iterable[str], results: Mapping[str, Result]) -> str:
     """Return the counts of checks that failed, were skipped or did not run, or "" for a verified cell."""
     outcomes = [results.get(label) for label in labels]
-    skipped = sum(result is not None and result.skipped is not None for result in outcomes)
-    failed = sum(result is not None and not result.passed for result in outcomes) - skipped
-    counts = {"failed": failed, "skipped": skipped, "not run": outcomes.count(None)}
+    num_skipped = sum(result is not None and result.skipped is not None for result in outcomes)
+    num_failed = sum(result is not None and not result.passed for result in outcomes) - num_skipped
+    counts = {"failed": num_failed, "skipped": num_skipped, "not run": outcomes.count(None)}
     return ", ".join(f"{count} check{'s' * (count > 1)} {state}" for state, count in counts.items() if count)
 
 
@@ -129,26 +129,26 @@ def status(folder: Path = RECORDS) -> str:
     >>> status(Path("nowhere"))
     'On a GPU the library is **untested**: no machine with one has run the checks yet; `python3 -m benchmarks.gpu_run` is ready.'
     """
-    untested = "On a GPU the library is **untested**:"
+    subject = "On a GPU the library is **untested**:"
     reports, record = [report for _, report in records(folder)], newest(folder)
     if not reports:
-        return f"{untested} no machine with one has run the checks yet; {COMMAND}."
+        return f"{subject} no machine with one has run the checks yet; {COMMAND}."
     if record is None:
-        return f"{untested} the last run ({_when(reports[0])}) {refusal(reports[0])}; {COMMAND}."
+        return f"{subject} the last run ({_place(reports[0])}) {refusal(reports[0])}; {COMMAND}."
     file, report = record
     results, cells = {result.label: result for result in report.results}, core_labels()
-    by_problem = defaultdict[str, list[str]](list)
+    cells_by_problem = defaultdict[str, list[str]](list)
     for name, labels in cells.items():
-        by_problem[_problem(labels, results)].append(name)
-    verified = by_problem.pop("", [])
-    notes = [f" {problem} for {_join_cells(names)}." for problem, names in by_problem.items()]
+        cells_by_problem[_problem(labels, results)].append(name)
+    verified_cells = cells_by_problem.pop("", [])
+    notes = [f" {problem} for {_join_cells(names)}." for problem, names in cells_by_problem.items()]
     if report.environment.get("sources") != environment("cpu")["sources"]:
         notes.append(" The package has changed since.")
-    if not verified:
-        return f"{untested} the last run ({_when(report)}) verified nothing.{''.join(notes)}"
-    count = sum(len(cells[name]) for name in verified)
+    if not verified_cells:
+        return f"{subject} the last run ({_place(report)}) verified nothing.{''.join(notes)}"
+    count = sum(len(cells[name]) for name in verified_cells)
     return (
-        f"The library is **verified** on {_when(report)}, for {_join_cells(verified)}: {count:,} checks passed."
+        f"The library is **verified** on {_place(report)}, for {_join_cells(verified_cells)}: {count:,} checks passed."
         f"{''.join(notes)} The record is `tests/records/{file.name}`."
     )
 
@@ -164,9 +164,9 @@ def _join_cells(cells: Iterable[str]) -> str:
     return " and ".join(texts + ([f"every dtype of {', '.join(complete)}"] if complete else []))
 
 
-def _when(report: Report) -> str:
-    about = report.environment
-    return f"{about['device']} at {str(about.get('commit') or 'unknown')[:12]}, {str(about['date'])[:10]}"
+def _place(report: Report) -> str:
+    facts = report.environment
+    return f"{facts['device']} at {str(facts.get('commit') or 'unknown')[:12]}, {str(facts['date'])[:10]}"
 
 
 # ---- the table of the documentation
@@ -185,9 +185,9 @@ def table(report: Report) -> str:
         ["---"] * 6,
     ]
     for name, results in sorted(_cells(report.results).items()):
-        finished = [result for result in results if result.skipped is None]
-        failed = sum(not result.passed for result in finished)
-        shares = [result.share for result in finished if result.share is not None]
-        counts = map(str, (len(finished), failed, len(results) - len(finished)))
+        finished_checks = [result for result in results if result.skipped is None]
+        num_failed = sum(not result.passed for result in finished_checks)
+        shares = [result.share for result in finished_checks if result.share is not None]
+        counts = map(str, (len(finished_checks), num_failed, len(results) - len(finished_checks)))
         rows.append([*name.split(), *counts, f"{max(shares):.2f}" if shares else "-"])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,4 +1,4 @@
-"""Shapes that only the checks on GPUs cover: widths, groups, layouts, ragged ends, far offsets.
+"""Only the checks on GPUs cover these shapes: widths, groups, layouts, ragged ends, far offsets.
 
 Each problem is one call of ``attend`` on a small graph with hubs, isolated receivers and an incomplete last tile.
 The largest problem is compared at its far end alone, where the offset of a number in its tensor needs more than
@@ -35,8 +35,8 @@ def _every_other(x: Tensor) -> Tensor:
 
 def _offset(x: Tensor) -> Tensor:
     """Return ``x`` as a slice of a longer tensor, at an offset that is not aligned for wide loads."""
-    padded = torch.cat([x[:, :, :1], x], dim=2)
-    return torch.cat([padded[..., :1], padded], dim=-1)[:, :, 1:, 1:]
+    padded_tensor = torch.cat([x[:, :, :1], x], dim=2)
+    return torch.cat([padded_tensor[..., :1], padded_tensor], dim=-1)[:, :, 1:, 1:]
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> O
     direction[:, :, -receivers:].normal_(generator=rng)
     gradients = differentiate(out, direction, leaves)
     count = receivers + FAR_WINDOW
-    near = {name: x.detach()[:, :, -count:].clone() for name, x in leaves.items()}
+    inputs = {name: x.detach()[:, :, -count:].clone() for name, x in leaves.items()}
     mask = patterns.window(count, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)
-    problem = Problem(near, mask, direction[:, :, -count:].clone(), FAR_DIM**-0.5)
+    problem = Problem(inputs, mask, direction[:, :, -count:].clone(), FAR_DIM**-0.5)
     # The first receivers of this slice have senders outside of it, so they are left out.
     truth = problem.truth.rows(torch.arange(FAR_WINDOW, count), torch.arange(count))
-    last = {name: x[:, :, -count:] for name, x in gradients.items()}
-    return judge(out[:, :, -receivers:], last, truth.for_backend(backend))
+    last_gradients = {name: x[:, :, -count:] for name, x in gradients.items()}
+    return judge(out[:, :, -receivers:], last_gradients, truth.for_backend(backend))

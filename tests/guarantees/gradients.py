@@ -23,7 +23,7 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.truth import Problem, make_leaves, name_backend
 from tests.guarantees.draws import Draw, GraphDraw, Numbers
 from tests.guarantees.families import FAMILIES, draw_edge_list
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import MESSAGE_PASSING, call, problem_of, takes, usual_backends
 
 KINDS = (
@@ -31,7 +31,7 @@ KINDS = (
     *("prefix", "documents", "tree", "globals", "by head", "full"),
 )
 FORMS = ("attend", "standard", "attend", "factored", "attend", "merged")
-TWICE = ("dense", "reference", MESSAGE_PASSING)  # they refuse no second derivative
+DOUBLE_BACKWARD = ("dense", "reference", MESSAGE_PASSING)  # they refuse no second derivative
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
     if problem.heads is None:
 
         def attend(*tensors: Tensor) -> Tensor:
-            named = dict(zip(inputs, tensors, strict=True))
-            out: Tensor = call(problem, named, tuple(problem.layout(named[name]) for name in "qkv"), backend)
+            state = dict(zip(inputs, tensors, strict=True))
+            out: Tensor = call(problem, state, tuple(problem.layout(state[name]) for name in "qkv"), backend)
             return out
 
         return attend, list(inputs.values())
@@ -84,8 +84,8 @@ def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor]
     weights = dict(layer.named_parameters())
 
     def update(x_src: Tensor, x_dst: Tensor, *tensors: Tensor) -> Tensor:
-        named = dict(zip(weights, tensors, strict=True))
-        out: Tensor = functional_call(layer, named, ((x_src, x_dst), problem.graph))
+        state = dict(zip(weights, tensors, strict=True))
+        out: Tensor = functional_call(layer, state, ((x_src, x_dst), problem.graph))
         return out
 
     return update, [*inputs.values(), *weights.values()]
@@ -102,12 +102,12 @@ def _check(problem: Problem, name: str) -> Iterator[Finding]:
     try:
         gradgradcheck(run, leaves, nondet_tol=0.0, fast_mode=True)
     except NotImplementedError:
-        yield "refused second derivative", 0.0, "it is refused" if name in TWICE else ""
+        yield "refused second derivative", 0.0, "it is refused" if name in DOUBLE_BACKWARD else ""
     else:
         yield "second derivative", 0.0, ""
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     cases = ((f"case {draw}", problem_of(draw)) for draw in map(SmallDraw, range(count)))
     tally = run_cases(cases, usual_backends(), _check, tell)
     value = (
@@ -115,8 +115,8 @@ def _measure(count: int, tell: Tell) -> Measured:
         f"{tally.total('second derivative'):,} second derivatives; refused by name "
         f"{tally.total('refused'):,} calls, {tally.total('refused second derivative'):,} second derivatives"
     )
-    twice = product(["second derivative"], [name for name in usual_backends() if name in TWICE])
-    return tally.outcome(value, [*product(["gradient"], usual_backends()), *twice])
+    expected = product(["second derivative"], [name for name in usual_backends() if name in DOUBLE_BACKWARD])
+    return tally.outcome(value, [*product(["gradient"], usual_backends()), *expected])
 
 
 GUARANTEE = Guarantee(

@@ -1,4 +1,4 @@
-"""Guarantees: a promise with a threshold, the cases that measure it, and the outcome."""
+"""A guarantee is a promise with a threshold, which cases measure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gnn_attention.backends import RefusalError
 from gnn_attention.verify.measure import badness
 
 Tell = Callable[[str], None]
-# The kind of a comparison, its error as a share of the allowed one, and the fault or "".
+# A finding is the kind of a comparison, its error as a share of the allowed one, and the fault or "".
 Finding = tuple[str, float, str]
 Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The outcome of a guarantee: the measurement in words, and every case that failed."""
+class Verdict:
+    """The verdict on a guarantee: the measurement in words, and every case that failed."""
 
     value: str
     failures: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Measured:
     def holds(self) -> bool:
         """True if no case failed.
 
-        >>> Measured("0 of 10 differ").holds, Measured("1 of 10 differs", ("case 7: off by 2",)).holds
+        >>> Verdict("0 of 10 differ").holds, Verdict("1 of 10 differs", ("case 7: off by 2",)).holds
         (True, False)
         """
         return not self.failures
@@ -46,26 +46,26 @@ class Guarantee:
     bar: str
     quick: int
     full: int
-    measure: Callable[[int, Tell], Measured]
+    measure: Callable[[int, Tell], Verdict]
 
 
 @dataclass
 class Tally:
-    """Comparisons by kind and subject, and faults and the worst share of each kind."""
+    """Count comparisons by kind and subject, and keep the faults and the largest share of each kind."""
 
-    compared: Counter[tuple[str, str]] = field(default_factory=Counter)
-    wrong: Counter[str] = field(default_factory=Counter)
-    worst: dict[str, float] = field(default_factory=dict)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    largest: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def total(self, kind: str) -> int:
         """Return the number of comparisons of a kind, over all subjects."""
-        return sum(count for (name, _), count in self.compared.items() if name == kind)
+        return sum(count for (name, _), count in self.counts.items() if name == kind)
 
-    def outcome(self, value: str, expected: Iterable[tuple[str, str]]) -> Measured:
-        """Return the outcome; an expected pair of kind and subject that was never compared is a failure."""
-        missing = [f"no {kind} of {name}".strip() for kind, name in expected if not self.compared[kind, name]]
-        return Measured(value, (*self.failures, *missing))
+    def outcome(self, value: str, expected: Iterable[tuple[str, str]]) -> Verdict:
+        """Return the verdict; an expected pair of kind and subject that was never compared is a failure."""
+        missing = [f"no {kind} of {name}".strip() for kind, name in expected if not self.counts[kind, name]]
+        return Verdict(value, (*self.failures, *missing))
 
 
 def run_cases(
@@ -85,13 +85,13 @@ def run_cases(
             name = f"{label}, {subject}".removesuffix(", ")
             try:
                 for kind, share, fault in check(case, subject):
-                    tally.compared[kind, subject] += 1
-                    tally.worst[kind] = max(tally.worst.get(kind, 0.0), badness(share))
+                    tally.counts[kind, subject] += 1
+                    tally.largest[kind] = max(tally.largest.get(kind, 0.0), badness(share))
                     if fault:
-                        tally.wrong[kind] += 1
+                        tally.faults[kind] += 1
                         tally.failures.append(f"{name}: {fault}"[:500])
             except RefusalError:
-                tally.compared["refused", subject] += 1
+                tally.counts["refused", subject] += 1
             except Exception as error:  # a guarantee reports every exception as a failure
                 message = " ".join(str(error).split())
                 tally.failures.append(f"{name}: {type(error).__name__}: {message}"[:500])

@@ -30,7 +30,7 @@ from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.verify.measure import badness
 from gnn_attention.verify.truth import make_leaves
 from tests.guarantees.draws import DTYPES, Draw, Numbers
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import attend_problem, call, usual_backends
 
 LAMBDA = 6.0  # a sum of n roundings exceeds LAMBDA sqrt(n) eps / 2 once in 10^7
@@ -104,17 +104,17 @@ class Poisoning:
         is_rerouted = backend.capabilities.visits_non_edges and not math.isfinite(self.draw.poison[1])
         before = self.results(self.clean, BACKENDS["rows"] if is_rerouted else backend)
         after = self.results(self.poisoned, backend)
-        worst, changes = 0.0, []
+        largest_change, changes = 0.0, []
         for name, x in before.items():
             reached = self.senders if name in ("gradient of k", "gradient of v") else self.receivers
             change = _largest_change(x[~reached], after[name][~reached])
-            worst = max(worst, badness(change))
+            largest_change = max(largest_change, badness(change))
             if not change <= (0.0 if backend.name == "reference" else self.allowed):
                 changes.append(f"{name} by {change:.3g}")
         if changes:
-            return worst / self.allowed, f"strangers changed: {', '.join(changes)}"
+            return largest_change / self.allowed, f"strangers changed: {', '.join(changes)}"
         count = int((self.nonfinite_rows & after["out"].isfinite().all(-1)).sum())
-        return worst / self.allowed, f"{count} rows that attend to it are finite" if count else ""
+        return largest_change / self.allowed, f"{count} rows that attend to it are finite" if count else ""
 
     @cached_property
     def allowed(self) -> float:
@@ -131,7 +131,7 @@ class Poisoning:
 
     @cached_property
     def nonfinite_rows(self) -> Bool[Tensor, "batch heads dst"]:
-        """Rows that cannot be finite: all receivers of a NaN, or those that an infinity reaches in the reference."""
+        """Rows that cannot be finite: receivers of a NaN, or those that an infinity reaches in the reference."""
         if math.isnan(self.draw.poison[1]):
             return self.receivers
         with torch.no_grad():
@@ -154,7 +154,7 @@ def _check(case: Poisoning, name: str) -> Iterator[Finding]:
     yield "changed", *case.change(BACKENDS[name])
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     cases = [Poisoning(PoisonedDraw(number)) for number in range(count)]
     labels = [f"case {case.draw}, {case.draw.poison[1]:g} in {case.draw.poison[0]}" for case in cases]
     tally = run_cases(zip(labels, cases, strict=True), usual_backends(), _check, tell)
@@ -165,9 +165,9 @@ def _measure(count: int, tell: Tell) -> Measured:
     tally.failures += [
         f"no graph with {poison} had strangers" for poison in map(str, POISONS) if poison not in poisons
     ]
-    largest = f"{tally.worst.get('changed', 0.0):.2g} of what another order of sums may make"
+    largest = f"{tally.largest.get('changed', 0.0):.2g} of what another order of sums may make"
     value = (
-        f"{tally.wrong['changed']:,} of {tally.total('changed'):,} calls changed; largest change {largest}"
+        f"{tally.faults['changed']:,} of {tally.total('changed'):,} calls changed; largest change {largest}"
     )
     return tally.outcome(value, product(["changed"], usual_backends()))
 

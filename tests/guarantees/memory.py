@@ -26,7 +26,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.explorer import page
 from gnn_attention.graph import TokenGraph
-from tests.guarantees.guarantee import Finding, Guarantee, Measured, Tell, run_cases
+from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 
 HEADS, DIM, FACTOR = 8, 64, 6
 TOKENS, MAX_DENSE_TOKENS = 2048, 1024  # the second limits calls that visit all pairs
@@ -34,7 +34,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Allocated:
+class Allocations:
     """The result or exception of a run, its peak of additional bytes, and its largest allocation."""
 
     result: Any
@@ -43,10 +43,10 @@ class Allocated:
     largest: int
 
 
-def allocated(work: Callable[[], Any]) -> Allocated:
+def record_allocations(work: Callable[[], Any]) -> Allocations:
     """Run ``work`` once on a CPU and record every allocation of torch.
 
-    >>> one_by_one = allocated(lambda: [torch.ones(1000).sum().item() for _ in range(5)])
+    >>> one_by_one = record_allocations(lambda: [torch.ones(1000).sum().item() for _ in range(5)])
     >>> 4000 <= one_by_one.peak < 8000, one_by_one.largest
     (True, 4000)
     """
@@ -60,24 +60,24 @@ def allocated(work: Callable[[], Any]) -> Allocated:
         except Exception as exception:  # the caller judges it
             error = exception
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held, peak, largest = 0, 0, 0
+    total, peak, largest = 0, 0, 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held, largest = held + event.nbytes(), max(largest, event.nbytes())
-        peak = max(peak, held)
-    return Allocated(result, error, peak, largest)
+        total, largest = total + event.nbytes(), max(largest, event.nbytes())
+        peak = max(peak, total)
+    return Allocations(result, error, peak, largest)
 
 
 # ---- calls
 
 
-def _listed(n: int) -> TokenGraph:
+def _make_list(n: int) -> TokenGraph:
     """Return a graph of at most 64 random senders for each token."""
     src = torch.randint(n, (64 * n,), generator=torch.Generator().manual_seed(n))
     edges = torch.stack([src, torch.arange(n).repeat_interleave(64)])
     return TokenGraph.from_edges(edges, n, coalesce=True, name="listed")
 
 
-def _by_head(n: int) -> TokenGraph:
+def _windows_by_head(n: int) -> TokenGraph:
     def rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return (src <= dst) & (dst - src <= 64 + 8 * h)
 
@@ -87,8 +87,8 @@ def _by_head(n: int) -> TokenGraph:
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "window": lambda n: patterns.window(n, 128),
     "documents": lambda n: patterns.documents([n // 16] * 16),
-    "list": _listed,
-    "by head": _by_head,
+    "list": _make_list,
+    "by head": _windows_by_head,
 }
 CALLS = (
     *(("auto", "window", "plain"), ("auto", "list", "sinks"), ("auto", "documents", "score_mod")),
@@ -135,8 +135,8 @@ def check_call(
         return torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
     backward(forward())
-    first = _without_error(allocated(forward))
-    second = _without_error(allocated(partial(backward, first.result)))
+    first = _raise_error(record_allocations(forward))
+    second = _raise_error(record_allocations(partial(backward, first.result)))
     edges = HEADS * n * n if all_pairs else graph.num_edges * (1 if graph.heads else HEADS)
     wide_itemsize = edge_softmax.accumulation_dtype(dtype).itemsize
     formula = 0 if name == "reference" else FACTOR * (edges + n * HEADS * DIM) * wide_itemsize
@@ -151,7 +151,7 @@ def check_call(
     yield "largest", share, f"{share:.2f} of E H C in a tensor" if share >= 1 else ""
 
 
-def _without_error(outcome: Allocated) -> Allocated:
+def _raise_error(outcome: Allocations) -> Allocations:
     if outcome.error is not None:
         raise outcome.error
     return outcome
@@ -176,13 +176,13 @@ def _all_pairs_through_a_hub() -> TokenGraph:
     return TokenGraph.from_edges(star, MILLION) @ TokenGraph.from_edges(star.flip(0), MILLION)
 
 
-def _unstructured(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _scattered_rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst * 7 + src * src) % 11 == 0
 
 
-REFUSED: dict[str, Callable[[], Any]] = {
+REFUSALS: dict[str, Callable[[], Any]] = {
     "the mask of a million tokens": lambda: patterns.causal(MILLION).mask(),
-    "the mask of a rule": lambda: TokenGraph.from_rule(_unstructured, MILLION, heads=2).mask(),
+    "the mask of a rule": lambda: TokenGraph.from_rule(_scattered_rule, MILLION, heads=2).mask(),
     "the list of half a trillion edges": lambda: patterns.causal(MILLION).edge_index,
     "the in-degrees of a trillion tokens": lambda: patterns.causal(TRILLION).in_degree(),
     "two hops between all of a million tokens": _all_pairs_through_a_hub,
@@ -195,7 +195,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "nodes and links of a million tokens": lambda: draw.graph(patterns.causal(MILLION)),
     "a page of a million tokens": lambda: page([5] * MILLION),
 }
-ANSWERED: dict[str, Callable[[], Any]] = {
+ANSWERS: dict[str, Callable[[], Any]] = {
     "explain for 100,000 tokens": lambda: explain(patterns.causal(MILLION // 10), 8, 64),
     "edges of a causal graph": lambda: patterns.causal(MILLION).num_edges,
     "decoding rows": lambda: patterns.causal(MILLION).rows(MILLION - 2, MILLION).mask(),
@@ -208,7 +208,7 @@ ANSWERED: dict[str, Callable[[], Any]] = {
 
 def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
     """Return the fault of ``work``, which must be answered, or refused with an estimate, within little memory."""
-    outcome = allocated(work)
+    outcome = record_allocations(work)
     if is_refused and outcome.error is None:
         return "not refused"
     if not isinstance(outcome.error, (ValueError, NotImplementedError) if is_refused else type(None)):
@@ -225,19 +225,19 @@ def _check_limit(work: Callable[[], Any], is_refused: bool) -> Iterator[Finding]
     yield "refused" if is_refused else "answered", 0.0, fault_of(work, is_refused) or ""
 
 
-def _measure(count: int, tell: Tell) -> Measured:
+def _measure(count: int, tell: Tell) -> Verdict:
     """Measure ``count`` calls, and all refusals and answers."""
     cases: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         (", ".join(call), partial(check_call, *call, DTYPES[number % 3]))
         for number, call in enumerate(CALLS[:count])
     ]
-    cases += [(name, partial(_check_limit, work, True)) for name, work in REFUSED.items()]
-    cases += [(name, partial(_check_limit, work, False)) for name, work in ANSWERED.items()]
+    cases += [(name, partial(_check_limit, work, True)) for name, work in REFUSALS.items()]
+    cases += [(name, partial(_check_limit, work, False)) for name, work in ANSWERS.items()]
     tally = run_cases(cases, [""], lambda check, subject: check(), tell)
-    forward, backward, largest = (tally.worst.get(kind, 0.0) for kind in ("forward", "backward", "largest"))
+    forward, backward, largest = (tally.largest.get(kind, 0.0) for kind in ("forward", "backward", "largest"))
     value = (
         f"{min(count, len(CALLS))} calls took at most {forward:.2f} and {backward:.2f} of what is allowed to each "
-        f"pass, largest tensor {largest:.2f} of E H C; {len(REFUSED)} refused and {len(ANSWERED)} answered, "
+        f"pass, largest tensor {largest:.2f} of E H C; {len(REFUSALS)} refused and {len(ANSWERS)} answered, "
         f"{len(tally.failures)} failures"
     )
     return tally.outcome(value, [("forward", "")])

@@ -1,4 +1,4 @@
-"""Problems with a truth from random draws: calls of ``attend``, or layers with heads in one form."""
+"""A random draw becomes a problem with a truth: a call of ``attend``, or a layer with heads in one form."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def layer_problem(draw: Draw) -> Problem:
         for name, n in tokens.items()
     }
     direction = inputs.pop("direction").to(dtype)
-    rounded = {name: (x * numbers.size).to(dtype) for name, x in inputs.items()}
-    return Problem(rounded, draw.mask, direction, heads.scale, heads=heads, graph=draw.graph)
+    rounded_inputs = {name: (x * numbers.size).to(dtype) for name, x in inputs.items()}
+    return Problem(rounded_inputs, draw.mask, direction, heads.scale, heads=heads, graph=draw.graph)
 
 
 def call(
@@ -152,5 +152,5 @@ def usual_backends() -> dict[str, Backend]:
 
 def takes(problem: Problem, backend: str) -> bool:
     """Return False for a message-passing layer on a graph that varies by sample or head, and True otherwise."""
-    varies = problem.graph.batch is not None or problem.graph.heads is not None
-    return not (varies and problem.heads is not None and backend == MESSAGE_PASSING)
+    is_varying = problem.graph.batch is not None or problem.graph.heads is not None
+    return not (is_varying and problem.heads is not None and backend == MESSAGE_PASSING)

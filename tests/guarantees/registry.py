@@ -1,4 +1,4 @@
-"""All guarantees by name, in the order of the report."""
+"""The registry holds all guarantees by name, in the order of the report."""
 
 from tests.guarantees import (
     compilation,

@@ -122,8 +122,8 @@ def test_a_wrong_sign_is_named_by_its_cell(monkeypatch):
     monkeypatch.setitem(BACKENDS, "rows", Backend("rows", negate_last_row, recomputes=True))
     checks = [check for check in small_checks("shapes", "far") if check.dtype != "float16"][::5]
     results = [check() for check in checks]
-    failed = {(result.backend, result.dtype) for result in results if not result.passed}
-    assert failed == {("rows", "bfloat16"), ("rows", "float32"), ("rows", "float64")}
+    failed_cells = {(result.backend, result.dtype) for result in results if not result.passed}
+    assert failed_cells == {("rows", "bfloat16"), ("rows", "float32"), ("rows", "float64")}
     assert not any(result.passed for result in results if result.backend == "rows")
 
 
@@ -138,13 +138,13 @@ def test_a_large_graph_is_its_mask(large):
 def test_noise_and_a_missing_kernel_are_caught():
     """Runs are compared bit for bit, and operators of torch must not replace the kernel of rows."""
 
-    def noisy(call):
+    def add_noise(call):
         out, lse = dense.run(call)
         return out * (1 + 1e-3 * torch.rand(())), lse
 
     case = large_problem("cpu", LARGE["hubs"], torch.float32, 64)
     assert gpu_checks.run_again(case, BACKENDS["dense"]).passed
-    outcome = gpu_checks.run_again(case, Backend("noisy", noisy))
+    outcome = gpu_checks.run_again(case, Backend("noisy", add_noise))
     assert (outcome.passed, outcome.where) == (False, "output differs from run to run")
     outcome = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
     assert (outcome.passed, outcome.where) == (False, "the operator triton_attention was not called")
@@ -157,10 +157,10 @@ def test_operators_are_checked():
     assert gpu_checks.run_opcheck(*call, case, BACKENDS["rows"]).passed
     assert not gpu_checks.run_opcheck(*call, case, BACKENDS["reference"]).passed
 
-    def inconsistent(call):
+    def double_when_compiled(call):
         out, lse = rows.run(call)
         return (2 * out if torch.compiler.is_compiling() else out), lse
 
     assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"]).passed
-    outcome = gpu_checks.run_compiled(*call, case, Backend("inconsistent", inconsistent))
+    outcome = gpu_checks.run_compiled(*call, case, Backend("inconsistent", double_when_compiled))
     assert "error allowed" in outcome.where

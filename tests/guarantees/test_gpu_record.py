@@ -26,13 +26,13 @@ WHEN = "NVIDIA H100 80GB HBM3 at 0123456789ab, 2026-12-01"
 
 @pytest.fixture(scope="module")
 def results():
-    """Results of a run of the whole core in which every check passes."""
+    """Return the results of a run of the whole core in which every check passes."""
     return [Result(c.group, c.backend, c.dtype, c.name, passed=True, share=0.75) for c in core_checks()]
 
 
 @pytest.fixture
 def status_of(tmp_path):
-    """A function that writes the record of some results and returns the status."""
+    """Return a function that writes the record of some results and returns the status."""
 
     def write(results, **place):
         write_record(results, {**PLACE, **place}, tmp_path)
@@ -57,16 +57,16 @@ def test_a_record_of_the_whole_core_verifies_every_cell(status_of, results, tmp_
 
 def test_a_cell_that_failed_is_named_and_no_other(status_of, results, tmp_path):
     labels = {r.label for r in results if (r.backend, r.dtype) == ("varlen", "float16")}
-    first, count = min(labels), len(labels)
+    label, count = min(labels), len(labels)
     message = f'"{gpu_record.ROOT}/a.py", "/x/site-packages/b.py"'
-    text = status_of([replace(r, passed=r.label != first, message=message) for r in results])
+    text = status_of([replace(r, passed=r.label != label, message=message) for r in results])
     assert r"\"a.py\", \"b.py\"" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
     assert (
         f": {len(results) - count:,} checks passed. 1 check failed for varlen (float16). The record" in text
     )
-    skipped = [replace(r, passed=False, skipped="no kernel") if r.label in labels else r for r in results]
-    assert f" {count} checks skipped for varlen (float16). The" in status_of(skipped)
-    assert " 1 check not run for varlen (float16). The" in status_of([r for r in results if r.label != first])
+    new_results = [replace(r, passed=False, skipped="no kernel") if r.label in labels else r for r in results]
+    assert f" {count} checks skipped for varlen (float16). The" in status_of(new_results)
+    assert " 1 check not run for varlen (float16). The" in status_of([r for r in results if r.label != label])
 
 
 HOLLOW = {

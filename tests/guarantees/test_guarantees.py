@@ -13,10 +13,10 @@ from tests.guarantees import endurance, environment
 from tests.guarantees.__main__ import main
 from tests.guarantees.draws import Draw
 from tests.guarantees.equality import compare
-from tests.guarantees.guarantee import Measured
+from tests.guarantees.guarantee import Verdict
 from tests.guarantees.registry import GUARANTEES
 
-# torch's compiler instantiates autograd.Function, which torch itself calls deprecated
+# torch's compiler instantiates autograd.Function, which torch itself calls deprecated.
 ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -38,7 +38,7 @@ def test_nothing_measured_does_not_hold(name):
 
 
 class HalfGradient(torch.autograd.Function):
-    """The identity with half its gradient."""
+    """Return the input unchanged, but halve its gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -49,15 +49,15 @@ class HalfGradient(torch.autograd.Function):
         return gradient / 2
 
 
-def masked_sdpa(call):
-    """Attention of a dense kernel, in which a masked NaN still spoils the output, as 0 times NaN."""
+def attend_by_masked_sdpa(call):
+    """Attend as a dense kernel in which a masked NaN still spoils the output, as 0 times NaN."""
     mask = call.graph.mask().expand(*call.q.shape[:3], call.k.shape[2])
     k, v = (x.repeat_interleave(call.q.shape[1] // x.shape[1], dim=1) for x in (call.k, call.v))
     logits = (call.q @ k.mT * call.scale).masked_fill(~mask, torch.finfo(v.dtype).min)
     return logits.softmax(-1) @ v, ROWS.run(call)[1]
 
 
-def with_messages(call):
+def store_messages(call):
     """Compute a message for each edge, which no backend needs to store."""
     (src, dst), (out, lse) = call.graph.edge_index, ROWS.run(call)
     return out + 0 * (call.v[:, :, src] + 0 * call.q[:, :, dst]).sum(), lse
@@ -99,7 +99,7 @@ FAULTS = {
         ", rows: output",
     ),
     "F3: more roundings": ("F3", 6, change_output(add_roundings), ", rows: mean error"),
-    "F4: a NaN that spreads": ("F4", 12, masked_sdpa, ", rows: strangers changed: out"),
+    "F4: a NaN that spreads": ("F4", 12, attend_by_masked_sdpa, ", rows: strangers changed: out"),
     "F4: a NaN that is lost": ("F4", 12, change_output(torch.nan_to_num), "that attend to it are finite"),
     "F6: a wrong derivative": ("F6", 2, change_output(HalfGradient.apply), ", rows: GradcheckError"),
     "F7: a graph break": ("F7", 2, lambda call: torch._dynamo.graph_break() or ROWS.run(call), "Unsupported"),
@@ -116,7 +116,7 @@ FAULTS = {
         change_output(lambda out: out + torch.get_num_threads()),
         "rows: numbers of threads: out",
     ),
-    "F12: all messages": ("F12", 5, with_messages, "of E H C in a tensor"),
+    "F12: all messages": ("F12", 5, store_messages, "of E H C in a tensor"),
 }
 
 
@@ -151,11 +151,11 @@ def test_memory_that_grows_and_wrong_work_are_noticed():
 
 # The faults were shares of a merge that did not sum to 1, a sink's share without a derivative, halves that were
 # rounded twice, and in three draws a wrong yardstick.
-WERE_WRONG = (911, 1212, 1993, 2111, 2366, 3480, 922, 3293, 3417, 4037, 1713, 6937)
+PAST_FAULTS = (911, 1212, 1993, 2111, 2366, 3480, 922, 3293, 3417, 4037, 1713, 6937)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", WERE_WRONG)
+@pytest.mark.parametrize("number", PAST_FAULTS)
 def test_draws_that_were_wrong(number):
     assert compare([Draw(number)], print).failures == []
 
@@ -166,13 +166,13 @@ def test_draws_that_were_wrong(number):
 @pytest.fixture
 def two_guarantees(monkeypatch):
     """Replace all guarantees by F1, which holds, and F2, which fails."""
-    outcomes = {"F1": Measured("0 of 10 differ"), "F2": Measured("1 of 10 differs", ("case 3: off by 2",))}
+    outcomes = {"F1": Verdict("0 of 10 differ"), "F2": Verdict("1 of 10 differs", ("case 3: off by 2",))}
     for name in list(GUARANTEES):
         if name not in outcomes:
             monkeypatch.delitem(GUARANTEES, name)
             continue
-        fake = dataclasses.replace(GUARANTEES[name], measure=lambda count, tell, name=name: outcomes[name])
-        monkeypatch.setitem(GUARANTEES, name, fake)
+        stub = dataclasses.replace(GUARANTEES[name], measure=lambda count, tell, name=name: outcomes[name])
+        monkeypatch.setitem(GUARANTEES, name, stub)
 
 
 def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
@@ -184,10 +184,10 @@ def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
         ("F1", True, False),
         ("F2", False, False),
     ]
-    printed = capsys.readouterr().out
-    assert "FAILS  F2: in float64" in printed
-    assert "failed: case 3: off by 2" in printed
-    assert printed.endswith("2 guarantees, 1 FAILED\n")
+    text = capsys.readouterr().out
+    assert "FAILS  F2: in float64" in text
+    assert "failed: case 3: off by 2" in text
+    assert text.endswith("2 guarantees, 1 FAILED\n")
     assert main(["F1"]) == 0
 
 
@@ -197,17 +197,17 @@ def test_a_record_names_the_commit_and_whether_files_differ(tmp_path, monkeypatc
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv("GNN_ATTENTION_COMMIT", raising=False)
 
-    def place():
-        about = environment.environment("cpu")
-        return about["commit"] and len(about["commit"]), about["dirty"]
+    def find_commit():
+        facts = environment.environment("cpu")
+        return facts["commit"] and len(facts["commit"]), facts["dirty"]
 
-    assert place() == (None, None)
+    assert find_commit() == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
         subprocess.run([*git, *arguments], check=True)
-    assert place() == (40, False)
+    assert find_commit() == (40, False)
     (tmp_path / "gnn_attention").mkdir()
     (tmp_path / "gnn_attention" / "new.py").touch()
-    assert place() == (40, True)
+    assert find_commit() == (40, True)
     monkeypatch.setenv("GNN_ATTENTION_COMMIT", "0123abcd")
-    assert place() == (8, None)
+    assert find_commit() == (8, None)

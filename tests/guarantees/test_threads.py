@@ -21,11 +21,11 @@ THREADS = 8
 SIZES = {"vocabulary_size": 20, "width": 12, "num_layers": 2, "num_heads": 4, "head_dim": 3, "mlp_width": 16}
 
 
-def numbers(seed, *shape):
+def draw_numbers(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def tokens(thread, count):
+def draw_tokens(thread, count):
     return torch.randint(20, (2, count), generator=torch.Generator().manual_seed(thread))
 
 
@@ -39,7 +39,7 @@ def make_attend(case):
     backends = ("auto", "tiles", "rows", "dense", "reference")
 
     def call(thread):
-        qkv = [numbers(seed, 1, 4, 40, 8).requires_grad_() for seed in range(3)]
+        qkv = [draw_numbers(seed, 1, 4, 40, 8).requires_grad_() for seed in range(3)]
         out = append_gradients(attend(*qkv, graph, backend=backends[thread % len(backends)]), qkv)
         return [*out, graph.edge_index, graph.mask(), graph.in_degree(), (graph @ graph).edge_index]
 
@@ -53,9 +53,9 @@ def make_recording(case):
 
     def call(thread):
         if thread % 2 and case % 2:
-            return [model(tokens(thread, 10), graph).detach()]
+            return [model(draw_tokens(thread, 10), graph).detach()]
         interventions = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
-        run = trace.record(model, tokens(thread, 10), graph, interventions=interventions)
+        run = trace.record(model, draw_tokens(thread, 10), graph, interventions=interventions)
         return [x.detach() for x in (run.output, *(layer.weights() for layer in run.layers), *run.states)]
 
     return call
@@ -70,7 +70,7 @@ def make_use_graph(case):
 
     def call(thread):
         with huggingface.use_graph(model, patterns.window(12, 1 + (thread + case) % 4)):
-            out = model(tokens(thread, 12), use_cache=False).last_hidden_state
+            out = model(draw_tokens(thread, 12), use_cache=False).last_hidden_state
             inputs = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return append_gradients(out, inputs)
 
@@ -119,10 +119,10 @@ def test_threads_at_once_give_what_they_give_alone(make, case):
 
 
 def test_a_second_thread_is_refused_an_intervene_context():
-    """If it waited for the first thread, which may wait for it, both would hang."""
+    """If the second thread waited for the first, which may wait for it, both would hang."""
     model = LanguageModel(Config(**SIZES)).eval()
     with trace.intervene(model, trace.mute()):
-        (error,) = run_concurrently([lambda: trace.record(model, tokens(0, 3))])
+        (error,) = run_concurrently([lambda: trace.record(model, draw_tokens(0, 3))])
         assert isinstance(error, NotImplementedError)
         assert "another thread intervenes in this module" in str(error)
-    assert len(trace.record(model, tokens(0, 3)).layers) == 2
+    assert len(trace.record(model, draw_tokens(0, 3)).layers) == 2

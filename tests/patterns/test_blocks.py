@@ -1,4 +1,4 @@
-"""``patterns.blocks``: relations between its builders, and the same graphs elsewhere."""
+"""``patterns.blocks``: its builders are related, and attention-gym selects the same tiles."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TestKin:
         assert blocks.quest(q, k, 1, 3) == patterns.top_k(q @ k.T, 3)
 
     def test_the_bound_of_a_page_is_above_its_logits(self):
-        """So the page of a single outlier is always selected."""
+        """Therefore the page of a single outlier is always selected."""
         q, k = numbers(16, 3).abs(), numbers(16, 3, seed=1) * 0.1
         k[5] = 9.0
         assert bool(blocks.quest(q, k, 4, 1).mask()[5:, 5].all())
 
     def test_quest_does_not_look_ahead(self):
-        """Row i is the graph of a decoding step: later keys change nothing."""
+        """Row i is the graph of a decoding step, so later keys do not change it."""
         q, k = numbers(14, 3), numbers(14, 3, seed=1)
         later_keys = torch.cat([k[:9], 100 * k[9:]])
         assert blocks.quest(q, k, 4, 2).rows(0, 9) == blocks.quest(q, later_keys, 4, 2).rows(0, 9)
@@ -56,7 +56,7 @@ class TestKin:
 
 @pytest.mark.parametrize("top", [1, 2, 4])
 def test_attention_gym_selects_the_same_tiles(top):
-    """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as its BlockMask."""
+    """Video sparse attention has the tiles of ``compute_vsa_topk_indices`` in its BlockMask."""
     q, k = numbers(2, 3, 16, 4), numbers(2, 3, 16, 4, seed=1)
     vsa = needs("attn_gym.masks.vsa")
     mask = vsa.create_vsa_block_mask(vsa.compute_vsa_topk_indices(q, k, 4, top), 4, 4).to_dense()

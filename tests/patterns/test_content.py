@@ -1,4 +1,4 @@
-"""``patterns.content``: relations between its builders, and data by head and sample (``blocks`` too)."""
+"""``patterns.content``: its builders are related, and take data by head and sample (``blocks`` too)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TestKin:
     def test_top_k_is_topk(self, k):
         """Without ties ``torch.topk`` of the masked logits chooses the same."""
         logits = numbers(8, 8)
-        past = logits.masked_fill(~patterns.causal(8).mask(), -torch.inf)
+        causal_logits = logits.masked_fill(~patterns.causal(8).mask(), -torch.inf)
         graphs = content.top_k(logits, k, causal=False), content.top_k(logits, k)
-        for values, graph in zip((logits, past), graphs, strict=True):
+        for values, graph in zip((logits, causal_logits), graphs, strict=True):
             expected = torch.zeros(8, 8, dtype=torch.bool).scatter(1, values.topk(min(k, 8)).indices, True)
             assert torch.equal(graph.mask(), expected & (values > -torch.inf))
 
@@ -35,13 +35,14 @@ class TestKin:
         assert content.top_k(logits, 2, causal=False).edge_index.tolist() == [[1, 2, 0, 2], [0, 0, 2, 2]]
 
     def test_ties_go_to_the_earlier(self):
-        close = torch.tensor([[1.0, 1.0 + 2**-40]], dtype=torch.float64)  # no tie
-        assert content.top_k(close, 1, causal=False).edge_index.tolist() == [[1], [0]]
+        """Logits that differ in float64 alone are no tie."""
+        logits = torch.tensor([[1.0, 1.0 + 2**-40]], dtype=torch.float64)
+        assert content.top_k(logits, 1, causal=False).edge_index.tolist() == [[1], [0]]
         assert content.top_k(torch.zeros(40, 40), 3) == patterns.causal(40) & patterns.sinks(40, 3)
         assert content.nearest(torch.zeros(40, 2), 3, causal=False) == patterns.sinks(40, 3, causal=False)
 
     def test_nearest_on_a_line_is_a_window(self):
-        """However far from the origin: differences are taken before squares."""
+        """Points may be far from the origin, because differences are taken before squares."""
         points = torch.arange(12.0, dtype=torch.float64).unsqueeze(1) / 16 + 2**24
         assert content.nearest(points, 4) == patterns.window(12, 4)
         assert content.nearest(points, 3, loops=False) == patterns.window(12, 4) - patterns.window(12, 1)
@@ -52,7 +53,7 @@ class TestKin:
         assert content.nearest(numbers(2, 17, 3), 4) == expected
 
     def test_a_hash_looks_at_directions_alone(self):
-        """Reformer: lengths do not count, and opposite vectors never share a bucket of one round."""
+        """As in Reformer, lengths do not count, and opposite vectors never share a bucket of one round."""
         x = numbers(30, 8)
         assert content.lsh(x, 8, 2) == content.lsh(x * torch.arange(1, 31).unsqueeze(1), 8, 2)
         graph = content.lsh(torch.cat([x, -x]), 8, causal=False)
@@ -97,7 +98,7 @@ class TestHeadsAndSamples:
         assert graph.select(0, 1) == content.routing(x[1], x[1], centres[1], 3)
 
     def test_the_first_head_of_a_hash(self):
-        """Heads have directions of their own, samples share them."""
+        """Each head has directions of its own, which the samples share."""
         x = numbers(2, 3, 30, 4)
         graph = content.lsh(x, 6, 2)
         assert (graph.batch, graph.heads) == (2, 3)
@@ -108,7 +109,7 @@ class TestHeadsAndSamples:
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_reformer_hashes_to_the_same_buckets(rounds):
-    """The same seed, the same directions: tokens share a bucket here where they do there."""
+    """The same seed gives the same directions, so tokens share the same buckets."""
     transformers = needs("transformers")
     sizes = {"num_attention_heads": 2, "attention_head_size": 5, "hidden_size": 10, "num_buckets": 6}
     config = transformers.ReformerConfig(**sizes, num_hashes=rounds, hash_seed=7)

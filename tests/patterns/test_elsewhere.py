@@ -1,4 +1,4 @@
-"""The same graphs in other libraries: masks of attention-gym, Hugging Face and torch."""
+"""Masks of attention-gym, Hugging Face and torch are the graphs of our builders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gnn_attention import TokenGraph, algebra, patterns
 
-# Each line is a rule of attention-gym, whose windows count the distance as in flash-attention, and our graph.
+# Each line is a rule of attention-gym, whose windows count distances as flash-attention does, and our graph.
 GYM = """
 generate_sliding_window(5) -> window(17, 6)
 generate_dilated_sliding_window(5, 2) -> band(17, 5, 5, 2)

@@ -1,4 +1,4 @@
-"""Arguments that builders reject: messages name the argument, its value and what is expected."""
+"""Builders reject wrong arguments with messages that name the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_wrong_arguments():
     assert_errors(ERRORS, {**vars(patterns), "numbers": numbers, "labels": labels, "torch": torch})
 
 
-def example(name):
-    """The arguments, by name, of the builder's call in the catalogue."""
+def example_arguments(name):
+    """Return the arguments, by name, of the builder's call in the catalogue."""
     call, names = EXAMPLES[name].removesuffix("[0]"), {**vars(patterns), **vars(expressions)}
     signature = inspect.signature(getattr(patterns, name))
     return eval(call, names | {name: lambda *args, **kwargs: signature.bind(*args, **kwargs).arguments})
@@ -102,7 +102,7 @@ def example(name):
 @pytest.mark.parametrize("name", patterns.__all__)
 def test_whole_numbers(name):
     """A value that is not an integer, or is too small, is refused by the name of its parameter."""
-    builder, arguments = getattr(patterns, name), example(name)
+    builder, arguments = getattr(patterns, name), example_arguments(name)
     for word, parameter in inspect.signature(builder, eval_str=True).parameters.items():
         if parameter.annotation not in (int, int | None) or word == "sizes":
             continue
@@ -115,7 +115,7 @@ def test_whole_numbers(name):
 
 @pytest.mark.parametrize("wrong", [None, "x", {}, [None], [[0, 1], [0]]])
 def test_labels_must_be_numbers(wrong):
-    """All data that torch cannot read get the same message."""
+    """The message is the same for all data that torch cannot read."""
     for build, argument in (
         (patterns.clusters, "dst_labels"),
         (patterns.shared_bucket, "buckets"),

@@ -1,4 +1,4 @@
-"""Random and expander graphs: seeds, diameters, spectral gaps, networkx's own graphs."""
+"""Random graphs follow their seeds; expanders, de Bruijn graphs and tori have the properties of theory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class TestSeeds:
 
     @each_builder
     def test_global_random_states_do_not_change(self, build):
-        before = torch.get_rng_state(), random.getstate()
+        states = torch.get_rng_state(), random.getstate()
         graph = build(3)
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert random.getstate() == before[1]
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert random.getstate() == states[1]
         torch.manual_seed(99)
         random.seed(99)
         assert build(3) == graph

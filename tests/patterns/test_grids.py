@@ -1,4 +1,4 @@
-"""Grids: products of their axes, and the same graphs in transformers."""
+"""Grids are products of their axes, and transformers has the same shifted windows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestHuggingFace:
         ("shape", "window", "shift"), [((8, 8), 4, 2), ((8, 12), 4, 1), ((6, 9), 3, 2), ((8, 8), 4, 0)]
     )
     def test_shifted_windows_of_swin(self, shape, window, shift):
-        """The roll, partition and mask of its layer, applied to the positions of the tokens."""
+        """The layer's roll, partition and mask of the positions of tokens give the edges."""
         modeling_swin = needs("transformers.models.swin.modeling_swin")
         config = needs("transformers").SwinConfig(window_size=window)
         layer = modeling_swin.SwinLayer(config, 4, input_resolution=shape, num_heads=1, shift_size=shift)

@@ -1,4 +1,4 @@
-"""Hierarchies: reach of messages, and the union of the levels."""
+"""Hierarchies connect all blocks or tokens, and their levels partition the edges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gnn_attention import attend, patterns, score_mods
 each_n = pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 9, 31, 32, 33])
 
 
-def gaps(n):
+def distances_of(n):
     return torch.arange(n)[:, None] - torch.arange(n)
 
 
@@ -33,7 +33,7 @@ class TestBinaryPartition:
     @each_n
     def test_every_sender_counts_once_at_some_scale(self, n, k):
         """The spans that a token attends to hold every allowed token once."""
-        for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
+        for causal, expected in ((True, (distances_of(n) >= 0).long()), (False, torch.ones(n, n).long())):
             mask = patterns.binary_partition(n, k, causal=causal).mask().long()
             spans = mask[n:, :n]
             assert torch.equal(mask[:n, :n] + mask[:n, n:] @ spans, expected)
@@ -57,15 +57,15 @@ class TestKin:
     @pytest.mark.parametrize("block", [1, 2, 3])
     @each_n
     def test_levels_of_a_hierarchical_matrix_are_a_partition(self, n, block):
-        for causal, expected in ((True, (gaps(n) >= 0).long()), (False, torch.ones(n, n).long())):
+        for causal, expected in ((True, (distances_of(n) >= 0).long()), (False, torch.ones(n, n).long())):
             levels = [patterns.h_matrix_level(n, block, level, causal=causal) for level in range(6)]
             assert torch.equal(sum(level.mask().long() for level in levels), expected)
 
 
 class TestFibottention:
-    """Khaleghi Rahimian et al. 2024: distances from the Wythoff array, a row for each head."""
+    """Khaleghi Rahimian et al. 2024 give each head the distances in a row of the Wythoff array."""
 
-    # A035513
+    # This is sequence A035513 of the OEIS.
     WYTHOFF = (1, 2, 3, 5, 8, 13), (4, 7, 11, 18, 29), (6, 10, 16, 26, 42), (9, 15, 24, 39), (12, 20, 32, 52)
 
     @staticmethod

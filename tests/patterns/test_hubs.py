@@ -1,4 +1,4 @@
-"""Graphs with hubs and extra nodes: relations, random blocks, and the same graphs in transformers."""
+"""Hubs and extra nodes combine with random blocks and lists, and transformers has the same Longformer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def test_random_blocks(build):
     assert graph.select(0, 0) != build(48, 2, num_random=3, seed=8)
     masks = [graph.select(0, head).mask() for head in range(4)]
     assert not any(torch.equal(masks[a], masks[b]) for a in range(4) for b in range(a))
-    more, fewer = build(48, 2, num_random=4, seed=7), build(48, 2, num_random=3, seed=7)
-    assert (fewer - more).num_edges == 0
-    assert more.num_edges > fewer.num_edges
+    large_graph, small_graph = build(48, 2, num_random=4, seed=7), build(48, 2, num_random=3, seed=7)
+    assert (small_graph - large_graph).num_edges == 0
+    assert large_graph.num_edges > small_graph.num_edges
 
 
 @pytest.mark.parametrize("window", [4, 8])
 @pytest.mark.parametrize("tokens", [[], [0], [2, 11]])
 def test_edges_of_longformer(window, tokens):
-    """The edges are the nonzero derivatives of the layer of transformers."""
+    """The edges are the nonzero derivatives of the outputs of the layer of transformers."""
     torch.manual_seed(0)
     longformer = needs("transformers.models.longformer.modeling_longformer")
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "attention_window": [window]}

@@ -1,4 +1,4 @@
-"""Relations between builders: each line of a table is an equation of graphs or a fact about one."""
+"""Builders are related: each line of a table is an equation of graphs or a fact about one."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def mask(graph):
 
 
 def submask(graph, tokens):
-    """The mask among ``tokens``."""
+    """Return the mask among ``tokens``."""
     return graph.mask()[list(tokens)][:, list(tokens)].tolist()
 
 
 def union_over_heads(graph):
-    """The union of the masks of all heads."""
+    """Return the union of the masks of all heads."""
     return graph.mask().any(0).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Every builder against an independent predicate and theorems, from the table ``tests/support/zoo``."""
+"""Every builder agrees with an independent predicate and theorems, from the table ``tests/support/zoo``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gnn_attention.huggingface._alignment import structural_key
 
 def reach_by_layer(mask):
     """Yield the tokens from which each token has received after each layer, its own state included."""
-    reach = torch.eye(len(mask))
+    is_reached = torch.eye(len(mask))
     while True:
-        yield reach > 0
-        next_reach = (reach + mask.float() @ reach > 0).float()
-        if torch.equal(next_reach, reach):
+        yield is_reached > 0
+        next_is_reached = (is_reached + mask.float() @ is_reached > 0).float()
+        if torch.equal(next_is_reached, is_reached):
             return
-        reach = next_reach
+        is_reached = next_is_reached
 
 
 def check_edges(row, n, graph):
@@ -44,7 +44,7 @@ def check_counts(row, n, graph):
 
 
 def check_causal(row, n, graph):
-    """A causal graph has only ``src <= dst``; other graphs break it at the largest size."""
+    """Check that a causal graph has only ``src <= dst``, and that others break this at the largest size."""
     src, dst = graph.edge_index
     if row.causal:
         assert bool((src <= dst).all())
@@ -70,17 +70,17 @@ def check_acyclic(row, n, graph):
 
 def check_layers(row, n, graph):
     if row.layers and graph.num_dst == graph.num_src:
-        allowed = torch.ones(graph.num_dst, graph.num_dst, dtype=torch.bool)
-        allowed = allowed.tril() if row.causal else allowed
-        full = [bool(reach[allowed].all()) for reach in reach_by_layer(graph.mask())]
-        assert (full.index(True) if any(full) else None) == row.layers(n)
+        is_allowed = torch.ones(graph.num_dst, graph.num_dst, dtype=torch.bool)
+        is_allowed = is_allowed.tril() if row.causal else is_allowed
+        is_full = [bool(is_reached[is_allowed].all()) for is_reached in reach_by_layer(graph.mask())]
+        assert (is_full.index(True) if any(is_full) else None) == row.layers(n)
 
 
 def check_copies(row, n, graph):
-    """Copies keep the graph and its name."""
-    unpickled = pickle.loads(pickle.dumps(graph))
-    assert copy.deepcopy(graph) == unpickled == graph
-    assert unpickled.name == graph.name
+    """Check that copies keep the graph and its name."""
+    graph_copy = pickle.loads(pickle.dumps(graph))
+    assert copy.deepcopy(graph) == graph_copy == graph
+    assert graph_copy.name == graph.name
 
 
 THEOREMS = [value for name, value in list(globals().items()) if name.startswith("check_")]
@@ -106,10 +106,10 @@ def test_the_name_builds_the_graph(row):
 
 
 class TestSymbols:
-    """The expressions that make up rules."""
+    """Rules are made of expressions of ``src`` and ``dst``."""
 
     def test_a_chained_comparison_is_refused(self):
-        """Python would keep only its second half."""
+        """Python would keep only the second half of the comparison."""
         with pytest.raises(TypeError, match="join comparisons by"):
             3 < src <= dst  # noqa: B015
 
@@ -122,7 +122,7 @@ class TestSymbols:
         assert len(calls) == 1
 
     def test_equal_calls_have_equal_keys(self):
-        """So that the plan of a forward pass of a transformers model serves the next pass."""
+        """With equal keys, the plan of a forward pass of a transformers model serves the next pass."""
         rules = [patterns.power_attention(n, 4, 2).rule for n in (64, 64, 65)]
         keys = [structural_key(rule) for rule in rules]
         assert keys[0] == keys[1] != keys[2]

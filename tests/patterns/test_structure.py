@@ -1,4 +1,4 @@
-"""``patterns.structure``: relations between its builders, and the same values in networkx."""
+"""``patterns.structure``: its builders keep the order of lists, and agree with networkx."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ each_seed = pytest.mark.parametrize("seed", range(4))
 
 
 def random_digraph(seed, n=11, chance=0.15):
-    """A random directed graph of networkx, with one self loop."""
+    """Return a random directed graph of networkx, with one self loop."""
     graph = networkx.gnp_random_graph(n, chance, seed=seed, directed=True)
     graph.add_edge(3, 3)
     return graph
@@ -34,7 +34,7 @@ class TestKin:
     @each_seed
     @pytest.mark.parametrize("k", [1, 2, 3, 40])
     def test_hops_are_powers(self, seed, k):
-        """A^1 or ... or A^k; with self loops it is the k-th power of A + I."""
+        """k hops are A^1 or ... or A^k; with self loops they are the k-th power of A + I."""
         graph = convert.from_networkx(random_digraph(seed))
         union = graph**1
         for hops in range(2, min(k, 11) + 1):
@@ -56,14 +56,14 @@ class TestKin:
     @pytest.mark.parametrize("later", [2**53 + 1, 1.7e9 + 2**-20])
     def test_close_times_differ(self, later):
         """Times are compared as Python's numbers: nanoseconds as integers, seconds as float64."""
-        earlier = 2**53 if isinstance(later, int) else 1.7e9
-        graph = structure.temporal(patterns.full(2), [later, earlier], strict=True)
+        first_time = 2**53 if isinstance(later, int) else 1.7e9
+        graph = structure.temporal(patterns.full(2), [later, first_time], strict=True)
         assert graph.edge_index.tolist() == [[1], [0]]
 
     def test_types_of_edges_in_the_order_of_the_graph(self):
         """An edge may have several types or none; a bias is a weighted sum of them."""
-        graph, past = asymmetric_graph(), patterns.strict_causal(3)
-        types = structure.edge_types(graph, [past, patterns.window(3, 1), patterns.no_self(3)])
+        graph, past_graph = asymmetric_graph(), patterns.strict_causal(3)
+        types = structure.edge_types(graph, [past_graph, patterns.window(3, 1), patterns.no_self(3)])
         expected = [[0, 1, 0, 1], [0, 0, 1, 0], [1, 1, 0, 1]]
         assert torch.equal(types, torch.tensor(expected, dtype=torch.bool))
         assert structure.edge_types(graph, []).shape == (0, 4)

@@ -1,4 +1,4 @@
-"""Native sparse attention against its formula, computed densely in float64."""
+"""Native sparse attention equals its formula, computed densely in float64."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def compute_formula(layer, x):
     q, k, v = (torch.einsum("btw,hwd->bhtd", x, W) for W in (heads.W_Q, heads.W_K, heads.W_V))
     branch_kv = [[torch.einsum("btw,hwd->bhtd", x, W) for W in pair] for pair in layer.senders]
     starts = range(0, N - 8 + 1, 4)
-    pooled = [
+    pooled_kv = [
         torch.stack([net((y[:, :, s : s + 8] + place).flatten(2)) for s in starts], 2)
         for net, y, place in zip(layer.pools, branch_kv[0], layer.places, strict=True)
     ]
     dst, src = torch.arange(N).view(-1, 1), torch.arange(N)
     mask = torch.tensor([[s + 7 <= t for s in starts] for t in range(N)])
-    weights = softmax(q, pooled[0], mask)
-    # The strides that each pooled block shares with each block to select.
+    weights = softmax(q, pooled_kv[0], mask)
+    # A pooled block counts for a block to select by the strides that they share.
     shares = torch.tensor(
         [[len({*range(s, s + 8)} & {*range(b, b + 6)}) / 4 for b in range(0, N, 6)] for s in starts]
     )
@@ -47,13 +47,13 @@ def compute_formula(layer, x):
     block = torch.arange(9)
     is_fixed = (block < 1) | (block > dst // 6 - 2)
     importance = importance.masked_fill(is_fixed, torch.inf).masked_fill(block > dst // 6, -torch.inf)
-    chosen = is_largest(importance, 4)
-    chosen = chosen.repeat_interleave(6, -1)[..., :N].repeat_interleave(4 // groups, 1) & (src <= dst)
+    selection = is_largest(importance, 4)
+    selection = selection.repeat_interleave(6, -1)[..., :N].repeat_interleave(4 // groups, 1) & (src <= dst)
     rotate = lambda y: Rotary().turn(y, src)  # noqa: E731
     window = (src <= dst) & (dst - src < 9)
     branches = [
-        weights @ expand_heads(pooled[1]),
-        softmax(rotate(q), rotate(branch_kv[1][0]), chosen) @ expand_heads(branch_kv[1][1]),
+        weights @ expand_heads(pooled_kv[1]),
+        softmax(rotate(q), rotate(branch_kv[1][0]), selection) @ expand_heads(branch_kv[1][1]),
         softmax(rotate(q), rotate(k), window) @ expand_heads(v),
     ]
     gates = layer.gates(x).sigmoid().view(2, N, 3, 4)
@@ -63,7 +63,7 @@ def compute_formula(layer, x):
 
 @pytest.mark.parametrize("kv_heads", [2, 1])
 def test_the_three_branches_and_their_gates(kv_heads):
-    """Outputs, and gradients of the input and of every parameter; a group of heads chooses together."""
+    """Outputs and gradients of input and parameters equal the formula; a group of heads chooses together."""
     layer, x = make_layer(kv_heads), randn(2, N, WIDTH, seed=4, grad=True)
     output, expected = layer(x), compute_formula(layer, x)
     assert_exact(output, expected)

@@ -1,4 +1,4 @@
-"""Selections against dense scores in float64: chosen senders, losses, gradients, memory."""
+"""Selections, losses and gradients equal those of dense scores in float64, and take less memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dense_logits(q, k, mask):
 
 
 def is_largest(scores, count):
-    """The mask of the largest finite scores, by sorting."""
+    """Return the mask of the largest finite scores, by sorting."""
     order = scores.argsort(-1, descending=True)[..., :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores > -torch.inf)
 
@@ -57,11 +57,11 @@ def test_top_k_takes_the_largest(name, per):
     q, k, _ = qkv()
     logits = dense_logits(q, k, GRAPHS[name].mask())
     weights = logits.softmax(-1).nan_to_num(0.0)
-    shared = {
+    sums = {
         "group": weights.view(2, 2, 2, T, T).sum(2).repeat_interleave(2, 1),
         "all": weights.sum(1, True),
     }
-    scores = logits if per == "head" else shared[per].masked_fill(~GRAPHS[name].mask(), -torch.inf)
+    scores = logits if per == "head" else sums[per].masked_fill(~GRAPHS[name].mask(), -torch.inf)
     assert torch.equal(TopK(5, per).select(q, k, GRAPHS[name]).mask(), is_largest(scores, 5))
     if per == "head":
         mod = lambda score, b, h, dst, src: score - 0.3 * (h + 1) * (dst - src)  # noqa: E731
@@ -104,8 +104,8 @@ def test_pooled_blocks_are_chosen_by_their_formula(pool):
         ends = torch.stack([q * part.amax(2, True), q * part.amin(2, True)])
         bound = ends.amax(0).sum(-1)
         scores[..., block] = (q @ part.mT).mean(-1) if pool == "mean" else bound
-    own, block = torch.arange(T).view(-1, 1) // 6, torch.arange(7)
-    scores = scores.masked_fill(block == own, torch.inf).masked_fill(block > own, -torch.inf)
+    own_block, block = torch.arange(T).view(-1, 1) // 6, torch.arange(7)
+    scores = scores.masked_fill(block == own_block, torch.inf).masked_fill(block > own_block, -torch.inf)
     expected = is_largest(scores, 3).repeat_interleave(6, -1)[..., :T] & GRAPHS["causal"].mask()
     graph = PooledBlocks(6, 3, pool).select(q, k)
     assert torch.equal(graph.mask(), expected)
@@ -119,14 +119,14 @@ def make_indexer(k=6, rotary=Rotary()):  # noqa: B008
 
 
 def compute_scores(module, x, mask):
-    """``I`` by loops over heads, ``[batch, dst, src]``; -inf at non-edges."""
+    """Compute ``I`` by a loop over heads, ``[batch, dst, src]``; -inf at non-edges."""
     keys = torch.nn.functional.layer_norm(x @ module.keys.weight.T, (4,), eps=1e-5)
     keys = keys * module.key_norm.weight + module.key_norm.bias
     queries, total = (x @ module.queries.weight.T).unflatten(-1, (3, 4)), 0.0
     for head in range(3):
-        rotated = [Rotary().turn(part, torch.arange(T)) for part in (queries[:, :, head], keys)]
+        rotated_parts = [Rotary().turn(part, torch.arange(T)) for part in (queries[:, :, head], keys)]
         weight = (x @ module.weights.weight[head] / 12**0.5).unsqueeze(-1)
-        total = total + weight * (rotated[0] @ rotated[1].mT).clamp(min=0)
+        total = total + weight * (rotated_parts[0] @ rotated_parts[1].mT).clamp(min=0)
     return total.masked_fill(~mask, -torch.inf)
 
 
@@ -138,8 +138,8 @@ def test_the_indexer_chooses_by_its_formula(name):
     graph = module.select(x, x, GRAPHS[name])
     # If several scores are exactly 0, any of these senders may be chosen.
     smallest = scores.masked_fill(~graph.mask()[:, 0], torch.inf).amin(-1)
-    rejected = scores.masked_fill(graph.mask()[:, 0], -torch.inf).amax(-1)
-    assert bool((smallest >= rejected - 1e-12).all())
+    largest = scores.masked_fill(graph.mask()[:, 0], -torch.inf).amax(-1)
+    assert bool((smallest >= largest - 1e-12).all())
     assert torch.equal(graph.in_degree()[:, 0], mask.sum(-1).clamp(max=6).expand(2, -1))
 
 
@@ -150,10 +150,10 @@ def test_an_indexer_chooses_the_same_in_bfloat16(samples):
     shapes = (samples, 3, T, 4), (samples, 3, T), (samples, T, 4)
     queries, weights, keys = (torch.randint(-3, 4, shape, generator=rng).float() for shape in shapes)
     module = Indexer(WIDTH, 6, num_heads=3, head_dim=4, dtype=torch.bfloat16)
-    chosen = module.choose((queries, weights), keys, GRAPHS["causal"]).mask().view(samples, T, T)
+    selection = module.choose((queries, weights), keys, GRAPHS["causal"]).mask().view(samples, T, T)
     scores = (weights.unsqueeze(-1) * (queries @ keys.unsqueeze(1).mT).clamp(min=0)).sum(1)
     expected = scores.masked_fill(~mask, -torch.inf).topk(6).values
-    assert torch.equal(scores.masked_fill(~chosen, -torch.inf).topk(6).values, expected)
+    assert torch.equal(scores.masked_fill(~selection, -torch.inf).topk(6).values, expected)
 
 
 def compute_loss(module, x, q, k, mask):
@@ -165,7 +165,7 @@ def compute_loss(module, x, q, k, mask):
 
 
 def sample_graph(x):
-    """A sparse graph for each sample, in which receiver 5 is isolated."""
+    """Return a graph that differs by sample, in which receiver 5 is isolated."""
     index = make_indexer(k=2).select(x, x).mask()[:, 0].float().topk(2).indices
     index[:, 5] = -1
     index[:, 0, 1] = index[:, 1, 1] = -1
@@ -192,22 +192,22 @@ def test_the_loss_is_the_divergence(name):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_nothing_of_tokens_times_tokens_is_saved(monkeypatch, sparse):
-    """Less than one table of a sample is saved in all; products of all heads and samples would be six."""
+    """Less than two tables of a sample are saved in all; products of all heads and samples would be six."""
     n = 256
     monkeypatch.setattr(_choice, "SCORES_PER_CHUNK", n * 64)
     monkeypatch.setattr(indexer, "EDGES_PER_CHUNK", 512)
     module, x, q = make_indexer(), randn(2, n, WIDTH), randn(2, 4, n, 8)
-    graph, saved = patterns.window(n, 16) if sparse else patterns.causal(n), {}
+    graph, tensors = patterns.window(n, 16) if sparse else patterns.causal(n), {}
     _, info = ga.attend(q, q, q, graph, return_info=True)
 
     def pack(x):
-        saved[x.untyped_storage().data_ptr()] = x
+        tensors[x.untyped_storage().data_ptr()] = x
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         loss = module.loss(x, x, info)
-    # Tensors saved for the backward pass, each counted once.
-    assert n < sum(x.numel() for x in saved.values()) < 2 * n * n
+    # Each tensor that is saved for the backward pass counts once.
+    assert n < sum(x.numel() for x in tensors.values()) < 2 * n * n
     assert float(torch.autograd.grad(loss, module.keys.weight)[0].abs().max()) > 0
 
 
@@ -225,10 +225,10 @@ def test_straight_through_changes_the_gradient_alone():
 def test_recall_is_the_share_of_the_weights():
     q, k, v = qkv()
     _, info = ga.attend(q, k, v, GRAPHS["strict"], return_info=True)
-    chosen = TopK(4).select(q, k, GRAPHS["strict"])
+    selection = TopK(4).select(q, k, GRAPHS["strict"])
     weights = dense_logits(q, k, GRAPHS["strict"].mask()).softmax(-1)
-    shares = recall(info, chosen)
-    assert_exact(shares[:, :, 1:], (weights * chosen.mask()).sum(-1)[:, :, 1:])
+    shares = recall(info, selection)
+    assert_exact(shares[:, :, 1:], (weights * selection.mask()).sum(-1)[:, :, 1:])
     assert bool(shares[:, :, 0].isnan().all())
     with pytest.raises(ValueError, match=r"chosen must be a subgraph of .*strict.*, but .*full.* is not"):
         recall(info, GRAPHS["full"])
@@ -236,11 +236,11 @@ def test_recall_is_the_share_of_the_weights():
 
 def test_wrong_arguments_are_named():
     module, x, (q, k, v) = make_indexer(), randn(2, T, WIDTH), qkv()
-    chosen = TopK(3).select(q, k)
-    _, info = ga.attend(q, k, v, chosen, return_info=True)
+    selection = TopK(3).select(q, k)
+    _, info = ga.attend(q, k, v, selection, return_info=True)
     _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
     states, blocks = r"q must be states \[batch, tokens, 12\] in torch.float64", PooledBlocks(8, 2)
-    short, per = patterns.causal(5), "per must be one of 'head', 'group', 'all', got 'heads'"
+    short_graph, per = patterns.causal(5), "per must be one of 'head', 'group', 'all', got 'heads'"
     assert_refusals(
         [
             (lambda: module.loss(x, x, info), ValueError, "info must come from one graph for all heads, got"),
@@ -248,7 +248,7 @@ def test_wrong_arguments_are_named():
             (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
             (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
             (lambda: Indexer(8, 2, rotary="yes"), TypeError, "rotary must be a Rotary, got 'yes'"),
-            (lambda: TopK(3).select(q, k, short), ValueError, "q with 40 receivers and k with 40"),
+            (lambda: TopK(3).select(q, k, short_graph), ValueError, "q with 40 receivers and k with 40"),
             (lambda: TopK(3, per="heads"), ValueError, per),
             (lambda: blocks.select(q[:1], k), ValueError, "q and k must agree in B and D"),
             (lambda: blocks.select(q[0], k[0]), ValueError, r"q must be \[B, Hq, dst, D\], got shape"),
@@ -259,14 +259,14 @@ def test_wrong_arguments_are_named():
 
 @pytest.mark.parametrize("name", ["indexer", "blocks"])
 def test_a_compiled_program_chooses_in_each_call(name):
-    """It compiles once as a full graph if the candidates come from outside."""
+    """The program compiles once, as a full graph, if the candidates come from outside."""
     torch._dynamo.reset()
     counter, causal = CompileCounter(), patterns.causal(T)
     module = make_indexer() if name == "indexer" else PooledBlocks(8, 2)
 
     def select_and_attend(q, k, v, x):
-        chosen = module.select(*(x, x) if name == "indexer" else (q, k), causal)
-        return ga.attend(q, k, v, chosen)
+        selection = module.select(*(x, x) if name == "indexer" else (q, k), causal)
+        return ga.attend(q, k, v, selection)
 
     program = torch.compile(select_and_attend, fullgraph=True, backend=counter)
     for seed in range(2):
