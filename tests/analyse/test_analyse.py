@@ -1,4 +1,4 @@
-"""What graphs let information do, against closed forms, boolean matrix powers and networkx."""
+"""Where information can flow in a graph agrees with closed forms, matrix powers and networkx."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gnn_attention import TokenGraph, analyse, convert, patterns
 from gnn_attention.analyse import _walks
 
 
-def graph_of(n, edges, name="graph"):
+def make_graph(n, edges, name="graph"):
     pairs = torch.tensor(sorted(set(edges)), dtype=torch.int64).reshape(-1, 2).t()
     return TokenGraph.from_edges(pairs, n, name=name)
 
 
 @st.composite
-def graphs(draw, most=7):
-    n = draw(st.integers(1, most))
+def graphs(draw, max_tokens=7):
+    n = draw(st.integers(1, max_tokens))
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
-    return graph_of(n, draw(st.lists(pair, max_size=3 * n)))
+    return make_graph(n, draw(st.lists(pair, max_size=3 * n)))
 
 
 @st.composite
@@ -35,11 +35,11 @@ def stacks(draw):
     n = first.num_dst
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
     edge_lists = draw(st.lists(st.lists(pair, max_size=2 * n), max_size=2))
-    return [first, *(graph_of(n, edges) for edges in edge_lists)]
+    return [first, *(make_graph(n, edges) for edges in edge_lists)]
 
 
 def matrix_powers(stack, layers, residual=True):
-    """Boolean matrices [layers + 1, dst, src] after 0, 1, ... layers, the masks multiplied one by one."""
+    """Return the boolean products of the masks of the first 0, 1, ... layers, ``[layers + 1, dst, src]``."""
     masks, powers = [graph.mask().float() for graph in stack], [torch.eye(stack[0].num_dst)]
     for layer in range(layers):
         previous = powers[-1]
@@ -58,13 +58,13 @@ class TestReach:
     @settings(max_examples=30, deadline=None)
     @given(stacks())
     def test_layers_between_and_witness(self, stack):
-        """The first power that has the pair; the witness walks along edges of its layers, or waits."""
+        """The first power with the pair gives the number of layers; a witness takes an edge or waits."""
         n, long_enough = stack[0].num_dst, stack[0].num_dst * len(stack)
         powers = matrix_powers(stack, long_enough)
         for src in range(n):
             for dst in range(n):
-                reached = powers[:, dst, src]
-                expected = int(reached.int().argmax()) if bool(reached.any()) else None
+                is_reached = powers[:, dst, src]
+                expected = int(is_reached.int().argmax()) if bool(is_reached.any()) else None
                 assert analyse.layers_between(stack, src, dst) == expected
                 path = analyse.witness(stack, src, dst)
                 assert (path is None) == (expected is None)
@@ -80,16 +80,16 @@ class TestReach:
     def test_full_reach_and_never_hears(self, stack):
         n = stack[0].num_dst
         powers = matrix_powers(stack, n * len(stack))
-        full_layers = [layers for layers, reached in enumerate(powers) if bool(reached.all())]
+        full_layers = [layers for layers, power in enumerate(powers) if bool(power.all())]
         assert analyse.diameter(stack) == (full_layers[0] if full_layers else None)
         causal = all(bool((src <= dst).all()) for src, dst in (graph.edge_index for graph in stack))
         target = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
         assert analyse.never_hears(stack).mask().tolist() == (target & ~powers[-1]).tolist()
-        sufficient_layers = [layers for layers, reached in enumerate(powers) if bool(reached[target].all())]
+        sufficient_layers = [layers for layers, power in enumerate(powers) if bool(power[target].all())]
         assert analyse.layers_to_full_reach(stack) == (sufficient_layers[0] if sufficient_layers else None)
-        final_layers = [layers for layers, reached in enumerate(powers) if torch.equal(reached, powers[-1])]
-        everything = TokenGraph.from_rule(lambda b, h, dst, src: (dst >= 0) & (src >= 0), n)
-        assert analyse.layers_to_full_reach(stack, ~analyse.never_hears(stack, everything)) == final_layers[0]
+        final_layers = [layers for layers, power in enumerate(powers) if torch.equal(power, powers[-1])]
+        full_graph = TokenGraph.from_rule(lambda b, h, dst, src: (dst >= 0) & (src >= 0), n)
+        assert analyse.layers_to_full_reach(stack, ~analyse.never_hears(stack, full_graph)) == final_layers[0]
 
     @pytest.mark.parametrize(("n", "w"), [(1, 2), (2, 2), (17, 4), (66, 5), (130, 64), (129, 65)])
     def test_depth_of_a_window(self, n, w):
@@ -117,7 +117,7 @@ class TestPaths:
         assert torch.equal(analyse.path_counts(stack, layers), expected)
 
     def test_exact_below_2_to_53_and_refused_from_there_on(self):
-        """In the full graph on two tokens there are 2^(L - 1) walks of L hops between any two."""
+        """In the full graph of two tokens, 2^(L - 1) walks of L hops lead from any token to any other."""
         assert int(analyse.path_counts(patterns.full(2), 53).max()) == 2**52
         for layers in (54, 2000):
             with pytest.raises(ValueError, match=r"layers must be at most 53, got"):
@@ -156,7 +156,7 @@ class TestSummary:
 
 
 class TestLongOrDeep:
-    """Visiting every edge in every layer would take hours here, or more memory than there is."""
+    """A visit to every edge in every layer would here take hours, or more memory than there is."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("residual", [True, False])
@@ -206,5 +206,5 @@ class TestErrors:
         monkeypatch.setattr(_walks, "MAX_EDGES", 9)
         with pytest.raises(ValueError, match=r"causal\(4\).* has 10 edges, too many to list"):
             analyse.components(patterns.causal(4))
-        # a rule is evaluated then
+        # The rule is evaluated instead.
         assert analyse.witness(patterns.causal(4), 0, 3) == [0, 3]

@@ -1,4 +1,4 @@
-"""The numbers of a selection equal those counted by hand from masks."""
+"""The counts of a selection equal those of its mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gnn_attention import TokenGraph, analyse, patterns
 
 
 def graphs(count=3):
-    """Random causal graphs of two samples and three heads, sender 0 in most."""
+    """Yield random causal graphs of two samples and three heads; most receivers attend to sender 0."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):
         scores = torch.rand(2, 3, 30, 30, generator=generator) + (torch.arange(30) == 0) * 0.5

@@ -1,4 +1,4 @@
-"""Costs against torch's count of operations, parameters and bytes of real heads and caches, and masks."""
+"""Costs equal torch's count of operations, sizes of real heads and caches, and counts of masks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEADS: dict[str, Callable[[StandardHeads], nn.Module]] = {
 each_form = pytest.mark.parametrize("form", FORMS)
 
 
-def heads_in(form: str) -> Any:
+def make_heads(form: str) -> Any:
     return HEADS[form](StandardHeads(**GROUPED))
 
 
-def counted(function: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
-    """Multiply-accumulates by torch's count (half of its operations), and the result."""
+def count_macs(function: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
+    """Return the multiply-accumulates, which are half of the operations that torch counts, and the result."""
     with FlopCounterMode(display=False) as counter:
         result = function(*arguments)
     assert counter.get_total_flops() % 2 == 0
@@ -43,28 +43,28 @@ class TestForms:
     @each_form
     @pytest.mark.parametrize(("num_dst", "num_src"), [(1, 1), (9, 9), (4, 11)])
     def test_torch_counts_the_same(self, form, num_dst, num_src):
-        """Every part of a pass over the full graph: the methods of the heads, logits and weighted sums."""
-        heads, graph = heads_in(form), patterns.cross(num_dst, num_src)
-        receive, q = counted(heads.receive, torch.randn(1, num_dst, 24))
-        send, (k, v) = counted(heads.send, torch.randn(1, num_src, 24))
+        """Each part of a pass costs what torch counts: the heads' methods, logits and weighted sums."""
+        heads, graph = make_heads(form), patterns.cross(num_dst, num_src)
+        receive, q = count_macs(heads.receive, torch.randn(1, num_dst, 24))
+        send, (k, v) = count_macs(heads.send, torch.randn(1, num_src, 24))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        logits, weights = counted(torch.matmul, q, k.mT)
-        weighting, mixtures = counted(torch.matmul, weights, v)
-        collect, _ = counted(heads.collect, mixtures)
+        logits, weights = count_macs(torch.matmul, q, k.mT)
+        weighting, mixtures = count_macs(torch.matmul, weights, v)
+        collect, _ = count_macs(heads.collect, mixtures)
         result = cost.of_form(form, **GROUPED, graph=graph)
         assert result.macs == Macs(receive, send, logits, weighting, collect)
 
     @each_form
     def test_parameters_are_those_of_the_heads(self, form):
-        """The factors are the same in both forms."""
-        expected = sum(p.numel() for p in heads_in(form).parameters())
+        """The factored and the merged form have the same parameters."""
+        expected = sum(p.numel() for p in make_heads(form).parameters())
         assert cost.of_form(form, **GROUPED).parameters == expected
 
     @each_form
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_activations_are_the_bytes_that_are_made(self, form, dtype):
-        """Every storage once of q, k, v (in any form) and mixtures, without the states."""
-        heads, graph = heads_in(form).to(dtype), patterns.cross(4, 9)
+        """Each storage of q, k, v and the mixtures counts once; the storage of the states does not count."""
+        heads, graph = make_heads(form).to(dtype), patterns.cross(4, 9)
         x_dst, x_src = torch.randn(2, 4, 24, dtype=dtype), torch.randn(2, 9, 24, dtype=dtype)
         q, (k, v) = heads.receive(x_dst), heads.send(x_src)
         mixtures = attend(q, k, v, graph, scale=heads.scale)
@@ -89,7 +89,7 @@ class TestForms:
         costs = [cost.of_form(form, 12, 3, graph=graph) for graph in graphs]
         by_head = cost.of_form(form, 12, 3, graph=algebra.per_head(*graphs))
         by_sample = cost.of_form(form, 12, 3, graph=algebra.per_sample(*graphs))
-        assert 3 * by_head.macs.edges == sum(each.macs.edges for each in costs)
+        assert 3 * by_head.macs.edges == sum(single.macs.edges for single in costs)
         assert by_head.macs.total - by_head.macs.edges == costs[0].macs.total - costs[0].macs.edges
         assert by_sample.macs == costs[0].macs + costs[1].macs + costs[2].macs
         assert by_sample.step == costs[0].step + costs[1].step + costs[2].step
@@ -99,14 +99,14 @@ class TestForms:
 
     def test_wrong_arguments_are_named(self):
         graph, form = patterns.causal(3), partial(cost.of_form, "merged", 8)
-        wrong: dict[str, Callable[[], object]] = {
+        calls: dict[str, Callable[[], object]] = {
             "form must be one of 'standard', 'factored', 'merged', got 'm'": lambda: cost.of_form("m", 8, 2),
             "tokens must be at least 1, got 0": lambda: form(2, tokens=0),
             "give tokens or graph, not both": lambda: form(2, tokens=3, graph=graph),
             "graph must be a TokenGraph, got 3 of type int": lambda: form(2, graph=3),
             "graph must be a TokenGraph, got .* of type str": lambda: cost.of_graph("window(3, 2)"),
         }
-        for message, call in wrong.items():
+        for message, call in calls.items():
             with pytest.raises((TypeError, ValueError), match=message):
                 call()
 
@@ -119,13 +119,13 @@ graphs = st.builds(patterns.window, st.integers(1, 40), st.integers(1, 40))
 
 
 class TestOrder:
-    """S1.22: standard < factored < merged, for heads that are thin together."""
+    """If head_dim + value_dim < width, then standard < factored < merged (seed S1.22)."""
 
     @pytest.mark.slow
     @settings(max_examples=100, deadline=None)
     @given(sizes=sizes_of_heads, graph=graphs)
     def test_the_differences(self, sizes, graph):
-        """The differences are those of the module's docstring; all are positive for thin heads."""
+        """The differences follow from the module's table of costs; for thin heads they are positive."""
         d, H, D, V, G = sizes
         pair = D + V
         standard, factored, merged = (cost.of_form(form, *sizes, graph=graph).macs.total for form in FORMS)
@@ -136,20 +136,20 @@ class TestOrder:
 
 
 class TestCaches:
-    """Bytes of real caches. A first chunk takes exactly its rows where autograd is on."""
+    """Costs equal the bytes of real caches, whose first chunk takes no spare rows if autograd is on."""
 
     GRAPH = patterns.window(11, 4) | patterns.sinks(11, 1)
 
     @pytest.mark.parametrize("form", ["factored", "merged"])
     def test_patterns_and_messages(self, form):
-        of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
+        convert = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
         result = cost.of_form(form, **GROUPED, graph=self.GRAPH)
         for kind, side, keep in (
             ("pattern, message", "sender", "messages"),
             ("state, message", "receiver", "messages"),
             ("state and a 1", "receiver", "states"),
         ):
-            cache = PatternMessageCache(of(StandardHeads(**GROUPED), side=side), self.GRAPH, keep)
+            cache = PatternMessageCache(convert(StandardHeads(**GROUPED), side=side), self.GRAPH, keep)
             cache.update(torch.randn(1, 11, 24))
             assert cache.nbytes == 11 * result.cache_per_token[kind]
 
@@ -163,19 +163,19 @@ class TestCaches:
         assert cache.nbytes == 2 * 11 * result.cache_per_token["key, value"]
 
 
-def most_senders(graph: TokenGraph) -> int:
-    """Chunk after chunk, each as short as its receivers allow: the senders of it or of a later one."""
+def max_cached_senders(graph: TokenGraph) -> int:
+    """Return the most senders in a cache, if each chunk is as short as its receivers allow."""
     mask = graph.mask()
     while mask.dim() > 2:
         mask = mask.any(0)
-    most = start = 0
+    largest = start = 0
     while start < len(mask):
         stop = start + 1
         while any(mask[start:stop, stop:].flatten().tolist()):
             stop += 1
-        most = max(most, int(mask[start:, :stop].any(0).sum()))
+        largest = max(largest, int(mask[start:, :stop].any(0).sum()))
         start = stop
-    return most
+    return largest
 
 
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 6)
@@ -195,23 +195,23 @@ class TestGraphs:
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_counts_are_those_of_the_mask(self, graph):
         mask, result = graph.mask(), cost.of_graph(graph)
-        single = mask.flatten(0, -3) if mask.dim() > 2 else mask.unsqueeze(0)
+        masks = mask.flatten(0, -3) if mask.dim() > 2 else mask.unsqueeze(0)
         dst = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset
         src = torch.arange(graph.num_src) + graph.src_offset
         assert result.edges == int(mask.sum())
         assert result.full == mask.numel()
-        assert result.causal == len(single) * int((src <= dst).sum())
+        assert result.causal == len(masks) * int((src <= dst).sum())
         if graph.num_dst == graph.num_src:
-            assert result.cached == most_senders(graph)
+            assert result.cached == max_cached_senders(graph)
         else:
-            assert result.cached == int(single.any(0).any(0).sum())
+            assert result.cached == int(masks.any(0).any(0).sum())
 
     def test_shares(self):
         result = cost.of_graph(patterns.window(8, 2))
         assert (result.edges, result.causal, result.full, result.of_causal) == (15, 36, 64, 15 / 36)
 
     def test_many_tokens_are_not_listed(self):
-        """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""
+        """The first w tokens have w (w + 1) / 2 edges, later ones w each and up to 4 from sinks outside."""
         n, w = 200_000, 4096
         graph = patterns.window(n, w) | patterns.sinks(n, 4)
         result = cost.of_graph(graph)

@@ -1,4 +1,4 @@
-"""The difference of two graphs: its numbers against the masks, its words for usual mistakes."""
+"""The difference of two graphs has the counts of their masks, and names common mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAST = "without its edges from later tokens (src > dst)"
 KINDS = (PAST, COMPLEMENT, TRANSPOSED, LATER, EARLIER, "only in self loops")
 
 
-def kinds(first, second):
+def read_kinds(first, second):
     """Return the kinds of difference that the remarks name."""
     text = "\n".join(analyse.diff(first, second).remarks)
     return {kind for kind in KINDS if kind in text}
@@ -66,17 +66,17 @@ class TestNumbers:
         expected = set()
         if not a.any() or not b.any() or torch.equal(a, b):
             return
-        moved = {LATER: torch.zeros_like(a), EARLIER: torch.zeros_like(a)}
-        moved[LATER][:, 1:], moved[EARLIER][:, :-1] = a[:, :-1], a[:, 1:]
-        moved[COMPLEMENT] = ~a
+        variants = {LATER: torch.zeros_like(a), EARLIER: torch.zeros_like(a)}
+        variants[LATER][:, 1:], variants[EARLIER][:, :-1] = a[:, :-1], a[:, 1:]
+        variants[COMPLEMENT] = ~a
         if a.shape[0] == a.shape[1]:
-            moved[TRANSPOSED] = a.T
-            half = torch.equal(b, a.tril()) or torch.equal(a, b.tril())
-            expected |= {PAST} if half else set()
+            variants[TRANSPOSED] = a.T
+            is_half = torch.equal(b, a.tril()) or torch.equal(a, b.tril())
+            expected |= {PAST} if is_half else set()
         off_diagonal = ~torch.ones_like(a).tril().logical_and(torch.ones_like(a).triu())
         expected |= {"only in self loops"} if not bool(((a ^ b) & off_diagonal).any()) else set()
-        expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
-        assert kinds(graph_of_mask(a), graph_of_mask(b)) == expected
+        expected |= {kind for kind, mask in variants.items() if torch.equal(mask, b)}
+        assert read_kinds(graph_of_mask(a), graph_of_mask(b)) == expected
 
 
 CAUSAL, WINDOW = patterns.causal(9), patterns.window(9, 3)
@@ -87,15 +87,15 @@ DOCUMENTS = "the second has 1 more sender per receiver from receiver 5 on", "the
 TWO_EDGES = TokenGraph.from_edges(torch.tensor([[3, 2], [4, 7]]), 9)
 LOOPS = "they differ only in self loops: the second lacks 7"
 REMARKS = [
-    # the fifth token is of another document
+    # The fifth token belongs to another document.
     (patterns.documents([5, 5]), patterns.documents([4, 6]), DOCUMENTS),
     (patterns.causal(5), patterns.window(5, 0), ["the second has no edges"]),
     (patterns.window(10, 3), BOTH_WAYS, [ONE_IS_CAUSAL.format("first", "second")]),
-    # a memory of two tokens to which every token attends
+    # Every token attends to a memory of two tokens.
     (patterns.causal(8) - MEMORY, patterns.causal(8) | MEMORY, [f"{MORE} everywhere"]),
     (patterns.full(7), patterns.no_self(7), [LOOPS]),
     (CAUSAL, CAUSAL - TWO_EDGES, ["their dst - src is in 1 .. 5"]),
-    # the rows of a decoding step: the distance counts from the tokens' own positions
+    # In the rows of a decoding step, distances are those between positions, not between indices.
     (patterns.window(12, 3).rows(8, 12), WIDER, ["all differing edges have dst - src = 3"]),
 ]
 
@@ -103,10 +103,10 @@ REMARKS = [
 class TestWords:
     @pytest.mark.parametrize(("n", "w"), [(9, 3), (5000, 4096)])
     def test_off_by_one_in_a_window(self, n, w):
-        """attention-gym's window of w attends to w + 1."""
-        more = f"the second has 1 more sender per receiver from receiver {w} on"
+        """In attention-gym, a window of w has w + 1 senders."""
+        remark = f"the second has 1 more sender per receiver from receiver {w} on"
         remarks = analyse.diff(patterns.window(n, w), patterns.window(n, w + 1)).remarks
-        assert remarks == (more, f"all differing edges have dst - src = {w}")
+        assert remarks == (remark, f"all differing edges have dst - src = {w}")
         remarks = analyse.diff(patterns.window(n, w + 2), patterns.window(n, w)).remarks
         assert remarks[-1] == f"their dst - src is in {w} .. {w + 1}"
 

@@ -1,4 +1,4 @@
-"""Influence: closed forms, and torch_geometric's own."""
+"""Influence equals closed forms and the influence that torch_geometric computes."""
 
 import math
 
@@ -19,7 +19,7 @@ def cycle(tokens):
 
 
 def test_influence_along_a_window_of_two_is_binomial():
-    """In each layer half of the attention's share moves one token back."""
+    """In each layer, half of the share of attention comes from one token earlier."""
     tokens, layers, residual = 12, 7, 0.3
     row = analyse.influence(patterns.window(tokens, 2), layers, residual, receivers=[11])[0]
     p = (1 - residual) / 2
@@ -28,7 +28,7 @@ def test_influence_along_a_window_of_two_is_binomial():
 
 
 def test_influence_around_a_cycle_is_binomial_wrapped():
-    """Columns and rows agree with the whole matrix."""
+    """Selected columns and rows equal those of the whole matrix."""
     tokens, layers, residual = 5, 8, 0.25
     graph = cycle(tokens)
     expected = torch.zeros(tokens, dtype=torch.float64)
@@ -41,7 +41,7 @@ def test_influence_around_a_cycle_is_binomial_wrapped():
 
 
 def test_influence_of_a_list_of_layers_is_the_product():
-    """Weights, shares and graphs of each layer, first layer first."""
+    """Each layer, beginning with the first, has its own graph, weights and residual share."""
     graphs = [patterns.window(6, 3), patterns.causal(6)]
     weights = [torch.rand(graph.num_edges, dtype=torch.float64) for graph in graphs]
     expected = torch.eye(6, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_influence_refuses_by_name(options):
 
 
 def test_measured_influence_is_that_of_torch_geometric():
-    """On its own layers: every norm in float64, and the totals by hop, which it sums in float32."""
+    """In layers of torch_geometric, norms agree in float64, and totals by hop in float32."""
     torch.manual_seed(0)
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 6, 4]])
     model = Sequential(
@@ -74,14 +74,14 @@ def test_measured_influence_is_that_of_torch_geometric():
     assert_exact(norms, torch.stack([jacobian_l1(model, data, 4, node, "cpu") for node in range(7)]))
     hops = analyse.by_hop(norms, TokenGraph.from_edges(edges, 7))
     mean = hops.total.mean(0)[:5]
-    # some 50 roundings of sums of positive numbers
+    # The sums of positive numbers have some 50 roundings.
     assert bool(((mean - expected[: len(mean)]).abs() <= 50 * 2**-24 * float(expected.max())).all())
     assert abs(float(hops.range.mean()) - breadth) <= 50 * 2**-24 * 4
 
 
 @pytest.mark.slow
 def test_projections_estimate_the_frobenius_norm():
-    """The mean of 4000 squares of a sum of 6 squares: relative error 1 / sqrt(2000), five of them allowed."""
+    """A mean of 4000 squares has a relative standard error of 1 / sqrt(2000); five of them are allowed."""
     matrix = torch.randn(3, 3, dtype=torch.float64)
     norms = analyse.jacobian_norms(lambda x: matrix @ x, torch.randn(3, 6).double(), projections=4000)
     expected = matrix.abs() * 6**0.5

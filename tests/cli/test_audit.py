@@ -18,17 +18,17 @@ def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
     assert (0, 3, [0, 1, 3]) in [(leak["src"], leak["dst"], leak["path"]) for leak in record["leaks"]]
     assert "leaks" in output.err
     file = tmp_path / "verdict.json"
-    deep = ["--run-over", "causal(10)", "--layers", "9", "--json", str(file)]
-    assert main(["audit", "window(10, 2)", *deep]) == 0
+    options = ["--run-over", "causal(10)", "--layers", "9", "--json", str(file)]
+    assert main(["audit", "window(10, 2)", *options]) == 0
     assert json.loads(file.read_text())["exact"] is True
     ga.model.save(tmp_path / "mine.safetensors", *ga.model.load_trained(), {})
     assert main(["audit", "causal(6)", "--model", str(tmp_path / "mine.safetensors")]) == 0
     capsys.readouterr()
-    for arguments, words in (
+    for arguments, message in (
         (["wndow(8, 2)"], "wndow"),
         (["causal(600)"], "at most 512 tokens"),
         (["causal(6)", "--model", "no_such_file"], "no_such_file"),
         (["causal(6)", "--run-over", "causal(7)"], "does not fit"),
     ):
         assert main(["audit", *arguments]) == 2
-        assert words in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command ``gnn-attention bench``: what is measured, what is skipped, the table."""
+"""``gnn-attention bench`` measures every graph and pass, and says why it skips a method."""
 
 import json
 from itertools import product
@@ -20,7 +20,7 @@ def pose(title, tokens=40, dtype=torch.float32, backward=False):
 
 @pytest.fixture
 def record(monkeypatch, tmp_path, capsys):
-    """The record of a short run without FlexAttention, which would be compiled, and what is printed."""
+    """Return the record and the output of a short run without FlexAttention, which takes long to compile."""
     monkeypatch.setattr(bench, "SECONDS", 0.001)
     monkeypatch.setitem(PEERS, "FlexAttention", lambda problem: "not compiled")
     file = tmp_path / "record.json"
@@ -43,7 +43,7 @@ def test_the_record_and_the_table_have_every_graph_and_pass(record):
 
 
 def test_a_new_list_is_made_for_every_call(monkeypatch):
-    """The other problems attend along one graph, whose plan is kept."""
+    """In other problems, all calls attend along one graph, whose plan is cached."""
     graphs = []
     monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: graphs.append(graph))
     for title in ("causal", NEW_LIST):
@@ -67,12 +67,12 @@ def test_peers_compute_the_same(name, title):
 def test_why_a_peer_is_skipped(monkeypatch):
     monkeypatch.setattr(bench.memory, "available", lambda: 2000)
     monkeypatch.setitem(PEERS, "broken", lambda problem: 1 / 0)
-    skipped = [
+    cases = [
         ("SDPA", pose("random edges, 32 each"), "SDPA with a mask needs more than half of the free memory"),
         ("TransformerConv", pose("causal"), "TransformerConv needs more than half of the free memory"),
         ("FlexAttention", pose("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
         ("FlexAttention", pose(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
         ("broken", pose("causal"), "broken failed: ZeroDivisionError: division by zero"),
     ]
-    for name, problem, reason in skipped:
+    for name, problem, reason in cases:
         assert bench._prepare_samples(name, problem) == reason

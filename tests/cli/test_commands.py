@@ -1,4 +1,4 @@
-"""The commands graphs and draw, wrong arguments of all, and how a command starts and ends."""
+"""Test the commands graphs and draw, wrong arguments, and how a command starts and ends."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ class TestDraw:
         assert capsys.readouterr().out == f"{file}: TokenGraph(window(12, 3): 12 src -> 12 dst)\n"
 
     def test_token_layers_and_labels(self, tmp_path, monkeypatch):
-        """They reach the picture: token 5 depends on 1 + 2 * 2 tokens after 2 layers."""
+        """The picture shows them: token 5 depends on 1 + 2 * 2 tokens after 2 layers."""
         needs("matplotlib")
         figures = []
         save = "matplotlib.figure.Figure.savefig"
-        monkeypatch.setattr(save, lambda figure, file, **more: figures.append(figure))
+        monkeypatch.setattr(save, lambda figure, file, **options: figures.append(figure))
         (tmp_path / "words.edges").write_text("the cat\ncat sat\n", encoding="utf-8")
-        drawn = ["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--token", "5", "--kind"]
-        assert main([*drawn, "layers", "--layers", "2"]) == main([*drawn, "hops"]) == 0
+        command = ["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--token", "5", "--kind"]
+        assert main([*command, "layers", "--layers", "2"]) == main([*command, "hops"]) == 0
         assert main(["draw", str(tmp_path / "words.edges"), "-o", str(tmp_path / "a.svg")]) == 0
         assert [text.get_text() for text in figures[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
         assert any(line.get_label() == "token 5" for line in figures[1].axes[0].lines)
         assert [text.get_text() for text in figures[2].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
 
 
-# commands and what their errors say, a line each
+# Each line has a command and a part of its error.
 WRONG = """
 graphs wndow | there is no builder 'wndow'; did you mean 'window'?
 graphs --json no/such/file | --json no/such/file: expected a folder that exists
@@ -101,13 +101,13 @@ verify --device nope | device must be one that torch knows, got 'nope'
 
 @pytest.mark.parametrize("line", WRONG.strip().splitlines())
 def test_wrong_arguments(line, tmp_path, capsys):
-    command, words = line.split(" | ")
+    command, message = line.split(" | ")
     if " -o" in command:
         needs("matplotlib")
     assert main(shlex.split(command.format(tmp_path))) == 2
     output = capsys.readouterr()
     assert re.match(rf"gnn-attention {command.split()[0]}[\w ]*: ", output.err)
-    assert words in output.err
+    assert message in output.err
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert not list(tmp_path.iterdir())
 
@@ -139,7 +139,7 @@ SLOW_TO_LOAD |= {f"gnn_attention.{name}" for name in ("explorer", "interpret", "
 
 
 def test_a_command_loads_its_own_module_and_no_slow_package():
-    """In a fresh process, one command after the other, so that modules add up."""
+    """The commands run one after the other in a new process, so its loaded modules add up."""
     cases = [(["--help"], set()), (["draw", "window(6, 2)"], {"draw"}), (["graphs"], {"draw", "graphs"})]
     command, stdin = [sys.executable, "-c", PROGRAM], json.dumps([arguments for arguments, _ in cases])
     process = subprocess.run(command, input=stdin, capture_output=True, text=True, check=True)
@@ -174,11 +174,10 @@ class TestMain:
         assert exit_info.value.code == 2
         assert "usage: gnn-attention" in capsys.readouterr().err
 
-    # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is
-    # flushed at the end.
+    # The catalogue, longer than a buffer, fails while it is printed; the drawing fails at the last flush.
     @pytest.mark.parametrize("arguments", [["graphs"], ["draw", "causal(2)"]])
     def test_a_reader_that_has_seen_enough_is_no_error(self, arguments, monkeypatch, capsys):
-        """``gnn-attention graphs | head``: the other end of the pipe is closed."""
+        """In ``gnn-attention graphs | head``, the reader closes its end of the pipe."""
         read_end, write_end = os.pipe()
         os.close(read_end)
         with os.fdopen(write_end, "w") as out, monkeypatch.context() as patch:

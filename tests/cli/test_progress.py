@@ -1,4 +1,4 @@
-"""Progress of long commands: what is shown when, on a terminal and in a pipe; it never disturbs the work."""
+"""Long commands show their progress on a terminal and in a pipe, which never disturbs their work."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gnn_attention.cli import bench
 
 
 @pytest.fixture
-def fast(monkeypatch):
-    """What is shown every 5 s is shown at once."""
+def short_intervals(monkeypatch):
+    """Show progress every millisecond instead of every 5 s or 0.5 s."""
     for name in ("LINE_SECONDS", "BAR_SECONDS"):
         monkeypatch.setattr(support_progress, name, 0.001)
 
 
 def wait_for(condition, seconds=30.0):
-    """Return whether ``found()`` becomes true in this time."""
+    """Return whether ``condition()`` becomes true within ``seconds``."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
@@ -36,18 +36,19 @@ def wait_for(condition, seconds=30.0):
 
 
 def test_the_estimate_is_that_of_the_steps_so_far(monkeypatch):
-    """The time before them, and those of an earlier run, say nothing of the speed."""
+    """The speed counts neither the time before these steps nor the steps of an earlier run."""
     now = iter([0.0, 60.0, 80.0])
     monkeypatch.setattr(support_progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     progress = Progress("verify", unit="checks")
     progress.expect(500, done_before=90)
     progress.begin("dense")
     progress.advance(99)
-    progress.begin("rows")  # ends the step before
+    # This ends the step before.
+    progress.begin("rows")
     assert progress.meter() == "verify:  38%|███▊      | 190/500 [00:20<01:02,  5.00 checks/s, rows]"
 
 
-def test_one_long_step_is_followed_in_a_pipe(fast, monkeypatch):
+def test_one_long_step_is_followed_in_a_pipe(short_intervals, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with Progress("verify", 410, "checks") as progress:
         progress.advance(123, note="attend, float32")
@@ -63,7 +64,7 @@ def closed_stream():
 
 
 class Broken(io.TextIOBase):
-    """The pipe has no reader."""
+    """A stream like a pipe without a reader."""
 
     def write(self, text):
         raise BrokenPipeError
@@ -72,7 +73,7 @@ class Broken(io.TextIOBase):
 @pytest.mark.parametrize(
     "stream", [lambda: None, closed_stream, Broken, lambda: io.TextIOWrapper(io.BytesIO(), encoding="ascii")]
 )
-def test_a_stderr_that_takes_nothing_is_no_error(stream, fast, monkeypatch, capsys):
+def test_a_stderr_that_takes_nothing_is_no_error(stream, short_intervals, monkeypatch, capsys):
     failures = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     with monkeypatch.context() as patch:
@@ -85,7 +86,7 @@ def test_a_stderr_that_takes_nothing_is_no_error(stream, fast, monkeypatch, caps
 
 @contextlib.contextmanager
 def terminal():
-    """stderr is a terminal of 100 columns; the value says what it was sent so far."""
+    """Make stderr a terminal of 100 columns; the value is a function that returns what was written."""
     pty, termios, fcntl, tty = (pytest.importorskip(name) for name in ("pty", "termios", "fcntl", "tty"))
     master, slave = pty.openpty()
     tty.setraw(slave)
@@ -104,7 +105,7 @@ def terminal():
     os.close(master)
 
 
-def test_a_bar_leaves_a_clean_line_on_a_terminal(fast):
+def test_a_bar_leaves_a_clean_line_on_a_terminal(short_intervals):
     with terminal() as read_terminal:
         with Progress("verify", 410, "checks") as progress:
             progress.advance(123, note="attend, {float32}")
@@ -113,7 +114,7 @@ def test_a_bar_leaves_a_clean_line_on_a_terminal(fast):
         assert wait_for(lambda: [part.strip(" ") for part in read_terminal().split("\r")[-2:]] == ["", ""])
 
 
-LONG = {
+COMMANDS = {
     "audit": ["audit", "window(8, 2)"],
     "explore": ["explore", "a b", "-o", "{}/page.html"],
     "draw": ["draw", "causal(8)", "-o", "{}/graph.svg"],
@@ -122,11 +123,11 @@ LONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_every_long_command_is_followed_in_a_pipe(name, fast, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_long_command_is_followed_in_a_pipe(name, short_intervals, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench, "measure", lambda *arguments: time.sleep(0.02))
     monkeypatch.setattr(bench, "table", lambda record: "the record")
-    assert main([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
+    assert main([word.format(tmp_path) for word in COMMANDS[name]]) in (0, 1)
     output = capsys.readouterr()
     lines = [line for line in output.err.splitlines() if line.startswith(f"{name}: ")]
     assert lines

@@ -1,4 +1,4 @@
-"""What commands write on streams that hold ASCII alone, that are closed, or whose reader has gone."""
+"""Commands write to streams that take only ASCII, that are closed, or whose reader has gone."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""The halo against the mask: a rank receives the senders of its rows, less those it owns."""
+"""A rank's halo has the senders of its receivers in the mask, except those that it owns."""
 
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ def random_partition(graph, world, seed=0):
     return Partition(*(Shares(torch.randint(0, world, (n,), generator=draw), world) for n in sizes))
 
 
-def check(graph, partition):
-    """The halo and its sizes are those of the mask."""
+def assert_halo(graph, partition):
+    """Assert that the halo and its sizes are those of the mask."""
     mask = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
     sizes = halo_sizes(graph, partition)
     for rank in range(partition.world_size):
@@ -32,11 +32,11 @@ def check(graph, partition):
         is_sender = rows.any(0).any(0)
         halo_senders = halo(graph, partition, rank)
         assert len(halo_senders) == partition.world_size
-        for other in range(partition.world_size):
-            local_senders = partition.src.tokens(other)
-            expected = local_senders[is_sender[local_senders]] if other != rank else local_senders[:0]
-            assert torch.equal(halo_senders[other], expected)
-            assert int(sizes[rank, other]) == len(expected)
+        for owner in range(partition.world_size):
+            local_senders = partition.src.tokens(owner)
+            expected = local_senders[is_sender[local_senders]] if owner != rank else local_senders[:0]
+            assert torch.equal(halo_senders[owner], expected)
+            assert int(sizes[rank, owner]) == len(expected)
 
 
 GRAPHS = {
@@ -56,22 +56,23 @@ GRAPHS = {
 @pytest.mark.parametrize("side", [2**13, 7])
 @pytest.mark.parametrize("name", thinned(GRAPHS, 0))
 def test_a_handful_of_graphs(name, side, monkeypatch):
-    """The halo is the same if rules are evaluated on small boxes."""
+    """The halo is that of the mask, even if rules are evaluated on small boxes."""
     monkeypatch.setattr(halo_sets, "SIDE", side)
     for make, world in ((contiguous, 3), (zigzag, 3), (random_partition, 4)):
-        graph = replace(GRAPHS[name])  # with nothing cached
-        check(graph, make(graph, world))
+        # A copy has no cached results.
+        graph = replace(GRAPHS[name])
+        assert_halo(graph, make(graph, world))
 
 
 @pytest.mark.parametrize(("n", "w", "world"), [(100, 60, 7), (100, 100, 5), (1_000_000, 4096, 64)])
 def test_the_halo_of_a_window_is_the_tokens_before_its_first(n, w, world):
-    """min(w - 1, start) senders, whatever the number of tokens; of a causal graph (w = n) all before."""
+    """It has min(w - 1, start) senders, and all earlier tokens if the graph is causal (w = n)."""
     graph = patterns.window(n, w)
     partition = contiguous(graph, world)
     starts = [partition.dst.ranges(rank)[0][0] for rank in range(world)]
     assert halo_sizes(graph, partition).sum(1).tolist() == [min(w - 1, start) for start in starts]
-    last = torch.cat(halo(graph, partition, world - 1))
-    assert torch.equal(last, torch.arange(starts[-1] - min(w - 1, starts[-1]), starts[-1]))
+    last_halo = torch.cat(halo(graph, partition, world - 1))
+    assert torch.equal(last_halo, torch.arange(starts[-1] - min(w - 1, starts[-1]), starts[-1]))
 
 
 def test_other_partitions_and_ranks_raise():

@@ -1,4 +1,4 @@
-"""Heads as shards: forms, options and gradients of one process; checkpoints at any world size."""
+"""Heads on several ranks compute what one process computes, and checkpoints load at any world size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIZES = Config(vocabulary_size=40, width=16, num_heads=4, head_dim=4, mlp_width=
 
 def standard(**options: Any) -> ga.StandardHeads:
     heads = ga.StandardHeads(WIDTH, 4, head_dim=6, value_dim=3, **options)
-    # biases and norms too
+    # Biases and norms would otherwise be 0 and 1.
     for parameter in heads.parameters():
         nn.init.normal_(parameter)
     return heads
@@ -50,33 +50,33 @@ def layer(heads: nn.Module, *arguments: Any, **options: Any) -> ga.MessagePassin
     return ga.MessagePassingAttention(heads, *arguments, **{"backend": "auto", **options})
 
 
-def biased(*arguments: Any, kv: int = 4, **options: Any) -> ga.MessagePassingAttention:
+def biased_layer(*arguments: Any, kv: int = 4, **options: Any) -> ga.MessagePassingAttention:
     return layer(standard(bias=True, num_kv_heads=kv), *arguments, **options)
 
 
-def relative() -> score_mods.RelativeBias:
+def relative_bias() -> score_mods.RelativeBias:
     mod = score_mods.RelativeBias(4, 2)
     nn.init.normal_(mod.table)
     return mod
 
 
-def chained() -> score_mods.chain:
-    return score_mods.chain(score_mods.softcap(2.0), relative())
+def softcap_and_bias() -> score_mods.chain:
+    return score_mods.chain(score_mods.softcap(2.0), relative_bias())
 
 
 ALIBI = score_mods.alibi(score_mods.alibi_slopes(4))
 LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
-    "standard": (biased, PLAIN),
-    "standard, message passing": (lambda: biased(backend="message_passing"), PLAIN),
-    "2 groups": (lambda: biased(kv=2), PLAIN),
+    "standard": (biased_layer, PLAIN),
+    "standard, message passing": (lambda: biased_layer(backend="message_passing"), PLAIN),
+    "2 groups": (lambda: biased_layer(kv=2), PLAIN),
     "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
     "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
     "factored, senders": (lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")), PLAIN),
     "merged": (lambda: layer(ga.MergedHeads.of(standard(bias=True))), PLAIN),
     "latent": (lambda: layer(latent()), PLAIN),
-    "chain": (lambda: layer(standard(), chained()), PLAIN),
-    "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative()), BY_HEAD),
-    "learned bias, isolated heads": (lambda: layer(standard(), relative(), backend="tiles"), BY_HALF),
+    "chain": (lambda: layer(standard(), softcap_and_bias()), PLAIN),
+    "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative_bias()), BY_HEAD),
+    "learned bias, isolated heads": (lambda: layer(standard(), relative_bias(), backend="tiles"), BY_HALF),
     "dropout, graphs by head": (lambda: layer(standard(), ALIBI, dropout=0.4), BY_HEAD),
 }
 
@@ -84,7 +84,7 @@ LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]
 def run_layer(
     layer: ga.MessagePassingAttention, graph: ga.TokenGraph, bias_heads: int | None
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Output, weights, gradients of the inputs and of the parameters; the same random numbers each time."""
+    """Return output, weights, and gradients of inputs and parameters; each call draws the same numbers."""
     torch.manual_seed(3)
     x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
     has_list = graph.heads is None
@@ -137,7 +137,7 @@ def test_layers_are_those_of_one_process() -> None:
 def run_tokens(
     layer: ga.MessagePassingAttention, graph: ga.TokenGraph, tokens: DeviceMesh | None
 ) -> list[torch.Tensor]:
-    """Output and gradients of the whole, where every rank of ``tokens`` computes its own tokens."""
+    """Return the output and all gradients; each rank of the mesh ``tokens`` computes its own tokens."""
     torch.manual_seed(3)
     x, weights = torch.randn(2, TOKENS, WIDTH, requires_grad=True), torch.randn(2, TOKENS, WIDTH)
     local_inputs = [x, weights]
@@ -154,25 +154,25 @@ def run_tokens(
 
 
 def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[str, float]:
-    """Two ranks share the tokens, the others the heads: errors as shares of what is allowed."""
+    """Return the errors of layers whose tokens are on 2 ranks and whose heads on world_size / 2."""
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     mesh, errors = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("tokens", "heads")), {}
     for name in names:
         (single, sharded), graph = build_pair(name), LAYERS[name][1]
         shard_heads(sharded, mesh["heads"])
-        mine = distributed.local(graph, "zigzag", mesh["tokens"])
-        expected, result = run_tokens(single, graph, None), run_tokens(sharded, mine, mesh["tokens"])
+        local_graph = distributed.local(graph, "zigzag", mesh["tokens"])
+        expected, result = run_tokens(single, graph, None), run_tokens(sharded, local_graph, mesh["tokens"])
         errors[name] = max(ranks.share(result[:1], expected[:1]), ranks.share(result[1:], expected[1:]))
     return errors
 
 
-TOGETHER = ["norms and rotary", "learned bias, isolated heads", "dropout, graphs by head"]
+HYBRID_LAYERS = ["norms and rotary", "learned bias, isolated heads", "dropout, graphs by head"]
 
 
 @pytest.mark.slow
 def test_tokens_and_heads_together_are_one_process() -> None:
-    for errors in ranks.run(4, compare_with_tokens, TOGETHER):
+    for errors in ranks.run(4, compare_with_tokens, HYBRID_LAYERS):
         assert not {name: error for name, error in errors.items() if not error <= 1}
 
 
@@ -193,9 +193,9 @@ def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[in
         logits = model(tokens, graph)
         (logits * torch.randn(logits.shape)).sum().backward()
     cache = KeyValueCache(graph, SIZES.num_layers)
-    decoded = torch.cat([sharded.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)
+    decoder_logits = torch.cat([sharded.proceed(part, cache) for part in tokens.split(4, dim=1)], dim=1)
     expected, result = single(tokens, graph), sharded(tokens, graph)
-    pairs = [(expected, result), (expected, decoded)]
+    pairs = [(expected, result), (expected, decoder_logits)]
     pairs += zip(single.listen(tokens, graph), sharded.listen(tokens, graph), strict=True)
     gradients = [[full_tensor(p.grad) for p in model.parameters()] for model in (sharded, single)]
     dtensors = {name: part for name, part in sharded.named_parameters() if isinstance(part, DTensor)}
@@ -207,15 +207,15 @@ def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[in
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_model_is_that_of_one_process_and_each_rank_has_its_part(world_size: int) -> None:
-    for worst, sizes in ranks.run(world_size, compare_models):
-        assert worst <= 1
+    for largest_error, sizes in ranks.run(world_size, compare_models):
+        assert largest_error <= 1
         assert sizes["blocks.1.attention.heads.W_K"] == [4 // world_size, 16, 4]
         assert sizes["blocks.0.mlp.0.weight"] == [32 // world_size, 16]
         assert sizes["blocks.0.mlp.2.weight"] == [16, 32 // world_size]
 
 
 def save_or_load(rank: int, world_size: int, folder: str, action: str) -> dict[str, torch.Tensor]:
-    """Return the whole state of a model that is saved, or loaded into another."""
+    """Save a model, or load the saved state into another model, and return its whole state."""
     torch.manual_seed(1 if action == "save" else 2)
     model = LanguageModel(SIZES)
     shard_heads(model, init_device_mesh("cpu", (world_size,)))
@@ -231,12 +231,12 @@ def save_or_load(rank: int, world_size: int, folder: str, action: str) -> dict[s
 @pytest.mark.slow
 def test_checkpoints_load_at_another_world_size_and_in_one_process(tmp_path: Path) -> None:
     state = ranks.run(2, save_or_load, str(tmp_path), "save")[0]
-    for loaded in ranks.run(4, save_or_load, str(tmp_path), "load"):
-        assert state.keys() == loaded.keys()
-        assert all(torch.equal(part, loaded[name]) for name, part in state.items())
+    for loaded_state in ranks.run(4, save_or_load, str(tmp_path), "load"):
+        assert state.keys() == loaded_state.keys()
+        assert all(torch.equal(part, loaded_state[name]) for name, part in state.items())
     local_state = LanguageModel(SIZES).state_dict()
     with warnings.catch_warnings():
-        # torch warns of a missing process group
+        # torch warns that there is no process group.
         warnings.simplefilter("ignore")
         dcp.load(local_state, checkpoint_id=str(tmp_path))
     assert all(torch.equal(part, local_state[name]) for name, part in state.items())
@@ -244,10 +244,10 @@ def test_checkpoints_load_at_another_world_size_and_in_one_process(tmp_path: Pat
 
 def check_refusals(rank: int, world_size: int) -> list[int]:
     mesh, x = init_device_mesh("cpu", (world_size,)), torch.zeros(1, TOKENS, 8)
-    flat = init_device_mesh("cpu", (world_size, 1))
+    mesh_2d = init_device_mesh("cpu", (world_size, 1))
     sharded, linear, odd = layer(ga.StandardHeads(8, 4)), nn.Linear(2, 2), layer(ga.StandardHeads(9, 3))
-    cut, side_by_side = ga.StandardHeads(12, 12, num_kv_heads=3), torch.randn(3, 4, 8, 2)
-    concat = ga.StandardHeads.from_arrays(*side_by_side)
+    gqa, arrays = ga.StandardHeads(12, 12, num_kv_heads=3), torch.randn(3, 4, 8, 2)
+    concat = ga.StandardHeads.from_arrays(*arrays)
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, TOKENS, heads=3)
     shard_heads(sharded, mesh)
     style = HeadwiseParallel()
@@ -255,16 +255,16 @@ def check_refusals(rank: int, world_size: int) -> list[int]:
         [
             (lambda: shard_heads(linear, mesh), ValueError, "model must have a MessagePassingAttention"),
             (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks, got 3"),
-            (lambda: shard_heads(layer(cut), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
+            (lambda: shard_heads(layer(gqa), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
             (lambda: shard_heads(layer(concat), mesh), ValueError, "heads without W_O are concatenated"),
-            (lambda: shard_heads(layer(odd.heads), flat), ValueError, "mesh must have one axis, got 2"),
+            (lambda: shard_heads(layer(odd.heads), mesh_2d), ValueError, "mesh must have one axis, got 2"),
             (lambda: shard_heads(sharded, mesh), ValueError, "sharded already"),
             (lambda: parallelize_module(linear, mesh, style), TypeError, "Attention, got Linear"),
             (lambda: sharded(x, graph), ValueError, "must have the layer's 4 heads or none, got"),
             (sharded.reset_parameters, NotImplementedError, "cannot draw parameters"),
         ]
     )
-    # the next valid call runs
+    # After the errors, a valid call still runs.
     return list(sharded(x, PLAIN).shape)
 
 

@@ -1,4 +1,4 @@
-"""Who owns which tokens: shares as sets, and each partition by the theorem that it promises."""
+"""Every token has one owner, and each partition keeps the bounds that its docstring promises."""
 
 import sys
 
@@ -48,8 +48,8 @@ def shuffle(graph, seed=0):
 class TestShares:
     @settings(max_examples=60, deadline=None)
     @given(OWNERS)
-    def test_every_token_is_owned_once_in_as_few_runs_as_can_be(self, drawn):
-        world, owner = drawn[0], torch.tensor(drawn[1], dtype=torch.int64)
+    def test_every_token_is_owned_once_in_as_few_runs_as_can_be(self, case):
+        world, owner = case[0], torch.tensor(case[1], dtype=torch.int64)
         shares = Shares(owner, world)
         for rank in range(world):
             tokens = (owner == rank).nonzero().flatten()
@@ -91,7 +91,7 @@ class TestOfAnyGraph:
 
     @pytest.mark.parametrize(("n", "world"), SIZES)
     def test_zigzag_balances_a_causal_graph(self, n, world):
-        """c tokens from the front and their mirror images have c (n + 1) edges; the middle is the last's."""
+        """Any c tokens and their mirror images have c (n + 1) edges; the last rank owns the middle token."""
         graph = patterns.causal(n)
         partition = zigzag(graph, world)
         half = [(size - (n % 2 and rank == world - 1)) // 2 for rank, size in enumerate(partition.dst.sizes)]
@@ -119,7 +119,7 @@ class TestByEdges:
         assert all(len(partition.dst.ranges(rank)) <= 1 for rank in range(world))
 
     def test_all_heads_count_and_without_edges_tokens(self):
-        """One head attends to the past, one to the future: together each receiver has n + 1 edges."""
+        """If one head attends to the past and one to the future, each receiver has n + 1 edges in all."""
         graph, empty = algebra.per_head(patterns.causal(64), patterns.anti_causal(64)), patterns.window(8, 0)
         assert by_edges(graph, 4) == contiguous(graph, 4)
         assert by_edges(empty, 4) == contiguous(empty, 4)
@@ -127,7 +127,7 @@ class TestByEdges:
 
 class TestMetis:
     def test_less_travels_than_at_random(self):
-        """On a torus of 32 x 32, in no useful order, on 4 ranks; the same partition each time."""
+        """On a shuffled torus, metis always finds one partition, with less than a third of a random halo."""
         graph = shuffle(patterns.torus(32, 32))
         owner = torch.randint(0, 4, (1024,), generator=torch.Generator().manual_seed(1))
         partition, random = by_metis(graph, 4), Partition(Shares(owner, 4), Shares(owner, 4))

@@ -1,4 +1,4 @@
-"""A plan for ranks: its counts against the mask and against sums by hand."""
+"""The counts of a plan for ranks equal those of the mask, and sums that were computed by hand."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ BY_SAMPLE = TokenGraph.from_rule(
 )
 LIST = TokenGraph.from_edges(torch.tensor([[0, 5, 9, 2], [1, 0, 3, 9]]), 10)
 EMPTY = patterns.causal(8) - patterns.causal(8)
-# with how many of 4 heads and 2 samples have each edge
+# The number says how often a call with 4 heads and 2 samples has each edge of the mask.
 GRAPHS = {
     "window": (patterns.window(50, 7), 4 * 2),
     "cross": (patterns.cross(20, 33), 4 * 2),
@@ -31,7 +31,7 @@ class TestCounts:
     @pytest.mark.parametrize("name", GRAPHS)
     @pytest.mark.parametrize("world", [1, 3, 40])
     def test_edges_and_bytes_are_exact(self, name, world):
-        """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 96 bytes a sender."""
+        """Each sender takes 96 bytes: 2 samples, 2 key heads, 5 + 7 channels, and 2 bytes a number."""
         graph, copies = GRAPHS[name]
         cost = plan(graph, world, 4, 5, kv_heads=2, value_dim=7, batch=2)
         partition, row = contiguous(graph, world), 2 * 2 * (5 + 7) * 2
@@ -47,7 +47,7 @@ class TestCounts:
 
     def test_balance(self):
         cost = plan(patterns.causal(8), 2, 1, 4)
-        # 10 and 26 edges
+        # The first rank has 10 edges and the second 26, so the mean is 18.
         assert (cost.balance, cost.token_balance) == (26 / 18, 1.0)
         assert plan(patterns.causal(8), 2, 1, 4, partition="zigzag").balance == 1.0
 

@@ -1,4 +1,4 @@
-"""Tokens on ranks: on gloo processes, equal to one process in outputs, gradients and dropped edges."""
+"""On several gloo processes, outputs, gradients and dropped edges equal those of one process."""
 
 import functools
 import re
@@ -15,8 +15,8 @@ SEED = 20
 D, DV, HQ, HKV = 4, 3, 4, 2
 
 
-def drawn(graph, dtype=torch.float64):
-    """q, k, v and what the output is multiplied with, the same on every rank."""
+def make_inputs(graph, dtype=torch.float64):
+    """Return q, k, v and the factor of the output in the loss, which are the same on every rank."""
     rng = torch.Generator().manual_seed(SEED)
     heads = graph.heads or HQ
     batch = 0 if graph == NO_SAMPLES else graph.batch or 2
@@ -26,8 +26,8 @@ def drawn(graph, dtype=torch.float64):
     return [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def in_one_process(graph, tensors, options):
-    """Return output and gradients of q, k and v."""
+def run_one_process(graph, tensors, options):
+    """Return the output and the gradients of q, k and v that one process computes."""
     *leaves, factor = tensors
     leaves = [x.clone().requires_grad_() for x in leaves]
     torch.manual_seed(SEED)
@@ -36,78 +36,80 @@ def in_one_process(graph, tensors, options):
     return [out.detach(), *(x.grad for x in leaves)]
 
 
-def own_part(tensors, partition):
-    """Of a result: the output, and gradients of q, k and v."""
+def scatter_all(tensors, partition):
+    """Return this rank's rows of an output or its factor, and of q, k and v or their gradients."""
     sides = ("dst", "dst", "src", "src")
     return [distributed.scatter(x, partition, side=side) for x, side in zip(tensors, sides, strict=True)]
 
 
-def on_ranks(graph, partition, tensors, options):
-    """Return the same for this rank's tokens."""
-    factor, *leaves = own_part((tensors[3], *tensors[:3]), partition)
+def run_rank(graph, partition, tensors, options):
+    """Return the output and the gradients of q, k and v for this rank's tokens."""
+    factor, *leaves = scatter_all((tensors[3], *tensors[:3]), partition)
     leaves = [x.clone().requires_grad_() for x in leaves]
-    torch.manual_seed(SEED if torch.distributed.get_rank() == 0 else 99)  # the first rank's seed counts
+    # All ranks drop edges by the seed of the first rank.
+    torch.manual_seed(SEED if torch.distributed.get_rank() == 0 else 99)
     out = distributed.attend(*leaves, graph, partition, **options)
     (out * factor).sum().backward()
     return [out.detach(), *(x.grad for x in leaves)]
 
 
-def worst(graph, partition, options):
+def max_error(graph, partition, options):
     """Return the largest error of outputs or gradients as a share of the allowed error."""
-    tensors = drawn(graph)
-    found, wholes = on_ranks(graph, partition, tensors, options), in_one_process(graph, tensors, options)
-    parts = own_part(wholes, partition)
-    return max(ranks.share(found[at], parts[at], wholes[at]) for at in (slice(1), slice(1, None)))
+    tensors = make_inputs(graph)
+    results, expected = run_rank(graph, partition, tensors, options), run_one_process(graph, tensors, options)
+    expected_rows = scatter_all(expected, partition)
+    return max(ranks.share(results[i], expected_rows[i], expected[i]) for i in (slice(1), slice(1, None)))
 
 
 def resolve_partition(graph, kind, world):
     if hasattr(partitions, kind):
         return getattr(partitions, kind)(graph, world)
     rng, sizes = torch.Generator().manual_seed(3), (graph.num_dst, graph.num_src)
-    if kind == "apart":  # receivers on the first rank, senders on the last
+    # The first rank owns all receivers, the last one all senders.
+    if kind == "apart":
         owners = (torch.full((size,), rank) for size, rank in zip(sizes, (0, world - 1), strict=True))
     else:
         owners = (torch.randint(world, (size,), generator=rng) for size in sizes)
     return partitions.Partition(*(partitions.Shares(owner, world) for owner in owners))
 
 
-def check(rank, world, cases):
-    """Errors as a share of what is allowed, by (graph, partition, names of options)."""
+def compare_cases(rank, world, cases):
+    """Return each case's error as a share of the allowed error, by graph, partition and options."""
     errors = {}
     for graph, kind, names in cases:
         options = {}
         for name in names.split():
             options |= OPTIONS[name](graph)
-        errors[repr(graph), kind, names] = worst(graph, resolve_partition(graph, kind, world), options)
+        errors[repr(graph), kind, names] = max_error(graph, resolve_partition(graph, kind, world), options)
     return errors
 
 
-def learned_table(graph):
-    """Add a relative bias that differs by head and distance."""
+def make_bias(graph):
+    """Return a relative bias with a table of 9 distances for each head."""
     return score_mods.relative_bias(torch.linspace(-1, 1, 9).expand(graph.heads or HQ, 9).clone())
 
 
 OPTIONS = {
     "alibi": lambda graph: {"score_mod": score_mods.alibi(score_mods.alibi_slopes(graph.heads or HQ))},
-    "relative": lambda graph: {"score_mod": learned_table(graph), "scale": 0.3},
+    "relative": lambda graph: {"score_mod": make_bias(graph), "scale": 0.3},
     "sinks": lambda graph: {"sink_logits": torch.linspace(-1, 2, graph.heads or HQ, dtype=torch.float64)},
     "dropout": lambda graph: {"dropout": 0.4},
 }
-WINDOW, FAR = patterns.window(37, 5), patterns.window(30, 6) | patterns.sinks(30, 2)
+WINDOW, WINDOW_AND_SINKS = patterns.window(37, 5), patterns.window(30, 6) | patterns.sinks(30, 2)
 LISTED = patterns.erdos_renyi(29, 0.2)
 NO_SAMPLES = patterns.window(8, 3)
 CASES = [
     (WINDOW, "contiguous", ""),
     (WINDOW, "zigzag", "alibi"),
-    (FAR, "contiguous", "sinks"),
-    (FAR, "contiguous", "dropout"),
+    (WINDOW_AND_SINKS, "contiguous", "sinks"),
+    (WINDOW_AND_SINKS, "contiguous", "dropout"),
     (LISTED, "scattered", "relative"),
     (patterns.causal(13), "scattered", "dropout"),
     (patterns.causal(23), "zigzag", "relative sinks"),
     (patterns.cross(9, 14), "contiguous", "dropout"),
     (patterns.documents([3, 11, 7]), "by_edges", ""),
     (patterns.duo_attention(23, HQ, [1], 5), "zigzag", "alibi dropout"),
-    # no samples, fewer tokens than ranks, no tokens, no edges, ranks without receivers or senders, a slice
+    # These lack samples, tokens, edges, or a rank's receivers or senders; the last has only some rows.
     (NO_SAMPLES, "contiguous", "sinks"),
     (patterns.causal(2), "contiguous", "alibi dropout sinks"),
     (patterns.causal(0), "contiguous", "alibi dropout sinks"),
@@ -120,84 +122,84 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_equal_one_process(world):
-    """Outputs and all gradients, for several graphs, partitions and options in one start."""
-    for found in ranks.run(world, check, CASES):
-        assert not {case: error for case, error in found.items() if not error <= 1}
+    """The processes start once for all cases, and outputs and all gradients are compared."""
+    for errors in ranks.run(world, compare_cases, CASES):
+        assert not {case: error for case, error in errors.items() if not error <= 1}
 
 
-def count_bytes(name, position):
-    """The sizes of the tensors that a collective of torch.distributed is given from now on."""
-    plain, sizes = getattr(torch.distributed, name), []
+def record_bytes(name, position):
+    """Return a list to which later calls of a collective append the bytes of their argument."""
+    collective, sizes = getattr(torch.distributed, name), []
 
-    def counted(*arguments, **options):
+    def record_and_call(*arguments, **options):
         sizes.append(arguments[position].nbytes)
-        return plain(*arguments, **options)
+        return collective(*arguments, **options)
 
-    setattr(torch.distributed, name, counted)
+    setattr(torch.distributed, name, record_and_call)
     return sizes
 
 
-def sent(rank, world, cases):
-    """Bytes of k and v that this rank sends forward, and of their gradients backward, for each graph."""
-    sizes = count_bytes("all_to_all_single", 1)
+def measure_bytes(rank, world, cases):
+    """Return the bytes of k and v that this rank sends, and of their gradients, for each graph."""
+    sizes = record_bytes("all_to_all_single", 1)
     for graph, kind in cases:
-        on_ranks(graph, resolve_partition(graph, kind, world), drawn(graph, torch.float32), {})
+        run_rank(graph, resolve_partition(graph, kind, world), make_inputs(graph, torch.float32), {})
     return list(zip(sizes[::2], sizes[1::2], strict=True))
 
 
 def test_bytes_are_those_of_the_plan():
-    """What a rank sends forward are its keys and values; backward, gradients of what it received."""
+    """A rank sends its keys and values, and in the backward pass the gradients of those it received."""
     cases = [(patterns.causal(21), "zigzag"), (LISTED, "scattered"), (WINDOW, "contiguous")]
-    measured = ranks.run(3, sent, cases)
-    for i, (graph, kind) in enumerate(cases):
+    measured = ranks.run(3, measure_bytes, cases)
+    for number, (graph, kind) in enumerate(cases):
         sizes = {"kv_heads": HKV, "value_dim": DV, "batch": 2, "dtype": torch.float32}
-        planned = distributed.plan(graph, 3, HQ, D, partition=resolve_partition(graph, kind, 3), **sizes)
-        assert [rank[i] for rank in measured] == [(load.sent, load.received) for load in planned.ranks]
+        plan = distributed.plan(graph, 3, HQ, D, partition=resolve_partition(graph, kind, 3), **sizes)
+        assert [rank[number] for rank in measured] == [(load.sent, load.received) for load in plan.ranks]
 
 
-def partly(rank, world):
-    """Gradients of q alone, and lse."""
+def compare_q_gradient_and_lse(rank, world):
+    """Return the largest error of lse, and of gradients if only q needs them."""
     graph = patterns.causal(10)
     partition = partitions.contiguous(graph, world)
-    q, k, v, _ = (distributed.scatter(x, partition) for x in drawn(graph))
-    whole = in_one_process(graph, [*drawn(graph)[:3], torch.ones(())], {})
+    q, k, v, _ = (distributed.scatter(x, partition) for x in make_inputs(graph))
+    expected = run_one_process(graph, [*make_inputs(graph)[:3], torch.ones(())], {})
     leaf = q.clone().requires_grad_()
     distributed.attend(leaf, k, v, graph).sum().backward()
-    error = ranks.share([leaf.grad], [distributed.scatter(whole[1], partition)], whole[1:])
+    error = ranks.share([leaf.grad], [distributed.scatter(expected[1], partition)], expected[1:])
     _, info = ga.attend(q, k, v, distributed.local(graph), return_info=True)
-    lse = ga.attend(*drawn(graph)[:3], graph, return_info=True)[1].lse
+    lse = ga.attend(*make_inputs(graph)[:3], graph, return_info=True)[1].lse
     return max(error, ranks.share([info.lse], [distributed.scatter(lse, partition, axis=2)]))
 
 
 def test_some_gradients_and_lse():
-    assert max(ranks.run(3, partly)) <= 1
+    assert max(ranks.run(3, compare_q_gradient_and_lse)) <= 1
 
 
-def wrong(rank, world):
-    """Return the errors of wrong arguments of one rank; the call after each of them works."""
-    graph, other, first = patterns.causal(8), patterns.window(8, 3), rank == 0
+def collect_errors(rank, world):
+    """Return the messages of calls with a wrong argument on one rank, each followed by a valid call."""
+    graph, other_graph, is_first = patterns.causal(8), patterns.window(8, 3), rank == 0
     x = torch.ones(1, 1, 4, 4)
     partition = partitions.contiguous(graph, 2)
     attend = functools.partial(distributed.attend, x, x, x, graph)
     calls = [
-        lambda: distributed.attend(x[:, :, : 3 if first else 4], x, x, graph),
-        lambda: distributed.attend(x, x, x, graph if first else other),
-        lambda: attend("contiguous" if first else "zigzag"),
-        lambda: distributed.attend(x, x.clone().requires_grad_(first), x, graph),
+        lambda: distributed.attend(x[:, :, : 3 if is_first else 4], x, x, graph),
+        lambda: distributed.attend(x, x, x, graph if is_first else other_graph),
+        lambda: attend("contiguous" if is_first else "zigzag"),
+        lambda: distributed.attend(x, x.clone().requires_grad_(is_first), x, graph),
         lambda: attend(sink_logits=torch.zeros(3)),
-        lambda: attend(backend="dense" if first else "rows"),
+        lambda: attend(backend="dense" if is_first else "rows"),
         lambda: attend(backend="varlen"),
         lambda: attend(partitions.contiguous(graph, 3)),
-        lambda: attend(backend=3 if first else "auto"),
-        lambda: attend(scale=0.5 if first else 0.25),
-        lambda: distributed.gather(x[:, :, : 2 if first else 4], partition),
+        lambda: attend(backend=3 if is_first else "auto"),
+        lambda: attend(scale=0.5 if is_first else 0.25),
+        lambda: distributed.gather(x[:, :, : 2 if is_first else 4], partition),
     ]
     messages = []
     for call in calls:
         with pytest.raises(ValueError) as error:  # noqa: PT011
             call()
         messages.append(str(error.value))
-        # means of ones
+        # Every output is a mean of ones.
         assert torch.equal(attend(), x)
     return messages
 
@@ -218,7 +220,7 @@ MESSAGES = [
 
 
 def test_a_wrong_argument_of_one_rank_raises_on_all():
-    first, second = ranks.run(2, wrong)
+    first, second = ranks.run(2, collect_errors)
     assert first == second
     for message, pattern in zip(first, MESSAGES, strict=True):
         assert re.search(pattern, message), (pattern, message)

@@ -30,7 +30,7 @@ def page() -> explorer.Page:
 
 class TestData:
     def test_a_tensor_comes_back_exactly(self) -> None:
-        """It is encoded in the smallest dtype that represents it."""
+        """A tensor is encoded in the smallest dtype that represents it."""
         random, half = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.float16
         for tensor, dtype in (
             *((random.half(), half), (random.half().float(), half), (random.half().double(), half)),
@@ -104,7 +104,7 @@ MARKS = ["</title><style>*{display:none}</style>", "__DATA__ __TITLE__ $& $1", *
 
 
 class Elements(html.parser.HTMLParser):
-    """Collects every tag with its attributes, and the texts of the title, scripts and styles."""
+    """A parser that collects every tag with its attributes, and the texts of title, scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -131,22 +131,22 @@ class Elements(html.parser.HTMLParser):
 
 class TestFile:
     def test_hostile_words_are_inert(self) -> None:
-        """With hostile words as title, token or name of a mask, a page has the same elements."""
+        """Hostile words as title, token or name of a mask add no elements to a page."""
         source, graph = small(num_layers=1), patterns.causal(3)
-        plain = explorer.page("abc", source, title="plain", graph=graph, masks=[])
+        page = explorer.page("abc", source, title="plain", graph=graph, masks=[])
         for words in MARKS:
-            data = data_of(plain)
+            data = data_of(page)
             data["title"] = data["tokens"][1]["text"] = data["masks"][1]["name"] = words
             text = _html.assemble_page(words, data)
-            assert Elements(text).tags == Elements(plain.html).tags
+            assert Elements(text).tags == Elements(page.html).tags
             assert json.loads(text_of_data(explorer.Page(text, words, 3))) == data
             text.encode("utf-8")
 
     def test_the_title(self) -> None:
         unusual = {"x\n\u202ey\x00z": "x y z", "\ud83e\udd99 \ud800": "\U0001f999 \ufffd"}
-        for title, shown in {"a < b & c": "a < b & c", **unusual}.items():
-            titled = explorer.page("abc", small(num_layers=1), title=title)
-            assert Elements(titled.html).texts["title"] == [shown]
+        for title, text in {"a < b & c": "a < b & c", **unusual}.items():
+            page = explorer.page("abc", small(num_layers=1), title=title)
+            assert Elements(page.html).texts["title"] == [text]
         # A title shows the lines of the text, so that texts of the same words differ.
         assert explorer.page("a\n  b  c\n\nd", small(num_layers=1)).title == "a ⏎ b c ⏎ d"
 
@@ -160,8 +160,8 @@ class TestFile:
         for text, rule in [(script, "script-src"), *styles]:
             digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             assert rules[rule] == f"'sha256-{digest}'"
-        others = {name: rule for name, rule in rules.items() if not name.startswith(("script", "style"))}
-        assert others == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+        other_rules = {name: rule for name, rule in rules.items() if not name.startswith(("script", "style"))}
+        assert other_rules == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
         names = [tag for tag, _ in elements.tags]
         assert names.index("meta") < names.index("style")
         assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(names)
@@ -191,8 +191,8 @@ class TestFile:
         """``npm run build`` makes the same bytes, and ``npm run check`` finds no errors."""
         node = needs_node()
         subprocess.run([node, WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
-        same = (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes()
-        assert same, "run npm run build, then python docs/make.py, and commit page.html and explore.html"
+        is_same = (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes()
+        assert is_same, "run npm run build, then python docs/make.py, and commit page.html and explore.html"
         tsc = WEB / "node_modules" / "typescript" / "bin" / "tsc"
         subprocess.run([node, tsc, "--noEmit", "-p", WEB], check=True)
         subprocess.run([node, WEB / "check.mjs"], check=True)
@@ -242,7 +242,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         Path("latin.txt").write_bytes(b"ab\xff")
         assert main(["explore", *arguments]) == 2
-        printed = capsys.readouterr()
-        assert printed.err.startswith("gnn-attention explore: ")
-        assert words in printed.err
-        assert (printed.out, [path.name for path in tmp_path.iterdir()]) == ("", ["latin.txt"])
+        output = capsys.readouterr()
+        assert output.err.startswith("gnn-attention explore: ")
+        assert words in output.err
+        assert (output.out, [path.name for path in tmp_path.iterdir()]) == ("", ["latin.txt"])

@@ -1,4 +1,4 @@
-"""Test the explorer's page in Chromium and Firefox: its numbers equal Python's, its controls work.
+"""Test in Chromium and Firefox that the explorer's page shows Python's numbers and its controls work.
 
 ``explorer/*.mjs`` drive the page by playwright-core; each scenario returns what it saw, for these tests.
 """
@@ -36,7 +36,7 @@ TYPED = "class Größe:\n    def size(self):\n        return self.size"
 HARMLESS = [re.sub(r"[\w\u0301]", "a", re.sub(r"[^\s\w\u0301]", ".", text)) for text in HOSTILE]
 
 
-def with_texts(texts: list[str], title: str) -> explorer.Page:
+def make_page_of(texts: list[str], title: str) -> explorer.Page:
     """Make a page whose tokens, vocabulary, graphs and model have these texts."""
     model, vocabulary = lm.load_trained()
     page = explorer.page(list(range(len(texts))), (model, vocabulary), room=2, title=title)
@@ -100,12 +100,12 @@ class Oracle:
             assert_exact(steps["6"][name], tensor[0, dst].norm().item())
         assert_exact(steps["6"]["thought"], run.phases[2 * LAYER + 1].update[0, dst].norm().item())
 
-    def check_chances(self, result: Any, run: trace.Run, dst: int, before: int | None = None) -> None:
+    def check_chances(self, result: Any, run: trace.Run, dst: int, plain_token: int | None = None) -> None:
         expected = self.chances(run, dst)
-        # The likeliest come first; the listening page adds the likeliest before any edit to seven.
-        likeliest = expected.topk(7 if before is not None else len(result)).indices.tolist()
-        if before not in (None, *likeliest):
-            likeliest.append(before)
+        # The page lists the likeliest first, and may add the token that was likeliest before any edit.
+        likeliest = expected.topk(7 if plain_token is not None else len(result)).indices.tolist()
+        if plain_token not in (None, *likeliest):
+            likeliest.append(plain_token)
         assert [name for name, _ in result] == [f"chance-{token}" for token in likeliest]
         chances = [expected[int(name.removeprefix("chance-"))].item() for name, _ in result]
         assert_exact([chance for _, chance in result], chances)
@@ -127,8 +127,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Files:
         "one": lambda: explorer.page([oracle.ids[0]], room=1),
         "64": lambda: explorer.page(long_ids[:64], room=8),
         "512": lambda: explorer.page(long_ids, room=4),
-        "hostile": lambda: with_texts(HOSTILE, HOSTILE[0]),
-        "harmless": lambda: with_texts(HARMLESS, "word"),
+        "hostile": lambda: make_page_of(HOSTILE, HOSTILE[0]),
+        "harmless": lambda: make_page_of(HARMLESS, "word"),
     }
 
     def file(name: str) -> str:
@@ -150,19 +150,19 @@ def masks(files: Files) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def visits(files: Files, masks: dict[str, int]) -> Results:
-    """Return the results of all quick scenarios by name, which run together."""
+    """Run all quick scenarios together, and return their results by name."""
     demo, ahead = files("demo"), next(number for name, number in masks.items() if name.endswith(" ahead"))
-    where = {"file": demo, "layer": LAYER, "head": HEAD}
-    toggled = {"scenario": "toggled", **where}
+    options = {"file": demo, "layer": LAYER, "head": HEAD}
+    toggle = {"scenario": "toggled", **options}
     jobs: dict[str, dict[str, Any]] = {
-        "cut": {**toggled, "token": 10, "src": 0, "reset": True},
-        "cut in one head": {**toggled, "token": 4, "src": 4, "scope": "head", "again": True},
-        "added": {**toggled, "token": 2, "src": 7},
-        "window": {"scenario": "mask", **where, "token": 10, "mask": masks["window"]},
+        "cut": {**toggle, "token": 10, "src": 0, "reset": True},
+        "cut in one head": {**toggle, "token": 4, "src": 4, "scope": "head", "again": True},
+        "added": {**toggle, "token": 2, "src": 7},
+        "window": {"scenario": "mask", **options, "token": 10, "mask": masks["window"]},
         "readings": {"scenario": "readings", "file": demo},
         "arc": {"scenario": "arc", "file": demo},
         "glance": {"scenario": "glance", "file": demo},
-        "words": {"scenario": "words", **where},
+        "words": {"scenario": "words", **options},
         "typed": {"scenario": "typed", "file": demo, "text": TYPED},
         "keys": {"scenario": "keys", "file": demo},
         "haste": {"scenario": "haste", "file": demo},
@@ -215,7 +215,8 @@ def test_a_click_on_an_arc_selects_it_a_button_cuts_it_and_everything_leads_back
     assert result["promised"] == f"Cut {selected['sender']} → {selected['token']} in layer {LAYER}, all heads"
     (cut,) = result["steps"][0]
     assert cut == edit(*pair[0], layer=LAYER)
-    assert result["steps"][1:] == [[], [cut], []]  # undo, redo, taken back from the list
+    # The next steps are undo, redo, and removal from the list of edits.
+    assert result["steps"][1:] == [[], [cut], []]
     assert result["restored"] == [cut]
     assert re.match(rf"{cut['src']} .*weight", result["readout"], re.DOTALL)
     quiet(result["seen"])
@@ -228,24 +229,24 @@ def test_a_typed_text_is_read_in_the_page(visits: Results, oracle: Oracle) -> No
     assert len(pieces) == len(read["ids"])
     assert (read["ids"], result["restored"], result["back"]) == (ids, ids, oracle.ids)
     assert (read["title"], read["focus"]) == ("class Größe: ⏎ def size(self): ⏎ return self.size", str(last))
-    before = oracle.run(ids=ids)
-    oracle.check_chances(read["chances"], before, last, likeliest := int(before.output[0, last].argmax()))
+    plain = oracle.run(ids=ids)
+    oracle.check_chances(read["chances"], plain, last, likeliest := int(plain.output[0, last].argmax()))
     assert cut["edits"] == [edit(0, last, layer=LAYER)]
-    without = oracle.run(interventions=trace.cut([(0, last)], layers=LAYER), ids=ids)
-    oracle.check_chances(cut["chances"], without, last, likeliest)
+    cut_run = oracle.run(interventions=trace.cut([(0, last)], layers=LAYER), ids=ids)
+    oracle.check_chances(cut["chances"], cut_run, last, likeliest)
     too_many = len(oracle.vocabulary.encode("name " * 90))
     assert result["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]
     quiet(result["seen"])
 
 
 def test_keys_and_clicks_that_come_before_the_next_frame_all_count(visits: Results, oracle: Oracle) -> None:
-    """What a key or a button does follows the newest state, not the picture, which may be older."""
+    """Keys and buttons act on the newest state, not on the picture, which may be older."""
     result = visits["haste"]
     where = {name: [result[name][key] for key in ("token", "sender")] for name in ("walk", "ports")}
     assert where == {"walk": [8, 1], "ports": [8, 2]}
     edits = {name: result[name]["work"]["edits"] for name in ("walk", "again", "button", "ports")}
     first, second = edit(1, 8, layer=LAYER), edit(2, 8, layer=LAYER)
-    # two more keys put the edge back and cut it; three clicks put it back, cut it and put it back
+    # Two more keys put the edge back and cut it; three clicks put it back, cut it and put it back.
     assert edits == {"walk": [first], "again": [first], "button": [], "ports": [second]}
     assert (result["steps"]["step"], result["drag"]["token"], result["reach"]["reachLayers"]) == (3, 8, 2)
     ids = list(oracle.ids)
@@ -256,16 +257,16 @@ def test_keys_and_clicks_that_come_before_the_next_frame_all_count(visits: Resul
 
 
 def check_head(result: dict[str, Any], row: dict[str, Any], weights: torch.Tensor) -> None:
-    """Check the weights as integer opacities, and the recorded claims with their marks."""
+    """Check the weights, shown as integer opacities, and the recorded claims with their marks."""
     where = f"layer {row['layer']}, head {row['head']}"
-    named = where if row["job"] == "none of these" else f"{where}: {row['job']}"
-    assert (result["layer"], result["head"], result["label"]) == (row["layer"], row["head"], named)
+    label = where if row["job"] == "none of these" else f"{where}: {row['job']}"
+    assert (result["layer"], result["head"], result["label"]) == (row["layer"], row["head"], label)
     assert (result["allHeads"], result["chosen"]) == (False, 1)
     opacities = torch.tensor(result["picture"]).view_as(weights)
     assert (opacities - 255 * weights.sqrt()).abs().max() <= 0.5 + 1e-6
     for (text, holds), effect in zip(result["halves"], (row["looks"], row["said"]), strict=True):
-        right = effect["p_holm"] <= 0.05
-        assert (holds, "not supported" in text) == (right, not right)
+        is_supported = effect["p_holm"] <= 0.05
+        assert (holds, "not supported" in text) == (is_supported, not is_supported)
 
 
 def test_every_head_at_a_glance_and_who_attends_to_a_token(visits: Results, oracle: Oracle) -> None:
@@ -273,13 +274,13 @@ def test_every_head_at_a_glance_and_who_attends_to_a_token(visits: Results, orac
     rows = [row for row in json.loads(HEADS.read_text("utf-8"))["rows"] if row["model"] == "trained"]
     for head, row in zip(result["heads"], rows, strict=True):
         check_head(head, row, dense[row["layer"], row["head"]])
-    chosen = result["selected"]
-    weights = dense[chosen["layer"], chosen["head"]]
+    selection = result["selected"]
+    weights = dense[selection["layer"], selection["head"]]
     for sender, bars in zip((1, 4), result["receivers"], strict=True):
-        most = weights[sender:, sender].sort(descending=True)
-        assert [name for name, _ in bars] == [f"heard-by-{sender + index}" for index in most.indices[:10]]
-        assert_exact([value for _, value in bars], most.values[:10])
-    assert (chosen["sender"], f"heard-by-{chosen['token']}") == (4, chosen["first"])
+        largest = weights[sender:, sender].sort(descending=True)
+        assert [name for name, _ in bars] == [f"heard-by-{sender + index}" for index in largest.indices[:10]]
+        assert_exact([value for _, value in bars], largest.values[:10])
+    assert (selection["sender"], f"heard-by-{selection['token']}") == (4, selection["first"])
     quiet(result["seen"])
 
 
@@ -291,19 +292,19 @@ def test_S1_13_five_words_are_five_nodes(visits: Results, oracle: Oracle) -> Non
     belongs = torch.nn.functional.one_hot(word_of).double()
     weights = oracle.dense(oracle.run())[LAYER, HEAD]
     expected = (belongs / belongs.sum(0)).T @ weights @ belongs
-    for number, (token, heard) in enumerate(result["heard"]):
+    for number, (token, bars) in enumerate(result["heard"]):
         assert word_of[token] == number
-        assert [name for name, _ in heard] == [f"word-{sender}" for sender in range(number + 1)]
-        assert_exact([value for _, value in heard], expected[number, : number + 1])
+        assert [name for name, _ in bars] == [f"word-{sender}" for sender in range(number + 1)]
+        assert_exact([value for _, value in bars], expected[number, : number + 1])
     assert result["arcs"] == 5
     quiet(result["seen"])
 
 
 def test_a_visit_without_a_mouse(visits: Results) -> None:
     result = visits["keys"]
-    seen = [(step["token"], step["sender"], step["edits"]) for step in result["shown"]]
-    assert seen[:4] == [(token, None, 0) for token in range(4)]
-    assert seen[4:] == [(3, 0, 0), (3, 0, 1), (3, 1, 1), (3, 1, 2), (3, 1, 1), (3, 1, 0), (10, None, 0)]
+    states = [(step["token"], step["sender"], step["edits"]) for step in result["shown"]]
+    assert states[:4] == [(token, None, 0) for token in range(4)]
+    assert states[4:] == [(3, 0, 0), (3, 0, 1), (3, 1, 1), (3, 1, 2), (3, 1, 1), (3, 1, 0), (10, None, 0)]
     assert [step["focus"] for step in result["shown"] if step["key"].startswith("Arrow")] == ["1", "2", "3"]
     assert result["label"].startswith("edge from 0 ")
     selected, cut = result["pressed"]
@@ -336,7 +337,7 @@ def test_texts_are_inert_and_visible(visits: Results) -> None:
 
 
 def test_axe_finds_nothing_and_nothing_is_too_wide(visits: Results) -> None:
-    """Every view is checked in one theme or on a phone, and 64 tokens in the dark theme."""
+    """axe checks each view in one theme or on a phone, and 64 tokens in the dark theme."""
     for result in (*visits["axe"].values(), *visits["axe, 64 tokens"].values()):
         quiet(result.pop("seen"))
         assert result.pop("overflow") == 0
@@ -351,7 +352,7 @@ def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) ->
     choices, decoding, themes, buttons, touch, reach = results(jobs)
     for result in (choices, decoding, themes, buttons, touch, reach):
         quiet(result["seen"])
-    assert all(chosen == got for pairs in choices["found"].values() for chosen, got in pairs)
+    assert all(expected == value for pairs in choices["found"].values() for expected, value in pairs)
     assert all(len(pairs) >= 2 for pairs in choices["found"].values())
     assert decoding["counts"][0] >= 2
     assert decoding["counts"][1] == 1

@@ -1,4 +1,4 @@
-"""What the page computes from the record of a Hugging Face model is what the model computed."""
+"""From the record of a Hugging Face model, the page computes what the model computed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def foreign(name: str) -> Any:
+def make_model(name: str) -> Any:
     """Make a tiny model of a family, with large queries and keys so that weights differ."""
     transformers = needs("transformers")
     kind, sizes = FAMILIES[name]
@@ -49,7 +49,7 @@ def foreign(name: str) -> Any:
 
 @torch.no_grad()
 def attention_outputs(model: Any, ids: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what each attention layer adds, and its weights, by eager attention."""
+    """Run eager attention, and return what each attention layer adds, and its weights."""
     model.set_attn_implementation("eager")
     outputs: list[Tensor] = []
     with ExitStack() as hooks:
@@ -64,39 +64,39 @@ def attention_outputs(model: Any, ids: list[int]) -> tuple[list[Tensor], list[Te
 class TestRecorded:
     @pytest.mark.parametrize(("name", "count"), [*((name, 11) for name in FAMILIES), ("Llama", 3)])
     def test_the_weights_and_updates_of_the_model(self, name: str, count: int, monkeypatch: Any) -> None:
-        """Messages are stored for few tokens, W_O for many; families have softcap, windows and norms."""
-        model, ids = foreign(name), [7 * i % 60 + 1 for i in range(count)]
+        """They are right from stored messages (few tokens) and from W_O (many), in every family."""
+        model, ids = make_model(name), [7 * i % 60 + 1 for i in range(count)]
         page = explorer.page(ids, model)
         data = data_of(page)
         first = data["model"]["layers"][0]
         assert (data["model"]["kind"], data["room"], len(data["model"]["layers"])) == ("record", 0, 2)
         assert (first["output"] is None) == (count < first["v"]["shape"][2])
         (answer,) = ask(page, [run()])
-        # The largest error of a single sequence would be a matter of luck.
+        # In a single sequence, the largest error of eager attention may be small by luck.
         sequences = [ids, *([(number + 11 * other) % 60 + 1 for number in ids] for other in range(1, 8))]
-        narrow = [attention_outputs(model, others) for others in sequences]
+        single = [attention_outputs(model, other_ids) for other_ids in sequences]
         importlib.import_module("support.hf_models").keep_float64(monkeypatch)
-        wide = [attention_outputs(model.double(), others) for others in sequences]
+        double = [attention_outputs(model.double(), other_ids) for other_ids in sequences]
         assert answer["said"]["logits"] is None
-        (outputs, weights), layers = wide[0], answer["said"]["layers"]
+        (outputs, weights), layers = double[0], answer["said"]["layers"]
         assert len(outputs) == (0 if name == "BERT" else 2)
         updates = [doubles(layer["update"], count, -1) for layer in layers[: len(outputs)]]
-        shown = [doubles(layer["weights"], *true.shape) for layer, true in zip(layers, weights, strict=True)]
+        matrices = [doubles(layer["weights"], *w.shape) for layer, w in zip(layers, weights, strict=True)]
         # The page computes in float64 from a float32 record, with at most twice the error of eager float32.
-        for which, numbers in enumerate((updates, shown)):
-            eager = max(error(one[which], other[which]) for one, other in zip(narrow, wide, strict=True))
-            assert error(numbers, wide[0][which]) <= 2 * eager
+        for index, numbers in enumerate((updates, matrices)):
+            eager_error = max(error(a[index], b[index]) for a, b in zip(single, double, strict=True))
+            assert error(numbers, double[0][index]) <= 2 * eager_error
         causal = "graph: every token attends to itself and all tokens before it"
-        different = "graphs, which differ from layer to layer"
-        meanings = {"BERT": "graph: every token attends to every token", "Gemma 2": different}
+        graphs = "graphs, which differ from layer to layer"
+        meanings = {"BERT": "graph: every token attends to every token", "Gemma 2": graphs}
         assert data["masks"][0]["meaning"] == f"The model's own {meanings.get(name, causal)}."
         assert data["masks"][0]["causal"] == (name != "BERT")
 
     def test_the_page_knows_each_layers_own_edges(self) -> None:
         pairs = [(src, dst, layer) for layer in (0, 1) for dst in range(7) for src in range(7)]
         for name, window in (("Gemma 2", 2), ("Llama", 7)):
-            page = explorer.page([5, 3, 1, 4, 1, 5, 9], foreign(name))
-            last = len(data_of(page)["masks"]) - 1  # the last graph of the zoo is the same for all layers
+            page = explorer.page([5, 3, 1, 4, 1, 5, 9], make_model(name))
+            last = len(data_of(page)["masks"]) - 1  # All layers share the last graph of the zoo.
             questions = [{"ask": "has", "pairs": [[mask, *pair] for pair in pairs]} for mask in (0, last)]
             questions.append({"ask": "varies", "masks": [0, last]})
             has, shared, varies = (answer["said"] for answer in ask(page, questions))
@@ -106,15 +106,15 @@ class TestRecorded:
             assert varies == [window < 7, False]
 
     def test_a_cut_changes_only_its_layer(self) -> None:
-        model, ids = foreign("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]
+        model, ids = make_model("GPT-2"), [3, 1, 4, 1, 5, 9, 2, 6]
         page = explorer.page(ids, model)
         edits = ([], [edit(2, 6, layer=0, head=1)], [edit(src, 4) for src in range(5)])
         plain, cut, isolated = (answer["said"]["layers"] for answer in ask(page, [run(0, e) for e in edits]))
-        before, after = (doubles(layers[0]["weights"], 4, 8, 8) for layers in (plain, cut))
-        expected = before.clone()
+        plain_weights, cut_weights = (doubles(layers[0]["weights"], 4, 8, 8) for layers in (plain, cut))
+        expected = plain_weights.clone()
         expected[1, 6, 2] = 0
         expected[1, 6] /= expected[1, 6].sum()
-        assert_exact(after, expected)
+        assert_exact(cut_weights, expected)
         assert plain[1] == cut[1]
         bias = model.h[0].attn.c_proj.bias.detach().double()
         assert torch.equal(doubles(isolated[0]["update"], 8, -1)[4], bias)
@@ -122,29 +122,29 @@ class TestRecorded:
     def test_what_a_record_cannot_answer(self) -> None:
         questions = [{"ask": "forms", "with": [0, 0, 0, 1]}, {"ask": "next", "with": [2, 5]}]
         questions += [{"ask": "contribution", "with": [0, 0, 0, 1, 5]}, run(0, tokenIds=[1, 2])]
-        _, *answers = ask(explorer.page([1, 2, 3], foreign("Llama")), [run(), *questions])
+        _, *answers = ask(explorer.page([1, 2, 3], make_model("Llama")), [run(), *questions])
         assert [answer.get("said") for answer in answers[:2]] == [None, []]
         assert "a record has no unembedding" in answers[2]["error"]
         assert "a record has the tokens that it was made of" in answers[3]["error"]
 
     def test_the_model_is_left_as_it_was(self) -> None:
-        model = foreign("Llama").train()
+        model = make_model("Llama").train()
         model.layers[0].eval()
-        before = model.config._attn_implementation
+        implementation = model.config._attn_implementation
         page = explorer.page([1, 2, 3], model, layers=[1])
         assert (model.training, model.layers[0].training, model.layers[1].training) == (True, False, True)
-        assert model.config._attn_implementation == before
+        assert model.config._attn_implementation == implementation
         assert [layer["number"] for layer in data_of(page)["model"]["layers"]] == [1]
 
     def test_a_folder_with_a_tokenizer(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """``--model`` reads a model and its tokenizer from a folder, and words of the text are tokens."""
+        """``--model`` reads a model and its tokenizer from a folder; here each word is a token."""
         tokenizers, transformers = needs("tokenizers"), needs("transformers")
         words = {word: number for number, word in enumerate(["[UNK]", *TEXT.split()])}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
         fast.save_pretrained(tmp_path / "model")
-        foreign("Llama").save_pretrained(tmp_path / "model")
+        make_model("Llama").save_pretrained(tmp_path / "model")
         out = tmp_path / "page.html"
         arguments = ["--model", str(tmp_path / "model"), "--layers", "0", "-o", str(out)]
         assert main(["explore", TEXT, *arguments]) == 0
@@ -156,7 +156,7 @@ class TestRecorded:
 
     def test_refusals(self, monkeypatch: pytest.MonkeyPatch) -> None:
         transformers = needs("transformers")
-        llama = foreign("Llama")
+        llama = make_model("Llama")
         t5 = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
         pair, linear = transformers.T5Model(transformers.T5Config(**t5)), torch.nn.Linear(2, 2)
         for ids, model, kind, match in (

@@ -26,7 +26,7 @@ SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Draw texts of any characters, of ends of words and runs, or of pieces of the vocabulary."""
+    """Draw texts of any characters, of characters where words and runs end, or of vocabulary pieces."""
     draw = random.Random(seed)
     pieces = [piece.decode("utf-8", errors="ignore") for piece in VOCABULARY.vocabulary]
 
@@ -54,7 +54,7 @@ def test_the_tokens_of_random_texts() -> None:
 
 
 def test_letters_digits_and_spaces_have_the_same_classes() -> None:
-    """A letter joins the "a" before it in one word, a digit the "1", a space the tab."""
+    """A letter is one word with the "a" before it, a digit with a "1", and a space with a tab."""
     needs("tokenizers")
     split = VOCABULARY._tokenizer.pre_tokenizer.pre_tokenize_str
     (answer,) = ask(explorer.page("a"), [{"ask": "classes"}])

@@ -1,4 +1,4 @@
-"""Test the pages to which links lead, and their tour."""
+"""Test the tour, and the pages to which README, docs and notebooks link."""
 
 from __future__ import annotations
 

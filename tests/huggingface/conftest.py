@@ -1,4 +1,4 @@
-"""Fixtures keep models in float64."""
+"""Fixtures that keep models in float64."""
 
 import pytest
 from support.extras import needs

@@ -48,7 +48,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "pad"), CASES)
 def test_logits_and_gradients_are_those_of_eager(name, pad):
-    """They agree at every position that holds a token, and for every parameter."""
+    """Logits agree at every position that holds a token, and gradients for every parameter."""
     model, batch = built(name), inputs(name, pad)
     assert hf_models.difference(name, model, batch) <= EXACT
     output = gradients(name, model, batch)
@@ -65,7 +65,7 @@ GENERATING += [name for name in hf_models.SELECTING if name in MODELS and "ForCa
 @pytest.mark.parametrize("name", [mark_tier(name) for name in GENERATING])
 @pytest.mark.parametrize("cache", hf_models.CACHES.values(), ids=list(hf_models.CACHES))
 def test_generation_is_that_of_eager(name, cache):
-    """It agrees with every cache and without one, for prompts of different lengths, beyond the window."""
+    """It agrees with and without any cache, for prompts of different lengths, and beyond the window."""
     model, batch = built(name), inputs(name, {"t5": "right", "minimax_m3_vl": None}.get(name, "left"))
     tokens, scores = generated(model, batch, "eager", **cache)
     output, output_scores = generated(model, batch, **cache)
@@ -101,7 +101,7 @@ WRONG_MASKS = [
 
 
 def test_a_fresh_doge_generates():
-    """Its dynamic mask is 1.0 everywhere at first; its selections differ by head and sample."""
+    """At first its dynamic mask is 1.0 everywhere, and its selections differ by head and sample."""
     model, batch = built("doge", keep_window_size=64), inputs("doge")
     for part in model.model.layers:
         nn.init.zeros_(part.self_attn.A)
@@ -154,12 +154,13 @@ def test_adding_it_to_logits_is_refused():
     ]
     message = "computes with the bool mask as if it were one of 0 and -inf"
     assert_refusals((use, NotImplementedError, message) for use in uses)
-    assert float((1.0 - build_mask().float()).sum()) == 20  # float() asks for numbers
+    assert float((1.0 - build_mask().float()).sum()) == 20  # float() asks for numbers.
 
 
 CHUNKS = masking_utils.chunked_overlay(2, torch.zeros(2, dtype=torch.int64))
 PACKED = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-RULES = {  # name: (rule, whether its graph is cached)
+# A name has a rule, and whether its graph is cached.
+RULES = {
     "causal": (causal_mask_function, True),
     "window": (window_mask_function(3), True),
     "chunks": (masking_utils.and_masks(causal_mask_function, CHUNKS), False),
@@ -188,7 +189,7 @@ def test_the_graph_is_the_mask_of_transformers(name, pad):
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_without_tensors_are_cached_and_the_same_for_all_samples(name):
-    """The key is their code and constants: another width is another graph."""
+    """The key of the cache is their code and constants, so another width has another graph."""
     rule, is_cached = RULES[name]
     first, second = build_mask(rule, dst=7, src=7).layout, build_mask(rule, dst=7, src=7).layout
     assert (first.graph is second.graph) == is_cached == first.is_cached == (first.graph.batch is None)
@@ -235,10 +236,7 @@ LEFT_PADDED = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
 
 
 def test_everything_at_once():
-    """All features are right together, with gradients: grouped heads, sinks, softcap, padding and more.
-
-    The bias is that of pairs, as T5's and Swin's tables.
-    """
+    """All features are right together, with gradients; the bias has a value per pair, as in T5 and Swin."""
     scale = torch.tensor(0.7, dtype=torch.float64)
     tensors = [*qkv(), scale, torch.randn(4).double(), torch.randn(1, 4, 5, 5).double()]
     q, k, v, scale, sinks, bias = (x.requires_grad_() for x in tensors)
@@ -252,13 +250,13 @@ def test_everything_at_once():
     assert (out.is_contiguous(), weights) == (True, None)
     assert_exact(out, expected)
     assert_exact(*(torch.autograd.grad(y.square().sum(), tensors) for y in (out, expected)))
-    assert (out[0, 0] == 0).all()  # padding in front is isolated
+    assert (out[0, 0] == 0).all()  # Padding in front is isolated.
     output = attention(nn.Module(), q, k, v, lazy, s_aux=sinks)[0]
     assert_exact(output, oracle(q, k, v, allowed, sinks=sinks))
 
 
 def test_weights_come_on_request():
-    """They are those of eager, but an isolated receiver has none."""
+    """The weights are those of eager, but an isolated receiver has none."""
     model, batch = built("gpt_oss"), inputs("gpt_oss", "right")
     expected = model(**batch, output_attentions=True).attentions
     model.set_attn_implementation("gnn_attention")
@@ -288,12 +286,12 @@ def test_packed_documents_that_leak_are_named(name):
 
 def test_packed_documents_that_are_separated_are_silent():
     """transformers, a graph or padding separates them, and no warning, which is an error here, comes."""
-    model, separated = packed_logits(use_cache=False)
+    model, logits = packed_logits(use_cache=False)
     ids = inputs("llama", None)["input_ids"][:1, :8]
     with ga.use_graph(model, patterns.documents([4, 3, 1])):
         mask = torch.ones(1, 8, dtype=torch.int64)
-        assert_exact(logits_of(model, input_ids=ids, position_ids=PACKED, attention_mask=mask), separated)
-    assert_exact(separated[:, 4:7], logits_of(model, input_ids=ids[:, 4:7]))
+        assert_exact(logits_of(model, input_ids=ids, position_ids=PACKED, attention_mask=mask), logits)
+    assert_exact(logits[:, 4:7], logits_of(model, input_ids=ids[:, 4:7]))
     for mask in ([[0, 0, 0, 0, 1, 1, 1, 1]], [[1, 1, 1, 1, 0, 0, 0, 0]]):
         positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
         logits_of(model, input_ids=ids, position_ids=positions, attention_mask=torch.tensor(mask))
@@ -316,20 +314,20 @@ STARTS = {"cu_seq_lens_q": CUMULATED, "cu_seq_lens_k": CUMULATED, "max_length_q"
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("mask", [None, torch.ones(1, 8, dtype=torch.int64)], ids=["no mask", "ones"])
 def test_documents_of_cu_seq_lens_are_separated(name, mask):
-    """They are separated although positions continue, within windows and other graphs, too."""
+    """They are separated although positions continue, and within windows and other graphs, too."""
     model, ids = built(name, "gnn_attention"), inputs(name, None)["input_ids"][:1, :8]
     batch = {"input_ids": ids, "attention_mask": mask, **STARTS}
-    alone = [logits_of(model, input_ids=part) for part in ids.split([4, 3, 1], 1)]
-    assert_exact(logits_of(model, **batch), torch.cat(alone, 1))
-    assert_exact(logits_of(model, **batch, position_ids=PACKED, use_cache=False), torch.cat(alone, 1))
+    documents = [logits_of(model, input_ids=part) for part in ids.split([4, 3, 1], 1)]
+    assert_exact(logits_of(model, **batch), torch.cat(documents, 1))
+    assert_exact(logits_of(model, **batch, position_ids=PACKED, use_cache=False), torch.cat(documents, 1))
     with ga.use_graph(model, some_graph()):
-        within = logits_of(model, **batch)
+        graph_logits = logits_of(model, **batch)
     graph = some_graph() & patterns.window(64, 5) if name == "mistral" else some_graph()
     with ga.use_graph(model, graph & patterns.documents([4, 3, 57])):
-        assert_exact(within, logits_of(model, input_ids=ids))
+        assert_exact(graph_logits, logits_of(model, input_ids=ids))
     with ga.use_graph(model, patterns.causal(8), replace=True):
-        replaced = logits_of(model, **batch)
-        assert_exact(replaced, logits_of(model, input_ids=ids))
+        replacement = logits_of(model, **batch)
+        assert_exact(replacement, logits_of(model, input_ids=ids))
 
 
 def test_documents_without_a_mask():
@@ -383,7 +381,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("module", "dst", "attention_mask", "options", "error", "message"), UNKNOWN)
 def test_what_cannot_be_known_is_refused(module, dst, attention_mask, options, error, message):
-    """No call attends to the future by guess."""
+    """No call guesses that it may attend to the future."""
     q, k, v = qkv()
     with pytest.raises(error, match=message):
         attention(module, q[:, :, :dst], k, v, attention_mask, **options)
@@ -403,13 +401,13 @@ def test_dropout_is_for_training_and_dtypes_are_made_one_under_autocast_alone():
 
 def test_each_module_has_the_backend_that_a_function_returns(llama):
     names = {id(part): name for name, part in llama.named_modules()}
-    called = []
+    calls = []
 
     def choose_backend(module):
-        called.append(names[id(module)])
+        calls.append(names[id(module)])
         return "reference"
 
     with interface.attending(choose_backend):
         llama(torch.tensor([[1, 2, 3]]))
-    assert called
-    assert called == [name for name in names.values() if name.endswith("self_attn")]
+    assert calls
+    assert calls == [name for name in names.values() if name.endswith("self_attn")]

@@ -16,7 +16,7 @@ from gnn_attention import patterns
 from gnn_attention.huggingface import attention, interface
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt_oss", "bert", "t5")]
-RTOL, ATOL = 1e-4, 1e-4  # float32, logits of some units
+RTOL, ATOL = 1e-4, 1e-4  # Results in float32 are compared.
 
 
 def model_of(name):
@@ -49,7 +49,7 @@ def test_a_full_graph_program_trains(name):
 
 @pytest.mark.parametrize("name", ["gemma2", *SLOW])
 def test_an_exported_program(name):
-    """It is exact with padding, too, if the model supports it."""
+    """Its numbers are right with padding, too, if the model supports padding."""
     model, batch = model_of(name)
     padded = hf_models.EVERY[name].padded and hf_models.EVERY[name].inputs == "text"
     batch |= inputs(name, "left") if padded else {}
@@ -60,15 +60,15 @@ def test_an_exported_program(name):
 
 
 def test_a_program_does_not_ignore_a_context():
-    """It is compiled again and refuses the context; outside of it, it still runs."""
+    """Inside, it is compiled again and refuses the context; outside, it still runs."""
     model, batch = model_of("llama")
     program = torch.compile(model, fullgraph=True, backend="eager")
-    before = program(**batch).logits
+    logits = program(**batch).logits
     for context in (ga.use_graph(model, patterns.window(TOKENS, 2)), interface.attending("reference")):
         # torch.compile raises Unsupported with the message of the NotImplementedError.
         with pytest.raises(RuntimeError, match="need graph breaks"), context:
             program(**batch)
-    assert torch.equal(program(**batch).logits, before)
+    assert torch.equal(program(**batch).logits, logits)
 
 
 def test_what_a_program_adds_to_logits():
@@ -86,6 +86,6 @@ def test_what_a_program_adds_to_logits():
             call = lambda q, mask=mask, options=options: attention(nn.Module(), q, k, v, mask, **options)  # noqa: E731
             torch._dynamo.reset()
             output, weights = torch.compile(call, fullgraph=True, backend="eager")(q)
-            expected, theirs = call(q)
-            torch.testing.assert_close((output, weights), (expected, theirs))
+            expected, expected_weights = call(q)
+            torch.testing.assert_close((output, weights), (expected, expected_weights))
             assert not output[:, 2].any()

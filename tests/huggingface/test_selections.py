@@ -76,7 +76,7 @@ def cells_of(index, size=1):
 
 
 def test_indices_within_masks_of_every_kind():
-    """There are padding, -1, duplicates, later senders, isolated receivers and masks for each head."""
+    """They have padding, -1, duplicates, later senders, isolated receivers and masks for each head."""
     q, k, v = qkv()
     index, (lazy, base) = draw_index((BATCH, DST, MOST), SRC), build_mask()
     index[0, 3] = -1
@@ -110,8 +110,8 @@ def test_graphs_and_cuts_hold_within_a_selection():
 
 
 def test_layers_that_share_a_selection_share_its_graph(monkeypatch):
-    calls, real = [], ga.TokenGraph.from_indices
-    monkeypatch.setattr(ga.TokenGraph, "from_indices", lambda *a, **k: calls.append(1) or real(*a, **k))
+    calls, method = [], ga.TokenGraph.from_indices
+    monkeypatch.setattr(ga.TokenGraph, "from_indices", lambda *a, **k: calls.append(1) or method(*a, **k))
     built("glm_moe_dsa", "gnn_attention")(**inputs("glm_moe_dsa"))
     assert len(calls) == 2
 

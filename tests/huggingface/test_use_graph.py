@@ -22,7 +22,7 @@ from gnn_attention.backends import BACKENDS
 from gnn_attention.huggingface import attending, use_graph
 
 pytestmark = pytest.mark.usefixtures("wide")
-SEEN = 1e-3  # of the largest number: what a mistake changes at least
+MIN_CHANGE = 1e-3  # A mistake would change some number by more than this.
 
 
 def enable_checkpointing(model, reentrant):
@@ -109,7 +109,7 @@ def test_a_graph_is_the_same_as_its_mask(llama, is_listed, is_replacement):
     )
     with use_graph(llama, graph, replace=is_replacement):
         assert_exact(logits_of(llama, input_ids=tokens), expected)
-    assert float((logits_of(llama, input_ids=tokens) - expected).abs().max()) > SEEN
+    assert float((logits_of(llama, input_ids=tokens) - expected).abs().max()) > MIN_CHANGE
 
 
 @pytest.mark.parametrize("pad", ["left", "right"])
@@ -124,10 +124,10 @@ def test_padding_does_not_count(llama, pad, is_listed, is_replacement):
         together = logits_of(llama, **batch, position_ids=positions)
         for sample, length in enumerate((TOKENS, 8, 5)):
             slots = slice(TOKENS - length, TOKENS) if pad == "left" else slice(length)
-            alone = logits_of(llama, input_ids=batch["input_ids"][sample : sample + 1, slots])
+            single = logits_of(llama, input_ids=batch["input_ids"][sample : sample + 1, slots])
             sample_arguments = {name: x[sample : sample + 1] for name, x in batch.items()}
             padded = logits_of(llama, **sample_arguments, position_ids=positions[sample : sample + 1])
-            assert_exact([together[sample, slots], padded[0, slots]], [alone[0], alone[0]])
+            assert_exact([together[sample, slots], padded[0, slots]], [single[0], single[0]])
 
 
 @pytest.mark.parametrize(("name", "is_replacement"), [("llama", False), ("llama", True), ("gemma2", False)])
@@ -141,7 +141,7 @@ def test_generation_follows_the_graph(name, is_replacement):
             output, output_scores = generated(model, batch, **cache)
             assert torch.equal(output, expected)
             assert_exact(output_scores, scores)
-    assert float((generated(model, batch)[1] - scores).abs().max()) > SEEN
+    assert float((generated(model, batch)[1] - scores).abs().max()) > MIN_CHANGE
 
 
 def test_a_sliding_cache_without_the_senders_of_a_graph_is_named():
@@ -177,7 +177,7 @@ def test_a_function_gives_each_layer_and_head_its_graph(llama):
 def test_contexts_nest_and_end(llama):
     """An inner context is intersected with the outer one; both end with an exception."""
     batch, inner_graph = inputs("llama"), patterns.window(64, 2) | patterns.sinks(64, 1)
-    before = logits_of(llama, **batch)
+    logits = logits_of(llama, **batch)
     with use_graph(llama, patterns.window(64, 4)):
         outer = logits_of(llama, **batch)
         with use_graph(llama, inner_graph):
@@ -188,7 +188,7 @@ def test_contexts_nest_and_end(llama):
         assert_exact(nested, logits_of(llama, **batch))
     with pytest.raises(TypeError, match="int"), use_graph(llama, intersection):
         len(logits_of(llama, **batch).numel())
-    assert torch.equal(logits_of(llama, **batch), before)
+    assert torch.equal(logits_of(llama, **batch), logits)
 
 
 @pytest.mark.parametrize("name", ["t5", "whisper"])
@@ -199,12 +199,12 @@ def test_cross_attention_is_unchanged(name):
     with use_graph(model, loops):
         expected = result(name, model, batch)
     with use_graph(model.get_encoder(), loops):
-        assert error(result(name, model, batch), expected) > SEEN / 10
+        assert error(result(name, model, batch), expected) > MIN_CHANGE / 10
         with use_graph(model.get_decoder(), loops):
             assert torch.equal(result(name, model, batch), expected)
-    changed = {k: v.roll(1, 0) if k != "decoder_input_ids" else v for k, v in batch.items()}
+    new_batch = {k: v.roll(1, 0) if k != "decoder_input_ids" else v for k, v in batch.items()}
     with use_graph(model, loops):
-        assert error(result(name, model, changed), expected) > SEEN / 10  # the encoder still counts
+        assert error(result(name, model, new_batch), expected) > MIN_CHANGE / 10  # The encoder still counts.
 
 
 def test_modules_without_a_mask_and_without_a_number():
@@ -216,9 +216,9 @@ def test_modules_without_a_mask_and_without_a_number():
     assert calls == [(layer, head, 17) for layer in (0, 1) for head in range(4)]
     with use_graph(model, patterns.self_loops(17)):
         out = model(**batch).last_hidden_state
-        other = model(batch["pixel_values"].clone().index_fill_(3, torch.arange(4), 0.0)).last_hidden_state
-    assert torch.equal(out[:, 2], other[:, 2])  # the second patch attends to itself alone
-    assert not torch.equal(out[:, 1], other[:, 1])
+        new_out = model(batch["pixel_values"].clone().index_fill_(3, torch.arange(4), 0.0)).last_hidden_state
+    assert torch.equal(out[:, 2], new_out[:, 2])  # The second patch attends to itself alone.
+    assert not torch.equal(out[:, 1], new_out[:, 1])
 
 
 def gpt_neo():
@@ -258,24 +258,24 @@ WRONG_GRAPHS = {
 
 @pytest.mark.parametrize("message", WRONG_GRAPHS)
 def test_wrong_graphs_are_named(llama, message):
-    """The model then serves the next call."""
-    (graph, more), tokens = WRONG_GRAPHS[message], inputs("llama")["input_ids"]
-    context = use_graph(llama, graph, replace=bool(more))
+    """After the error, the model serves the next call."""
+    (graph, options), tokens = WRONG_GRAPHS[message], inputs("llama")["input_ids"]
+    context = use_graph(llama, graph, replace=bool(options))
     with context, pytest.raises((TypeError, ValueError), match=message):
-        logits_of(llama, input_ids=tokens, **more)
+        logits_of(llama, input_ids=tokens, **options)
     assert logits_of(llama, input_ids=tokens).isfinite().all()
 
 
 def test_a_context_in_which_nothing_was_computed_warns(llama, tmp_path):
     """The model may have run in another thread, which has its own contexts."""
     batch, outputs = inputs("llama"), []
-    before = logits_of(llama, **batch)
+    logits = logits_of(llama, **batch)
     thread = threading.Thread(target=lambda: outputs.append(logits_of(llama, **batch)))
     warns = pytest.warns(UserWarning, match="no self-attention of LlamaForCausalLM was computed")
     with warns, use_graph(llama, patterns.self_loops(64)):
         thread.start()
         thread.join()
-    assert torch.equal(outputs[0], before)
+    assert torch.equal(outputs[0], logits)
     # A model that was saved with this attention loads without the library.
     llama.save_pretrained(tmp_path)
     assert type(llama).from_pretrained(tmp_path).config._attn_implementation == "sdpa"

@@ -28,7 +28,7 @@ LOOPS, WINDOW = patterns.self_loops(T), patterns.window(T, 3)
 
 
 class Attention(nn.Module):
-    """Single-head attention in eight lines, with a mask and a softmax that may be wrong."""
+    """A short single-head attention, whose mask or softmax may be wrong."""
 
     def __init__(self, mask: Tensor, weights: str = "masked softmax") -> None:
         super().__init__()
@@ -164,7 +164,7 @@ NARROW = [patterns.window(T, 3) - LOOPS, patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5]
 
 @pytest.mark.parametrize(("backend", "form", "graph"), thinned(product(BACKENDS, FORMS, NARROW)))
 def test_our_layer_is_exact_on_every_backend(backend, form, graph):
-    """A non-edge carries nothing, not even a NaN: docs/semantics.md, 3, from outside."""
+    """A pair that is no edge carries nothing, not even a NaN (docs/semantics.md, 3)."""
     layer = MessagePassingAttention(form(StandardHeads(WIDTH, 2, bias=True)), backend=backend)
     verdict = audit(layer, graph, SHAPE)
     assert verdict.exact, verdict
@@ -177,7 +177,7 @@ def test_flow_is_the_sparsity_of_the_module(seed):
     rates = torch.tensor([0.1, 0.04])[:, None, None]
     flows, allowed = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(seed)) < rates
     graph = ga.convert.from_mask(allowed)
-    if seed % 3 == 0:  # one leak among many clean pairs
+    if seed % 3 == 0:  # There is one leak among many clean pairs.
         flows, leak = allowed.clone(), (~allowed).nonzero()[seed]
         flows[*leak] = True
     verdict = audit(Linear(flows), graph, (30, 3))
@@ -218,7 +218,7 @@ def gate_next(is_open: Tensor, x: Tensor) -> Tensor:
 def test_a_leak_behind_a_gate_is_found_at_inputs_that_open_it():
     gate = Apply(lambda x: x + gate_next(x.roll(-1, 1) > 5, x))
     module = nn.Sequential(gate, Block(BEFORE))
-    assert audit(module, CAUSAL, SHAPE).exact  # random inputs do not open the gate
+    assert audit(module, CAUSAL, SHAPE).exact  # Random inputs do not open the gate.
     closed, open_at_3 = torch.zeros(1, *SHAPE), torch.zeros(1, *SHAPE)
     open_at_3[0, 3] = 6.0
     for inputs in (torch.cat([closed, open_at_3]), [closed, open_at_3.float()]):
@@ -246,7 +246,7 @@ def test_an_fft_needs_a_tolerance_and_tokens_are_the_second_axis():
 
 
 def test_layers_are_counted_or_passed():
-    """Two layers of a window of 3 reach 5 tokens. Our layers are counted, others need ``layers``."""
+    """Two layers of a window of 3 reach 5 tokens. The audit counts our layers; others need ``layers``."""
     window = patterns.window(T, 3)
     blocks = nn.Sequential(Block(window.mask()), Block(window.mask()))
     shallow = audit(blocks, window, SHAPE)
@@ -335,14 +335,14 @@ def test_token_ids_are_audited_from_their_embedding():
 def test_the_module_is_left_untouched():
     module = nn.Sequential(over_time_axis(nn.BatchNorm1d(WIDTH)), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
     module(torch.randn(3, T, WIDTH)).sum().backward()
-    before, gradients = copy.deepcopy(module.state_dict()), [p.grad.clone() for p in module.parameters()]
+    tensors, gradients = copy.deepcopy(module.state_dict()), [p.grad.clone() for p in module.parameters()]
     state = torch.get_rng_state()
     with torch.no_grad():
         audit(module, CAUSAL, SHAPE)
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
     assert module.training
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(value, tensors[name]) for name, value in module.state_dict().items())
     for parameter, gradient in zip(module.parameters(), gradients, strict=True):
         assert parameter.requires_grad
         assert torch.equal(parameter.grad, gradient)
@@ -353,10 +353,10 @@ def test_the_module_is_left_untouched():
 
 
 def test_a_kernel_of_one_dtype_is_audited_in_it():
-    single = Apply(lambda x: Attention(BEFORE)(x))
+    module = Apply(lambda x: Attention(BEFORE)(x))
     with pytest.raises(RuntimeError, match="same dtype"):
-        audit(single, CAUSAL, SHAPE)
-    assert audit(single, CAUSAL, SHAPE, dtype=torch.float32).exact
+        audit(module, CAUSAL, SHAPE)
+    assert audit(module, CAUSAL, SHAPE, dtype=torch.float32).exact
 
 
 def test_random_numbers_are_the_same_in_every_pass():
@@ -371,11 +371,11 @@ def test_random_numbers_are_the_same_in_every_pass():
     verdict, passes = count_passes(nn.Sequential(Block(BEFORE), nn.Dropout(0.3)).train(), CAUSAL)
     assert verdict.ok
     module, graph, _ = PLANTED["documents crossing"]
-    (batched, batched_passes), (single, single_passes) = (count_passes(module, graph, n) for n in (32, 1))
-    assert batched.leaks == count_passes(module, graph)[0].leaks
-    assert leak_pairs(single) == leak_pairs(batched)
+    (batch, batch_passes), (single, single_passes) = (count_passes(module, graph, n) for n in (32, 1))
+    assert batch.leaks == count_passes(module, graph)[0].leaks
+    assert leak_pairs(single) == leak_pairs(batch)
     # Single samples need four passes for each token at each of two inputs.
-    assert min(passes, single_passes) >= 8 * T > batched_passes
+    assert min(passes, single_passes) >= 8 * T > batch_passes
 
 
 def test_use_graph_holds_for_the_copy_that_is_audited():
@@ -387,12 +387,12 @@ def test_use_graph_holds_for_the_copy_that_is_audited():
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
         (override,) = importlib.import_module("gnn_attention.huggingface._contexts").ACTIVE_CONTEXTS.get()
-        before = dict(override.names), dict(override.layer_indices)
+        state = dict(override.names), dict(override.layer_indices)
         assert audit(model, graph, (12,), layers=2).exact
-        assert (override.names, override.layer_indices) == before
-    missing = (patterns.causal(12) - graph @ graph).edge_index
+        assert (override.names, override.layer_indices) == state
+    unreached = (patterns.causal(12) - graph @ graph).edge_index
     leaks = audit(model, graph, (12,), layers=2).leaks
-    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, missing.T.tolist()))
+    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, unreached.T.tolist()))
 
 
 ENDLESS, IDS = nn.Identity(), {"module": Tokens(BEFORE), "input_shape": (T,)}

@@ -55,10 +55,10 @@ class TestComposition:
             W_in = (gain @ W for W in (heads.W_Q, heads.W_K, heads.W_V))
             scaled_heads.append(StandardHeads.from_arrays(*W_in, heads.W_O))
         expected = torch.zeros(3, 2, 3, 2, dtype=torch.float64)
-        for after, h2, before, h1 in expected.new_ones(expected.shape).nonzero().tolist():
-            if before < after:
-                first, second = scaled_heads[before], scaled_heads[after]
-                expected[after, h2, before, h1] = reference_score(first, second, kind, h1, h2)
+        for layer_2, h2, layer_1, h1 in expected.new_ones(expected.shape).nonzero().tolist():
+            if layer_1 < layer_2:
+                first, second = scaled_heads[layer_1], scaled_heads[layer_2]
+                expected[layer_2, h2, layer_1, h1] = reference_score(first, second, kind, h1, h2)
         scores = circuits.compositions(model, kind)
         assert_exact(scores, expected)
         assert_exact(circuits.compositions(model, kind, relative=True), scores * 12**0.5)

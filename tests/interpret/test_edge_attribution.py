@@ -94,7 +94,7 @@ def test_slopes_and_mutes_are_derivatives_by_the_gates_of_edges(llama, without, 
 
 
 def test_cuts_in_the_last_layer_of_a_linear_readout_are_exact(llama):
-    """First order is exact, because the metric is linear in the outputs of the last heads."""
+    """The first order is exact, because the metric is linear in the outputs of the last heads."""
     outputs = []
     hook = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(
         lambda module, inputs: outputs.append(inputs[0])
@@ -102,9 +102,9 @@ def test_cuts_in_the_last_layer_of_a_linear_readout_are_exact(llama):
     a = trace.attribute(llama, IDS, last_loss)
     last_loss(llama(IDS, use_cache=False).logits)
     o = outputs[-1].detach().requires_grad_()
-    replaced = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, inputs: (o,))
+    patch = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, inputs: (o,))
     (g,) = torch.autograd.grad(last_loss(llama(IDS, use_cache=False).logits), o)
-    replaced.remove()
+    patch.remove()
     src, dst = a.edge_index(1)
     for head, edge in itertools.product(range(HEADS), range(len(src))):
         tables = full_tables()
@@ -136,17 +136,17 @@ def test_absent_edges_have_the_effect_of_not_adding_them(llama):
 def test_parts_of_a_vector_add_up_as_squares(llama):
     """A standard error is at most sqrt(2 / projections) of the mean of squares; 5 are allowed."""
     count = 100
-    separate = [
+    parts = [
         trace.attribute(llama, IDS, lambda logits, i=i: token_losses(logits)[i]) for i in range(TOKENS - 1)
     ]
     a = trace.attribute(llama, IDS, token_losses, projections=count, seed=1)
     for layer in range(LAYERS):
-        expected = sum(attribution.scores(layer) ** 2 for attribution in separate)
+        expected = sum(attribution.scores(layer) ** 2 for attribution in parts)
         assert ((a.scores(layer) ** 2 - expected).abs() <= 5 * (2 / count) ** 0.5 * expected + 1e-24).all()
 
 
 def test_slopes_of_the_small_model_of_our_own():
-    """With its score_mod too, the slopes of a receiver's edges add up to 0."""
+    """The slopes of a receiver's edges add up to 0 in a model with a score_mod, too."""
     model = ga.model.load_trained()[0].double()
     a = trace.attribute(model, IDS, last_loss)
     assert a.layers == [0, 1]
@@ -161,13 +161,13 @@ def test_keep_takes_the_largest(llama):
     """``keep`` takes a count or a share, keeps what must stay, and the model runs along its graph."""
     a = trace.attribute(llama, IDS, lambda logits: token_losses(logits).sum())
     sizes = torch.stack([a.scores(layer, "slope").abs() for layer in a.layers])
-    pruned = a.keep(40, at_least=0, sinks=0)
-    assert pruned.count == 40
-    tables = torch.stack([pruned(layer, 0, TOKENS).mask() for layer in a.layers])
+    pruned_graphs = a.keep(40, at_least=0, sinks=0)
+    assert pruned_graphs.count == 40
+    tables = torch.stack([pruned_graphs(layer, 0, TOKENS).mask() for layer in a.layers])
     src, dst = a.edge_index(0)
     is_kept = tables[:, :, dst, src]
     assert sizes[is_kept].min() >= sizes[~is_kept].max()
-    with ga.use_graph(llama, pruned), torch.no_grad():
+    with ga.use_graph(llama, pruned_graphs), torch.no_grad():
         loss = last_loss(llama(IDS, use_cache=False).logits)
     # The two sum at most 6 terms in different orders.
     assert abs(loss - gated_metric(llama, tables.double())) <= 1e-12
@@ -209,11 +209,11 @@ def test_wrong_arguments_are_named(llama):
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
 def test_effects_do_not_depend_on_the_receivers_at_once(llama, order, monkeypatch):
-    """Edges in any order, of receivers that are computed four at a time or all at once."""
+    """They are the same for four receivers at a time and all at once, with edges in any order."""
     edge_index = patterns.full(TOKENS).edge_index
     edges = convert.from_edge_index(edge_index[:, list(range(edge_index.shape[1]))[order]], TOKENS, TOKENS)
     attribution = trace.attribute(llama, IDS, token_losses, edges)
     monkeypatch.setattr(edge_attribution, "CHUNK_SIZE", 4)
-    chunked = trace.attribute(llama, IDS, token_losses, edges)
+    small_chunks = trace.attribute(llama, IDS, token_losses, edges)
     for layer in range(LAYERS):
-        assert_exact(chunked.scores(layer), attribution.scores(layer))
+        assert_exact(small_chunks.scores(layer), attribution.scores(layer))

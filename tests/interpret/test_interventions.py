@@ -28,14 +28,14 @@ def test_interventions_on_a_model(backend: Any) -> None:
     plain = trace.record(model, TOKENS)
     interventions = [trace.mute([(2, 5)], layers=1), trace.cut([(0, 4), (1, 4)], layers=[1, 2])]
     run = trace.record(model, TOKENS, interventions=interventions)
-    with trace.intervene(model, *interventions) as inside:
-        assert inside is model
+    with trace.intervene(model, *interventions) as value:
+        assert value is model
         assert_exact(model(TOKENS), run.output)
         assert_exact(copy.deepcopy(model)(TOKENS), run.output)
     assert_exact(model(TOKENS), plain.output)
     assert all(torch.equal(a, b) for a, b in zip(run.states[:3], plain.states[:3], strict=True))
-    changed = (run.states[3] - plain.states[3]).abs().amax((0, 2)) > 1e-9
-    assert changed.nonzero().flatten().tolist() == [4, 5]
+    has_changed = (run.states[3] - plain.states[3]).abs().amax((0, 2)) > 1e-9
+    assert has_changed.nonzero().flatten().tolist() == [4, 5]
     assert [call.graph.num_edges for call in run.layers] == [28, 26, 26]
     assert run.layers[1].carried((2, 5)).abs().max() == 0 < run.layers[1].weights((2, 5)).min()
     assert run.layers[2].carried((2, 5)).abs().min() > 0
@@ -95,7 +95,7 @@ def test_unsent_messages_are_never_read(kind: str, backend: Any) -> None:
     x_with_nan = x.clone()
     if kind == "cut":
         x_with_nan[0, 3] = math.nan
-    else:  # the key of token 3 must still be read
+    else:  # The key of token 3 must still be read.
         send = form.send
 
         def send_nan(x: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     torch.manual_seed(0)
     n, width = 24, 16
     q, k, v = torch.randn(3, 1, 2, n, width)
-    k[:, :, 0] = 2 * q.mean(2) + 4 * q[:, :, 20]  # receiver 20 attends to token 0 alone, almost
+    k[:, :, 0] = 2 * q.mean(2) + 4 * q[:, :, 20]  # Receiver 20 attends almost only to token 0.
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
@@ -130,7 +130,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     muted_v = v.clone()
-    muted_v[:, :, 0] = 0.0  # SDPA then gives the same sum in the same dtype
+    muted_v[:, :, 0] = 0.0  # SDPA then computes the same sum in the same dtype.
     assert_rule(output, {}, attention_truth(q, k, muted_v, graph))
 
 
@@ -141,17 +141,17 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     form, x, other, edges = heads(), drawn(2, 7, 12), drawn(1, 5, 12, seed=1), traces.PAIRS[graph]
     g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
     source = trace.record(MessagePassingAttention(form), other, patterns.causal(5))
-    early = [pair for pair in edges if pair[0] < 5]
-    steps = [trace.mute(edges[:2], heads=2, factor=-3.0), trace.patch(source, early, heads=[1, 2])]
+    short_pairs = [pair for pair in edges if pair[0] < 5]
+    steps = [trace.mute(edges[:2], heads=2, factor=-3.0), trace.patch(source, short_pairs, heads=[1, 2])]
     steps.append(trace.mute(edges[:1], heads=2, factor=0.5))
     plain, messages = dense(form, x, g), dense(form, other, patterns.causal(5)).messages
-    sent = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
+    changed_messages = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
     for src, dst in edges[:2]:
-        sent[:, 2, dst, src] *= -3.0
-    for src, dst in early:
-        sent[:, 1:3, dst, src] = messages[0, 1:3, src]
-    sent[:, 2, edges[0][1], edges[0][0]] *= 0.5
-    carried = plain.weights.unsqueeze(-1) * sent
+        changed_messages[:, 2, dst, src] *= -3.0
+    for src, dst in short_pairs:
+        changed_messages[:, 1:3, dst, src] = messages[0, 1:3, src]
+    changed_messages[:, 2, edges[0][1], edges[0][0]] *= 0.5
+    carried = plain.weights.unsqueeze(-1) * changed_messages
     call = trace.record(layer, x, g, interventions=steps).layers[0]
     assert_exact(call.update, carried.sum((1, 3)) + form.b_O)
     pairs = call.edge_index
@@ -172,7 +172,7 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
 
 
 class Sizes(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that torch makes."""
+    """A mode that records the number of elements of the largest tensor that torch makes."""
 
     largest = 0
 
@@ -202,9 +202,9 @@ def test_no_tensor_has_tokens_by_tokens_elements() -> None:
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 
 
-def patch_from(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Intervention:
+def patch_from(count: int, *edges: Any, copies: int = 1, **options: Any) -> trace.Intervention:
     """Return a patch from a run of ``count`` tokens."""
-    return trace.patch(trace.record(new_model(), TOKENS[:1, :count].expand(copies, -1)), *edges, **where)
+    return trace.patch(trace.record(new_model(), TOKENS[:1, :count].expand(copies, -1)), *edges, **options)
 
 
 WRONG_INTERVENTIONS = [

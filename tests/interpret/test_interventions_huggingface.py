@@ -55,12 +55,12 @@ class Formula:
         allowed = allowed.expand(logits.shape)
         values = v.unsqueeze(2)  # [B, H, dst, src, dim] by edge
         for intervention in self.interventions:
-            chosen = self.chosen(intervention, module.layer_idx, q.shape[1], dst, src)
+            is_chosen = self.select_cells(intervention, module.layer_idx, q.shape[1], dst, src)
             if intervention.kind == "cut":
-                allowed = allowed & ~chosen
+                allowed = allowed & ~is_chosen
             else:
                 factor = {"mute": 0.0, "scale": FACTOR}[intervention.kind]
-                values = torch.where(chosen.unsqueeze(-1), factor * values, values)
+                values = torch.where(is_chosen.unsqueeze(-1), factor * values, values)
         logits = logits.masked_fill(~allowed, -torch.inf)
         if (sinks := options.get("s_aux")) is not None:
             logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
@@ -70,7 +70,7 @@ class Formula:
         return (weights[..., : k.shape[2]].unsqueeze(-1) * values).sum(3).transpose(1, 2), None
 
     @staticmethod
-    def chosen(intervention, layer, heads, dst, src):
+    def select_cells(intervention, layer, heads, dst, src):
         if intervention.layers is not None and layer not in intervention.layers:
             return torch.zeros((), dtype=torch.bool)
         edges = intervention.edges

@@ -56,13 +56,13 @@ def test_against_the_projector(directions, dim):
 def test_an_edit(value):
     """An edit changes the coordinate along the projected direction (seed S1.25)."""
     space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(4, 5, WIDTH, seed=1)
-    before, line = x.clone(), space.basis @ drawn(3, seed=2)
+    copy, line = x.clone(), space.basis @ drawn(3, seed=2)
     unit = line / line.norm()
-    edited = space.edit(x, 7 * line + space.reject(drawn(WIDTH, seed=4)), value)
+    output = space.edit(x, 7 * line + space.reject(drawn(WIDTH, seed=4)), value)
     expected = torch.as_tensor(value, dtype=torch.float64).expand(4, 5)
-    assert_exact(edited, x - x @ torch.outer(unit, unit) + expected.unsqueeze(-1) * unit)
-    assert_exact(edited @ unit, expected)
-    assert torch.equal(x, before)
+    assert_exact(output, x - x @ torch.outer(unit, unit) + expected.unsqueeze(-1) * unit)
+    assert_exact(output @ unit, expected)
+    assert torch.equal(x, copy)
 
 
 class TestTwoSubspaces:

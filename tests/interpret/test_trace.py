@@ -25,7 +25,7 @@ from gnn_attention.interpret import trace
 
 
 def has_one_edge_list(backend: Any, name: str, kind: str | None, numbers: Any) -> bool:
-    """True unless the message-passing path would need several edge lists."""
+    """Return False if the message-passing path would need several edge lists."""
     return backend != "message_passing" or (numbers is None and not name.startswith("per"))
 
 
@@ -132,7 +132,7 @@ def test_edges_are_chosen_by_pair_and_heads_by_number() -> None:
 def test_recording_changes_nothing(backend: Any) -> None:
     """Output, states and weights equal the model's, which is left unchanged, after errors too."""
     model, graph = new_model(backend), patterns.window(7, 3)
-    expected, before = model(TOKENS, graph), copy.deepcopy(model.state_dict())
+    expected, state_dict = model(TOKENS, graph), copy.deepcopy(model.state_dict())
     run = trace.record(model, TOKENS, graph)
     assert_exact(run.output, expected)
     for output, state in zip(run.states, model.states(TOKENS, graph), strict=True):
@@ -144,7 +144,7 @@ def test_recording_changes_nothing(backend: Any) -> None:
         trace.record(model, TOKENS, patterns.causal(9))
     assert model.backend == backend
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(torch.equal(state_dict[name], value) for name, value in model.state_dict().items())
 
 
 def test_states_and_phases_of_the_residual_stream() -> None:
@@ -164,9 +164,9 @@ def test_states_and_phases_of_the_residual_stream() -> None:
     run = trace.record(model.blocks[1], x[None], CAUSAL)
     assert (len(run.layers), len(run.states), run.layers[0].number) == (1, 3, 0)
     assert_exact(run.output, model.blocks[1](x[None], CAUSAL))
-    run_of_layer = trace.record(model.layers[0], x, CAUSAL)
-    assert (run_of_layer.states, run_of_layer.phases, run_of_layer.output.shape) == ((), (), (7, 12))
-    assert run_of_layer.layers[0].update.shape == (1, 7, 12)
+    layer_run = trace.record(model.layers[0], x, CAUSAL)
+    assert (layer_run.states, layer_run.phases, layer_run.output.shape) == ((), (), (7, 12))
+    assert layer_run.layers[0].update.shape == (1, 7, 12)
 
 
 def test_cross_attention_and_rows() -> None:
@@ -200,15 +200,15 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
         for term in trace.GLOSSARY:
             words = [term.hook, term.search, term.routing, term.transforms, term.message_exchange]
             for word in filter(None, words):
-                same = call[word]
+                alias = call[word]
                 if word in (trace_hooks := ("attn.hook_attn_scores", "attn.hook_pattern")):
                     fill = -torch.inf if word == trace_hooks[0] else 0.0
                     table = call.dense(call[term.name], fill)
-                    assert torch.equal(same, table), word
-                elif isinstance(same, FactoredMatrix):
-                    assert same.left.data_ptr() == call[term.name].left.data_ptr(), word
+                    assert torch.equal(alias, table), word
+                elif isinstance(alias, FactoredMatrix):
+                    assert alias.left.data_ptr() == call[term.name].left.data_ptr(), word
                 else:
-                    assert same.data_ptr() == call[term.name].data_ptr(), word
+                    assert alias.data_ptr() == call[term.name].data_ptr(), word
         assert call["hook_attn_out"] is run.phases[2 * number].update
     terms = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
     assert list(call.terms("message exchange")) == terms

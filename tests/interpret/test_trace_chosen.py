@@ -34,10 +34,10 @@ def test_selected_edges_have_the_values_of_the_whole_record(name, kind):
     layer, x, graph = MessagePassingAttention(heads(), backend="auto"), drawn(2, 7, 12), traces.GRAPHS[name]
     intervention = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
     whole = trace.record(layer, x, graph, interventions=intervention).layers[0]
-    for selected in (whole.edge_index[:, ::3], whole.edge_index[:, -1:]):
-        for edges in (selected, ga.convert.from_edge_index(selected, 7)):
+    for selection in (whole.edge_index[:, ::3], whole.edge_index[:, -1:]):
+        for edges in (selection, ga.convert.from_edge_index(selection, 7)):
             part = trace.record(layer, x, graph, interventions=intervention, edges=edges).layers[0]
-            assert_same(part, whole, selected)
+            assert_same(part, whole, selection)
 
 
 def test_biases_score_mods_and_gradients():

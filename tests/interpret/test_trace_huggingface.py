@@ -1,4 +1,4 @@
-"""The trace of Hugging Face models: weights are eager's, and what edges carry adds up to the update."""
+"""In Hugging Face models, traced weights are eager's, and what edges carry adds up to the update."""
 
 from __future__ import annotations
 

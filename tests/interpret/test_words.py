@@ -23,7 +23,7 @@ def formulas() -> dict[str, Tensor]:
     A, M = K.T @ Q, LISTED.mask().T.double()
     distance = torch.arange(7)[:, None] - torch.arange(7)
     mass = M * torch.exp(beta * A - 0.25 * distance.abs())
-    listening = (mass / mass.sum(0)).nan_to_num()  # two receivers are isolated
+    listening = (mass / mass.sum(0)).nan_to_num()  # Two receivers are isolated.
     U, Y = W_O.T @ W_V @ X, W_O.T @ V @ listening
     return {
         "query": Q, "receiving channel": Q, "key": K, "sending channel": K,

@@ -1,4 +1,4 @@
-"""The public checks pass, fail on a wrong backend, say what is wrong, and run one by one."""
+"""The public checks pass, fail for a wrong backend, say what is wrong, and can run one by one."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def test_all_checks_hold_on_the_cpu():
 
 
 def test_the_oracle_is_the_dense_formula():
-    """The truth equals torch.softmax, with one more column without a value for sinks."""
+    """The truth equals torch.softmax of logits with one more column, a sink that has no value."""
     rng = torch.Generator().manual_seed(0)
     shapes = (2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)
     q, k, v = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in shapes)
@@ -55,12 +55,12 @@ def test_graph_cases_define_the_edges_of_the_graph(case):
 
 
 def change_call(change):
-    """Return a dense backend that is given another call."""
+    """Return a dense backend that computes another call."""
     return lambda call: dense.run(change(call))
 
 
 def change_lse(change):
-    """Return a backend with the lse of another call and the right output."""
+    """Return a backend that computes the right output, but the lse of another call."""
 
     def run(call):
         out, lse = dense.run(call)
@@ -70,7 +70,7 @@ def change_lse(change):
 
 
 def change_output(change):
-    """Return a backend whose output is made of the call and the right output."""
+    """Return a backend that changes the right output."""
 
     def run(call):
         out, lse = rows.run(call)
@@ -80,7 +80,7 @@ def change_output(change):
 
 
 def leak_infinity(call, out):
-    """A score_mod is applied to what is no edge, whose value times 0 is added."""
+    """Apply score_mod to all pairs, edges or not, and add the scores times 0."""
     if call.score_mod is None:
         return out
     dst, src = (torch.arange(n) for n in (call.graph.num_dst, call.graph.num_src))
@@ -90,7 +90,7 @@ def leak_infinity(call, out):
 
 
 def leak_values(call, out):
-    """Hidden values are multiplied by 0 wherever SDPA alone does not do."""
+    """Add all values times 0 in calls with a score_mod, so that NaNs of masked senders leak."""
     return out if call.score_mod is None else out + 0 * call.v.sum().to(out.dtype)
 
 
@@ -99,8 +99,8 @@ def double_values(condition):
 
 
 ATTEND, LSE = "attend: causal, plain, inputs x1 [", "rules: lse is that of the logits"
-# the check that finds each fault: mistakes of all calls, and some that the usual shapes do not show
-FOUND_BY = {
+# Each fault has a check that finds it; some faults do not show at the usual shapes.
+CHECKS_OF_FAULTS = {
     "scale dropped": ATTEND,
     "groups tiled": ATTEND,
     "graph ignored": ATTEND,
@@ -114,7 +114,7 @@ FOUND_BY = {
     "gradient of k lost": ATTEND,
     "off by 1e-4 in float32": ATTEND,
 }
-WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in FOUND_BY.items()} | {
+WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in CHECKS_OF_FAULTS.items()} | {
     "lse without bias": (LSE, change_lse(lambda call: replace(call, bias=None))),
     "another output with lse": (LSE, double_values(lambda call: call.with_lse)),
     "one key head": ("1 head over 1, 1 x 300", double_values(lambda call: call.k.shape[1] == 1)),
@@ -127,7 +127,7 @@ WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in FOUND_BY.items()
 
 
 def run_checks(backend, *texts, condition=lambda check: True):
-    """Return the results of a backend's checks whose label contains each text."""
+    """Return the results of a backend's checks whose labels contain all texts."""
     checks = verify.checks("cpu", backends=[backend])
     return [check() for check in checks if all(text in check.label for text in texts) and condition(check)]
 
@@ -139,8 +139,8 @@ def test_a_wrong_backend_is_caught(label, run):
     assert not any(result.passed or result.skipped for result in results)
 
 
-# what compares no numbers with a formula: exact zeros, infinities and NaN
-WITHOUT_NUMBERS = {
+# These checks look for exact zeros, infinities and NaN, and compare no other numbers.
+EXACT_CHECKS = {
     "isolated rows are exactly 0, lse -inf, gradients finite",
     "a NaN that is attended to is not cleaned",
 }
@@ -150,7 +150,7 @@ WITHOUT_NUMBERS = {
     ("dtype", "fault"), [("float64", 1e-9), pytest.param("float32", 1e-4, marks=pytest.mark.slow)]
 )
 def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
-    """However small a limit is for rounding, it is far below a fault of values and of lse by this share."""
+    """The fault changes values and lse by a share that is far above any limit for rounding."""
 
     def run(call):
         out, lse = dense.run(replace(call, v=call.v * (1 + fault)))
@@ -159,32 +159,32 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
     graphs = ("causal", "listed", "decode rows", "by head")
     on_graphs = lambda check: check.factors.get("graph", "causal") in graphs  # noqa: E731
     report = Report(tuple(run_checks(Backend("off", run), dtype, condition=on_graphs)))
-    passed = {result.name for result in report.results if result.passed}
-    assert passed <= WITHOUT_NUMBERS, passed - WITHOUT_NUMBERS
+    names = {result.name for result in report.results if result.passed}
+    assert names <= EXACT_CHECKS, names - EXACT_CHECKS
     assert {"attend", "layer", "dropout", "rules"} <= {result.group for result in report.failures}
     assert all("error allowed" in result.message for result in report.failures if result.group != "rules")
 
 
 @pytest.mark.slow
 def test_the_selection_covers_every_pair():
-    """Of each group: all pairs of values that any of its checks has, by a twelfth of them."""
-    every = list(verify.checks(device="cpu"))
-    selected = verify._cover_pairs(every)
-    assert len({check.label for check in every}) == len(every) > 5_000
-    assert len(selected) < len(every) / 12
-    assert _pairs_of(selected) == _pairs_of(every)
-    values_covered = {value for pair in _pairs_of(selected) for value in pair[1:]}
+    """A twelfth of all checks has every pair of values that occurs in the checks of any group."""
+    all_checks = list(verify.checks(device="cpu"))
+    selection = verify._cover_pairs(all_checks)
+    assert len({check.label for check in all_checks}) == len(all_checks) > 5_000
+    assert len(selection) < len(all_checks) / 12
+    assert _pairs_of(selection) == _pairs_of(all_checks)
+    values_covered = {value for pair in _pairs_of(selection) for value in pair[1:]}
     factors = {"option": FEATURES, "graph": GRAPHS, "form": FORMS, "backend": CPU_BACKENDS}
     assert {(name, value) for name, values in factors.items() for value in values} <= values_covered
     assert ("direction", "forward alone") in values_covered
-    names = {check.name for check in every}
-    possible = itertools.product(GRAPHS, FEATURES)
-    possible = {f"{g}, {f}, inputs x5" for g, f in possible if FEATURES[f].fits(GRAPHS[g])}
-    assert possible <= names
+    names = {check.name for check in all_checks}
+    cases = itertools.product(GRAPHS, FEATURES)
+    cases = {f"{g}, {f}, inputs x5" for g, f in cases if FEATURES[f].fits(GRAPHS[g])}
+    assert cases <= names
 
 
 def _pairs_of(checks):
-    """Return ``(group, value, value)`` for all checks that can run."""
+    """Return the pairs ``(group, value, value)`` of all checks that can run."""
     runnable = [check for check in checks if check.skipped is None]
     rows = [(c.group, {"backend": c.backend, "dtype": c.dtype, **c.factors}) for c in runnable]
     return {(group, *pair) for group, row in rows for pair in itertools.combinations(sorted(row.items()), 2)}
@@ -203,7 +203,7 @@ def test_a_failure_says_what_was_expected_and_how_to_run_it_alone(monkeypatch, c
 
 
 def test_the_summary_is_for_a_newcomer():
-    """A picture of a graph first, a sentence last, nothing cut; skipped checks alone are not ok."""
+    """It begins with a picture and ends with a sentence; if every check is skipped, it is not ok."""
     environment = {"device": "a CPU", "torch": "2"}
     passed = Result("attend", "dense", "float64", "causal", passed=True, share=0.5)
     lines = str(Report((passed,), environment)).splitlines()
@@ -217,30 +217,30 @@ def test_the_summary_is_for_a_newcomer():
 
 @pytest.mark.slow
 def test_a_backend_of_your_own_is_judged_skipped_or_fails():
-    """It is skipped, with its reason, where it says that it does not support a call; a crash is a failure."""
+    """Calls that it does not support are skipped with its reason, and a crash is a failure."""
     options = {"device": "cpu", "only": "attend: listed, "}
     assert verify.run(backends=[Backend("mine", dense.run)], **options).ok
     report = verify.run(backends=[Backend("broken", lambda call: 1 / 0)], **options)
     assert len(report.failures) == sum(result.skipped is None for result in report.results)
     assert "ZeroDivisionError" in report.failures[0].message
     reason = lambda call: None if call.bias is None else "a bias is heavy"  # noqa: E731
-    picky = Backend("picky", dense.run, unsupported_reason=reason)
-    report = verify.run(backends=[picky], **options)
+    backend = Backend("picky", dense.run, unsupported_reason=reason)
+    report = verify.run(backends=[backend], **options)
     assert report.ok
     assert not any(r.passed for r in report.results if r.skipped)
     assert "picky: a bias is heavy" in str(report)
 
 
-def forward_only(run):
-    """The backend has no backward pass."""
+def drop_backward(run):
+    """Return a backend without a backward pass."""
     reason = lambda call: "no backward" if call.q.requires_grad and torch.is_grad_enabled() else None  # noqa: E731
     return Backend("forward", run, unsupported_reason=reason)
 
 
 def test_without_a_backward_pass_the_output_is_judged_alone():
-    """Right outputs pass and wrong ones fail, one check at a time, as in pytest."""
-    double = change_call(lambda call: replace(call, scale=2 * call.scale))
-    backends = [forward_only(dense.run), BACKENDS["dense"], forward_only(double), Backend("double", double)]
+    """A right output passes and a wrong one fails, with and without a backward pass."""
+    wrong = change_call(lambda call: replace(call, scale=2 * call.scale))
+    backends = [drop_backward(dense.run), BACKENDS["dense"], drop_backward(wrong), Backend("double", wrong)]
     results = []
     for backend in backends:
         results += run_checks(backend, "attend: causal, plain, inputs x1 [", "float32]")
@@ -268,7 +268,7 @@ def test_float32_is_refused_by_name_where_tf32_products_are_enabled(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(groups, "unsupported_reason", lambda *call: None)
     monkeypatch.setattr(verify, "environment", lambda device: {})
-    before = torch.backends.cuda.matmul.fp32_precision
+    precision = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         with pytest.raises(ValueError, match=r"'float32' cannot be checked on 'cuda': .*TensorFloat-32"):
@@ -277,15 +277,15 @@ def test_float32_is_refused_by_name_where_tf32_products_are_enabled(monkeypatch)
             "cuda", backends=["dense"], only="attend: one token, plain, inputs x1 [dense, float64]"
         ).results
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 def test_json_without_a_file_is_all_of_stdout(capsys):
-    """The record names device, versions, sources and every check."""
+    """The record has the device, versions, a hash of the sources, and every check."""
     assert main([*COMMAND, "--json"]) == 0
-    captured = capsys.readouterr()
-    assert "all equal" in captured.err
-    record = json.loads(captured.out)
+    output = capsys.readouterr()
+    assert "all equal" in output.err
+    record = json.loads(output.out)
     names = "device torch python gnn_attention sources"
     assert names.split() == list(record["environment"])
     assert record["ok"]
@@ -294,7 +294,7 @@ def test_json_without_a_file_is_all_of_stdout(capsys):
 
 
 def test_dropout_is_drawn_on_the_device_of_the_call(monkeypatch):
-    """A GPU draws other numbers from the seed 0 than a CPU; a stand-in says where the key was drawn."""
+    """The key is drawn there, because a GPU and a CPU draw different numbers from one seed."""
     devices = []
     monkeypatch.setattr(dropout, "draw_seed", lambda device: devices.append(device) or torch.tensor(1))
     OPTIONS[DROPOUT].factors(GRAPHS["causal"], "meta")

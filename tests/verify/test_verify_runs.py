@@ -1,4 +1,4 @@
-"""How checks are run: in processes, carried on after an interrupt; and the record of a run."""
+"""Checks run in several processes, and an interrupted run continues from its record."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ OPTIONS = {"device": "cpu", "backends": ["dense"], "only": "attend: documents, p
 
 @dataclass
 class FakeRun:
-    """Return the outcome of a made-up check: it passes, or ends its process."""
+    """A made-up check that passes, or ends its process."""
 
     number: int
 
@@ -33,7 +33,7 @@ class FakeRun:
 
 @pytest.mark.slow
 def test_a_process_that_ends_costs_its_own_check_alone():
-    """It is named by its label, and the checks after it run in another process."""
+    """The failure has the label of its check, and the next checks run in another process."""
     checks = [Check("made", "none", "float32", f"check {number}", FakeRun(number)) for number in range(20)]
     results = {result.name: result for result in processes.run_checks(checks, jobs=2)}
     assert sorted(results) == sorted(check.name for check in checks)
@@ -44,13 +44,13 @@ def test_a_process_that_ends_costs_its_own_check_alone():
 @pytest.mark.slow
 def test_processes_find_what_one_finds():
     single, parallel = verify.run(**OPTIONS), verify.run(**OPTIONS, jobs=2)
-    assert names(parallel) == names(single)
+    assert labels(parallel) == labels(single)
     assert parallel.ok
     assert single.ok
 
 
 def test_another_process_takes_a_backend_by_its_name():
-    """So that it is called there as a user calls it; a backend of another's own is called as it is given."""
+    """Checks pass on a name, so that the other process resolves it as users' calls do, or a Backend."""
     backend_object = Backend("dense", dense.run)
     for backend, argument in (("dense", "dense"), (backend_object, backend_object)):
         assert argument in next(verify.checks("cpu", [backend])).run.args
@@ -77,13 +77,13 @@ def test_an_interrupt_before_the_first_check_ends_the_processes(monkeypatch):
     assert not multiprocessing.active_children()
 
 
-def names(report):
-    """Return the labels of the checks in order."""
+def labels(report):
+    """Return group, backend, dtype and name of each result in order."""
     return [(r.group, r.backend, r.dtype, r.name) for r in report.results]
 
 
 def read_back(report, folder):
-    """Return the report that its file holds."""
+    """Write a report to a file, and return the report that is read from it."""
     file = folder / "record.json"
     file.write_text(report.to_json())
     return Report.from_file(file)
@@ -104,27 +104,27 @@ def test_an_interrupted_run_is_carried_on_to_the_same_report(tmp_path):
     assert (len(first.results), first.ok, "NOT STARTED" in str(first)) == (3, False, True)
     second = verify.run(**OPTIONS, resumed=read_back(first, tmp_path))
     assert second.ok
-    assert names(second) == names(verify.run(**OPTIONS))
+    assert labels(second) == labels(verify.run(**OPTIONS))
 
 
 def test_an_earlier_failure_stays():
-    bad = Backend("dense", lambda call: dense.run(dataclasses.replace(call, scale=1.0)))
-    earlier = verify.run(**{**OPTIONS, "backends": [bad]})
-    assert earlier.failures
-    second = verify.run(**OPTIONS, resumed=earlier)
-    assert names(second) == names(earlier)
-    assert len(second.failures) == len(earlier.failures)
+    bad_backend = Backend("dense", lambda call: dense.run(dataclasses.replace(call, scale=1.0)))
+    earlier_report = verify.run(**{**OPTIONS, "backends": [bad_backend]})
+    assert earlier_report.failures
+    second = verify.run(**OPTIONS, resumed=earlier_report)
+    assert labels(second) == labels(earlier_report)
+    assert len(second.failures) == len(earlier_report.failures)
 
 
 @pytest.mark.parametrize("name", ["device", "torch", "sources"])
 def test_a_record_of_elsewhere_is_not_carried_on(name):
-    earlier = Report((), {**verify.environment("cpu"), name: "other"})
+    earlier_report = Report((), {**verify.environment("cpu"), name: "other"})
     with pytest.raises(ValueError, match=f"the earlier record has another {name}"):
-        verify.run(**OPTIONS, resumed=earlier)
+        verify.run(**OPTIONS, resumed=earlier_report)
 
 
 def test_a_number_that_is_not_finite_is_none_in_a_record(tmp_path):
-    """JSON has no NaN or inf; the check has failed."""
+    """JSON has no NaN or inf; the check still counts as failed."""
     check = Check("made", "none", "float32", "check", lambda: judge_condition(False))
     report = Report((check(),))
     assert read_back(report, tmp_path) == report
@@ -136,7 +136,7 @@ COMMAND = ["verify", "--device=cpu", "--only", ALONE]
 
 
 def test_the_command_carries_on(tmp_path, capsys):
-    """--resume alone writes back to its file."""
+    """Without --json, --resume writes the new results to the file that it reads."""
     file = tmp_path / "record.json"
     assert main([*COMMAND, "--backend", "dense", "--json", str(file)]) == 0
     first = json.loads(file.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ def test_the_command_carries_on(tmp_path, capsys):
 
 
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    """The record that it names holds the earlier checks."""
+    """It names the record, which has the results of the checks before the interrupt."""
 
     def interrupt(device, *, progress, **options):
         progress(Report((Result("a", "b", "c", "d", passed=True),), {}, 1))
