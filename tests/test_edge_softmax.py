@@ -1,4 +1,4 @@
-"""The arithmetic of edges against loops over receivers in float64."""
+"""The arithmetic of edges equals loops over receivers in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INF = torch.inf
 
 
 def assert_each(output: Tensor, expected: Tensor) -> None:
-    """Every number is exact to 1e-12 of its own size, small ones too."""
+    """Assert that every number, small ones too, is exact to 1e-12 of its own size."""
     assert_exact(torch.where(output == expected, 1.0, output / expected), torch.ones_like(expected))
 
 
@@ -39,7 +39,8 @@ def loop_softmax(
 
 
 DST = {
-    "mixed": (torch.tensor([3, 0, 3, 1, 0, 3]), 5),  # receivers 2 and 4 have no in-edges
+    # Receivers 2 and 4 are isolated.
+    "mixed": (torch.tensor([3, 0, 3, 1, 0, 3]), 5),
     "one receiver": (torch.tensor([0, 0, 0]), 1),
     "no edges": (torch.tensor([], dtype=torch.int64), 4),
     "no receivers": (torch.tensor([], dtype=torch.int64), 0),
@@ -53,7 +54,7 @@ class TestSoftmax:
     @pytest.mark.parametrize("with_sinks", [False, True])
     @pytest.mark.parametrize("lead", [(), (2, 3)], ids=str)
     def test_against_the_loop(self, dst, num_dst, lead, with_sinks):
-        """Isolated receivers have lse -inf despite sinks; ``check=False`` changes no number."""
+        """Isolated receivers have the lse -inf even with sinks; ``check=False`` changes no number."""
         logits = 3 * drawn(*lead, len(dst))
         sinks = 2 * drawn(*lead[-1:], seed=1) if with_sinks else None
         weights, lse = edge_softmax.softmax(logits, dst, num_dst, sinks)
@@ -77,7 +78,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.7)], ids=["no sink", "sink"])
     def test_logits_of_minus_infinity(self, sink):
-        """Receiver 0 has one such logit of two, receiver 1 no other: weights are 0, gradients finite."""
+        """Weights of such logits are 0 and gradients finite, also at receiver 1, which has no others."""
         logits = torch.tensor([1.0, -INF, -INF, -INF, 2.0], dtype=torch.float64, requires_grad=True)
         dst = torch.tensor([0, 0, 1, 1, 2])
         weights, lse = edge_softmax.softmax(logits, dst, 3, sink)
@@ -135,12 +136,12 @@ class TestWeightsFromLse:
         assert torch.autograd.grad(weights[0], logits)[0][0] == 0
 
 
-DST_OF_EDGES, ALL = torch.tensor([3, 0, 3, 1, 0, 3, 0]), torch.arange(7)  # 2 and 4 have no in-edges
+DST_OF_EDGES, ALL = torch.tensor([3, 0, 3, 1, 0, 3, 0]), torch.arange(7)
 LOGITS, VALUES = 3 * drawn(2, 7), drawn(2, 7, 3, seed=1)
 
 
 def attend_to_edges(edges: Tensor, logits: Tensor = LOGITS, values: Tensor = VALUES) -> tuple[Tensor, Tensor]:
-    """Attend to some of the edges: out [heads, dst, dim] and lse [heads, dst]."""
+    """Return the out ``[heads, dst, dim]`` and lse ``[heads, dst]`` of attention along some of the edges."""
     weights, lse = edge_softmax.softmax(logits[:, edges], DST_OF_EDGES[edges], 5)
     out = torch.zeros(logits.shape[0], 5, values.shape[-1], dtype=values.dtype)
     return out.index_add(1, DST_OF_EDGES[edges], weights.unsqueeze(-1) * values[:, edges]), lse
@@ -157,15 +158,15 @@ class TestMerge:
             assert_exact(output, expected)
         assert bool((out[:, [2, 4]] == 0).all())
         assert bool((lse[:, [2, 4]] == -INF).all())
-        swapped = edge_softmax.merge(*halves[1], *halves[0])
-        assert all(torch.equal(a, b) for a, b in zip((out, lse), swapped, strict=True))
+        swapped_result = edge_softmax.merge(*halves[1], *halves[0])
+        assert all(torch.equal(a, b) for a, b in zip((out, lse), swapped_result, strict=True))
 
     def test_shares_sum_to_one(self):
-        """Shares sum to 1 up to roundings for a large lse, which ``e^(lse_a - lse)`` does not."""
+        """For a large lse shares sum to 1 up to roundings, which ``e^(lse_a - lse)`` does not."""
         lse_a, lse_b = (300 + 2 * drawn(2, 500, seed=seed).float() for seed in (0, 1))
         ones = torch.ones(2, 500, 1)
         out, _ = edge_softmax.merge(ones, lse_a, ones, lse_b)
-        # Four roundings: the sum of both masses, its reciprocal, a product with it, the sum of the shares
+        # The sum of both masses, its reciprocal, a product with it and the sum of shares are each rounded.
         assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
@@ -179,7 +180,7 @@ class TestMerge:
         assert ((gradients[0] - gradients[1]).abs() <= summation_bound(16, reach, torch.float32)).all()
 
     def test_gradients_where_halves_are_empty(self):
-        """In row 0 both halves are empty, and gradients are 0. In row 1 the second one is empty."""
+        """In row 0 both halves are empty, and gradients are 0; in row 1 only the second half is empty."""
         out_a, lse_a = torch.zeros(2, 3, requires_grad=True), torch.tensor([-INF, 0.5], requires_grad=True)
         out_b, lse_b = torch.zeros(2, 3, requires_grad=True), torch.full((2,), -INF, requires_grad=True)
         out, lse = edge_softmax.merge(out_a, lse_a, out_b, lse_b)
@@ -190,7 +191,7 @@ class TestMerge:
 
 
 class TestAddSinks:
-    """Adding a logit to a result equals the softmax that has this logit from the beginning."""
+    """A result to which a sink is added equals the softmax that has this logit from the beginning."""
 
     @pytest.mark.parametrize("sinks", [[-3.0, 40.0], [-INF, 700.0]], ids=str)
     def test_is_the_softmax_with_the_logit_in_it(self, sinks):
@@ -220,14 +221,14 @@ class TestAddSinks:
         assert [gradient.abs().max().item() for gradient in gradients] == [0.0, 0.0, 0.0]
 
 
-def compiled(function):
+def compile_anew(function):
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend="eager")
 
 
-@pytest.mark.parametrize("program", [torch.func.vmap, compiled])
+@pytest.mark.parametrize("program", [torch.func.vmap, compile_anew])
 def test_programs_that_must_not_depend_on_numbers(program):
-    """In mapped and compiled programs no logit can be read."""
+    """The softmax of mapped and compiled programs is right, although no number can be read in them."""
     logits, dst = drawn(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
     output = program(lambda x: edge_softmax.softmax(x, dst, 4, check=False)[0])(logits)
     assert_each(output, loop_softmax(logits, dst, 4)[0])

@@ -23,7 +23,7 @@ from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
 @pytest.mark.parametrize("kind", edge_cuts.MODELS)
 @torch.no_grad()
 def test_each_edge_is_changed_alone(kind, monkeypatch):
-    """The edges are of every layer, some share a batch, and one enters the first receiver."""
+    """Each loss is that of a single changed edge; the edges are of every layer, and some share a batch."""
 
     def tokens_of(text, return_tensors):
         return BatchEncoding({"input_ids": torch.tensor([[3 + ord(letter) % 29 for letter in text]])})

@@ -1,4 +1,4 @@
-"""MiniLM along the full graph gives the embeddings of transformers, along other graphs different ones."""
+"""MiniLM gives the embeddings of transformers along the full graph, and others along other graphs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def encoder() -> minilm.SentenceEncoder:
 
 @pytest.fixture(scope="module")
 def embeddings() -> Tensor:
-    """The embeddings of transformers with eager attention."""
+    """Return the embeddings of transformers with eager attention."""
     folder, options = minilm._folder(), {"local_files_only": True}
     model = AutoModel.from_pretrained(folder, attn_implementation="eager", **options).eval().double()
     tokenizer = BertTokenizerFast.from_pretrained(folder, **options)
-    # The model card pads the texts to one batch, and takes the mean of the states without padding.
+    # As in the model card, the texts are padded to one batch, and the mean leaves out the padding.
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = model(**batch).last_hidden_state

@@ -1,4 +1,4 @@
-"""Attention and MLPs are special cases of general message passing, checked in float64."""
+"""Attention and MLPs are special cases of general message passing in float64."""
 
 from itertools import product
 
@@ -20,7 +20,7 @@ GRAPH = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3
 @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])
 @pytest.mark.parametrize(("graph", "batch"), [(patterns.window(7, 3), ()), (GRAPH, (2,))])
 def test_attention_is_a_case(form, graph, batch):
-    """Outputs and all gradients agree, also if senders and receivers are different tokens."""
+    """The output and all gradients equal those of attention, also if senders and receivers differ."""
     converted = form(heads())
     results = []
     for layer in (PairwiseMessages.of(converted), MessagePassingAttention(converted)):
@@ -49,15 +49,15 @@ WEIGHTS = {
 @pytest.mark.parametrize("normaliser", WEIGHTS)
 @pytest.mark.parametrize("num_heads", [None, 3])
 def test_both_ends_against_a_loop(normaliser, num_heads):
-    """Messages and logits depend on both ends, with and without an axis of heads."""
+    """The layer equals a loop if messages and logits depend on both ends, with and without heads."""
     torch.manual_seed(0)
     count = num_heads or 1
     send, fit = (BothEnds(6, 8, count * out).double() for out in (5, 1))
 
-    def shape(y, *end):
+    def split_heads(y, *end):
         return y.unflatten(-1, (count, *end)) if num_heads else y if end else y.squeeze(-1)
 
-    message, logit = (lambda *x: shape(send(*x), 5)), (lambda *x: shape(fit(*x)))
+    message, logit = (lambda *x: split_heads(send(*x), 5)), (lambda *x: split_heads(fit(*x)))
     layer = PairwiseMessages(message, logit, normaliser)
     x_src, x_dst = drawn(2, 7, 6), drawn(2, 5, 6, seed=1)
     weigh = WEIGHTS[normaliser]
@@ -73,12 +73,12 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
 
 
 def test_a_non_edge_carries_nothing():
-    """A NaN reaches only tokens with an edge from it, and gradients reach only senders."""
+    """A NaN changes only receivers with an edge from it, and gradients reach only senders."""
     x = drawn(7, 12)
     x[6] = torch.nan
     graph = patterns.window(7, 3)
-    both = PairwiseMessages(BothEnds(12, 8, 12).double(), lambda *x: (x[0] * x[1]).sum(-1), "sigmoid")
-    for layer in (PairwiseMessages.of(heads()), both):
+    pairwise = PairwiseMessages(BothEnds(12, 8, 12).double(), lambda *x: (x[0] * x[1]).sum(-1), "sigmoid")
+    for layer in (PairwiseMessages.of(heads()), pairwise):
         y = layer(x, graph)
         assert y.isnan().any(1).tolist() == [False] * 6 + [True]
         clean = drawn(7, 12).requires_grad_()
@@ -89,7 +89,7 @@ def test_a_non_edge_carries_nothing():
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)], ids=str)
 @pytest.mark.parametrize(("bias", "shape"), [(True, (3, 6)), (False, (2, 3, 6))])
 def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
-    """A graph with only some of the nodes gives the MLP without the other hidden neurons."""
+    """Attention to all nodes is the MLP; a graph with some of the nodes leaves out the other neurons."""
     torch.manual_seed(1)
     mlp = nn.Sequential(nn.Linear(6, 16, bias), activation, nn.Linear(16, 5, bias)).double()
     nodes, x = StaticNodes.of(mlp), drawn(*shape)

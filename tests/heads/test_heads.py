@@ -20,7 +20,7 @@ from gnn_attention.verify import oracle
 Heads = StandardHeads | FactoredHeads | MergedHeads
 
 DST, SRC = 5, 6
-# asymmetric, bipartite, and receiver 2 has no in-edges
+# The graph is asymmetric and bipartite, and receiver 2 is isolated.
 ROWS = [[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 1]]
 GRAPH = convert.from_mask(torch.tensor(ROWS).bool())
 
@@ -118,7 +118,7 @@ class TestForms:
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     def test_built_directly(self, side):
-        """The logits are x W_P x^T / sqrt(head_dim), the update is sum_h A_h x W_M_h."""
+        """Merged heads have the logits x W_P x^T / sqrt(head_dim) and the update sum_h A_h x W_M_h."""
         merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
         assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
         assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
@@ -133,7 +133,7 @@ class TestForms:
 class TestPatternsAndMessages:
     @each_size
     def test_matrices(self, sizes):
-        """W_P = W_Q W_K^T and W_M = W_V W_O of each query head, factored and merged."""
+        """Each query head has W_P = W_Q W_K^T and W_M = W_V W_O, factored and merged."""
         heads = make(sizes)
         merged, group = MergedHeads.of(heads), heads.num_heads // heads.num_kv_heads
         pattern, message = heads.pattern_matrix(), heads.message_matrix()
@@ -168,14 +168,14 @@ class TestFromMHA:
         with torch.no_grad():
             expected, _ = module(x_dst, x_src, x_src, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), expected)
-            # the module gives NaN to an isolated row
+            # Receiver 2 is not isolated here, because the module gives NaN to an isolated receiver.
             mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)
             expected, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), expected)
 
 
 class TestFromArrays:
-    """The same heads in every accepted layout and type."""
+    """Arrays in every accepted layout and type make the same heads."""
 
     sizes = SIZES["everything"]
 
@@ -264,45 +264,45 @@ class TestModules:
         x = drawn(1, 200, 256, dtype=torch.float32)
         update = heads.collect(drawn(1, 4, 200, 64, dtype=torch.float32))
         merged = MergedHeads(256, 4, 64)
-        sent = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
-        for projected in (heads.receive(x), *heads.send(x), update, *sent):
-            assert 0.9 < projected.std() < 1.1
+        merged_projections = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
+        for projection in (heads.receive(x), *heads.send(x), update, *merged_projections):
+            assert 0.9 < projection.std() < 1.1
 
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_state_dict_round_trip(self, form, biases):
-        """The state goes through a file, into heads of the same form with other parameters."""
+        """A state goes through a file into heads of the same form, and replaces their parameters."""
         heads = form(make(SIZES["everything"], biases))
         numbers = make(SIZES["everything"], biases).state_dict()
-        loaded = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
+        new_heads = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
         x = states(make(SIZES["everything"]))
-        assert error(run(loaded, *x), run(heads, *x)) > 1e-3
+        assert error(run(new_heads, *x), run(heads, *x)) > 1e-3
         file = io.BytesIO()
         torch.save(heads.state_dict(), file)
         file.seek(0)
-        loaded.load_state_dict(torch.load(file, weights_only=True))
-        assert torch.equal(run(loaded, *x), run(heads, *x))
+        new_heads.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(run(new_heads, *x), run(heads, *x))
 
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_reset_parameters(self, form, biases):
-        """Every form draws other parameters, with biases 0; the same seed draws the same ones."""
+        """Every form draws new parameters and sets biases to 0; the same seed draws the same parameters."""
         heads = form(make(SIZES["everything"], biases))
         initial = {name: parameter.clone() for name, parameter in heads.named_parameters()}
-        drawn = []
+        draws = []
         for _ in range(2):
             torch.manual_seed(3)
             heads.reset_parameters()
-            drawn.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
+            draws.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
         for name in initial:
-            assert not torch.equal(drawn[0][name], initial[name])
-            assert torch.equal(drawn[0][name], drawn[1][name])
-            assert torch.isfinite(drawn[0][name]).all()
+            assert not torch.equal(draws[0][name], initial[name])
+            assert torch.equal(draws[0][name], draws[1][name])
+            assert torch.isfinite(draws[0][name]).all()
             if name.split(".")[-1].startswith("b_"):
-                assert not drawn[0][name].any()
+                assert not draws[0][name].any()
 
     def test_merging_half_precision_multiplies_in_float64(self):
-        """The product is rounded once, to the dtype of the factors."""
+        """A merged matrix is the exact product, rounded once to the dtype of its factors."""
         heads = make(SIZES["plain"], BIASES["no bias"]).to(torch.bfloat16)
         merged = MergedHeads.of(heads)
         assert merged.pattern.dtype == merged.message.dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Long tables of cases, whose rows are tests of which the default run takes a part."""
+"""Split long tables of cases: every row is a test, but the default run takes only some of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def thinned(values: Iterable[Any], first: int = 0, every: int = 3) -> list[Any]:
-    """Return the values of a test's argument; all but one in ``every`` are slow tests.
+    """Return the values of a test's argument, and mark all but one in ``every`` as slow tests.
 
-    Tests of the same table have different ``first``, so that each row is in the default run of one of them.
+    Tests of the same table pass different ``first``, so that each row is in the default run of one of them.
     """
     cases = []
     for number, value in enumerate(values):

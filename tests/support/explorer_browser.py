@@ -1,4 +1,4 @@
-"""Pages of the explorer in Chromium and Firefox, driven by the scenarios of ``tests/explorer/*.mjs``."""
+"""Open pages of the explorer in Chromium or Firefox, and run the scenarios of ``tests/explorer/*.mjs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads, graphs and a model to trace, and the dense formula that recorded tensors must equal."""
+"""Make heads, graphs and a model to trace, and compute by a dense formula what a trace must record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = {"cut": trace.cut, "mute": trace.mute}
 
 
 def redrawn(module: Any, seed: int = 0) -> Any:
-    """Convert a module to float64 and draw every parameter at random, biases and norms included."""
+    """Convert a module to float64, and draw all of its parameters at random, biases and norms included."""
     for number, parameter in enumerate(module.double().parameters()):
         parameter.data = drawn(*parameter.shape, seed=100 * seed + number) / 2
     return module
@@ -58,12 +58,12 @@ def new_model(backend: Any = "auto") -> lm.LanguageModel:
 
 
 def recorded(heads: Any, x: Any, graph: Any, *score_mod: Any, **options: Any) -> trace.LayerTrace:
-    """Record the one call of a layer with these heads."""
+    """Record one call of a layer with these heads."""
     return trace.record(MessagePassingAttention(heads, *score_mod), x, graph, **options).layers[0]
 
 
 class Dense(NamedTuple):
-    """All tensors of attention by its dense formula in float64."""
+    """All tensors of attention, computed by its dense formula in float64."""
 
     logits: Tensor  # [B, H, dst, src]
     weights: Tensor
@@ -104,7 +104,7 @@ def cells(pairs: list[tuple[int, int]], heads: Any = None) -> Tensor:
 
 
 def at(matrix: Tensor, pairs: Tensor) -> Tensor:
-    """Read the entries of pairs, ``[B, E, H, ...]``, from a matrix ``[B, H, dst, src, ...]``."""
+    """Return the entries of pairs, ``[B, E, H, ...]``, in a matrix ``[B, H, dst, src, ...]``."""
     return matrix[:, :, pairs[1], pairs[0]].transpose(1, 2)
 
 
