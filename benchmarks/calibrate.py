@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         works[name] = WORK[backend](graph) if backend in WORK else Work(calls=1) + dense_work(graph)
         seconds[name] = _measure(graph, backend)
     costs = fit(list(works.values()), list(seconds.values()))
-    predicted = {name: costs.seconds(work, HEADS) for name, work in works.items()}
-    cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
+    predictions = {name: costs.seconds(work, HEADS) for name, work in works.items()}
+    cases = [{"case": name, "seconds": seconds[name], "predicted": predictions[name]} for name in CASES]
     about = {"bench": "calibrate", "torch": torch.__version__, "costs": asdict(costs)}
     return {**about, "cases": cases, "file": str(save(costs, path))}
 

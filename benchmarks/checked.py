@@ -25,7 +25,7 @@ from gnn_attention.verify.measure import Outcome, Truth, differentiate, judge, m
 
 __all__ = ["Checked", "in_edges_of", "sample_receivers"]
 
-# Number of sampled receivers, for graphs of at most LONG senders and for longer ones.
+# The numbers of sampled receivers are for graphs of at most LONG senders and for longer ones.
 SAMPLED, FEW, LONG = 64, 16, 2**15
 ORDERS = 3  # SDPA's own error is the largest over this many summation orders
 

@@ -1,8 +1,8 @@
 """Measure graphs that the data choose anew in every step: ``python -m benchmarks.chosen_graphs RECORD``.
 
 All rows have 8 heads of 64 channels in float32. A step builds a graph, plans it, and runs it forward and backward.
-Times are CPU seconds of one thread, the least_seconds of interleaved rounds, so that other programs on the machine affect
-them as little as possible. All rows together take about ten CPU minutes and 8 GB.
+Times are CPU seconds of one thread, the least of interleaved rounds, so that other programs on the machine
+affect them as little as possible. All rows together take about ten CPU minutes and 8 GB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK, TOP = 128, 4
 CACHE, INDEXED, LAYERS, WIDTH = 32768, 512, 4, 512
 Call = Callable[[], object]
 Row = dict[str, Any]
-# For each row and number: what it measures, in words, and the target.
+# Each number of a row has its meaning in words and its target.
 TARGETS: dict[str, dict[str, tuple[str, str, float]]] = {
     "top-64 a head, T=4096": {
         "of dense": ("of the time of SDPA with the mask", "at most", 0.35),
@@ -54,7 +54,7 @@ TARGETS: dict[str, dict[str, tuple[str, str, float]]] = {
 
 
 def least_seconds(calls: Mapping[str, Call], rounds: int) -> Row:
-    """Return the least_seconds CPU seconds of each call over interleaved rounds, after one round of warm-up."""
+    """Return the least CPU seconds of each call over interleaved rounds, after one round of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
@@ -89,7 +89,7 @@ def step(attend: Callable[..., Any], tensors: Sequence[torch.Tensor], graph: Cal
 
 
 class Problem:
-    """Inputs and random senders: ``make()`` builds the graph, ``new()`` runs a step that builds it, ``same()`` one that reuses it."""
+    """Inputs and random senders; ``make()`` builds the graph, ``new()`` a step that builds it, ``same()`` reuses it."""
 
     def __init__(self, tokens: int, heads: int) -> None:
         index = random_senders(heads, tokens)

@@ -112,7 +112,7 @@ class Run:
         return [*command, "--trial"] if self.trial else command
 
     def results(self) -> dict[str, Result]:
-        """The results of the core, by the label of their check."""
+        """Return the results of the core by the label of their check."""
         results: dict[str, Result] = {}
         entries = Lines.read(self.file).results
         for c in (check for check in self.core if check.label in entries):
@@ -214,8 +214,8 @@ def _cells(run: Run) -> Iterator[str]:
         skipped = sum(result.skipped is not None for result in finished)
         counts = f"{len(failed)} FAILED, {skipped} skipped" if failed or skipped else "all passed"
         shares = [result.share for result in finished if result.share is not None]
-        worst = f", worst {max(shares):.2f} of what is allowed" if shares else ""
-        outcome = f"{counts if finished else 'not run'}{worst}"
+        largest_share = f", worst {max(shares):.2f} of what is allowed" if shares else ""
+        outcome = f"{counts if finished else 'not run'}{largest_share}"
         yield f"{backend} {dtype}: {len(finished)} of {len(labels)} checks, {outcome}"
         for result in failed[:SHOWN]:
             yield f"  FAILED {result.group}: {result.name} [{backend}, {dtype}]\n    {result.message[:300]}"

@@ -47,7 +47,7 @@ RATES = {"short": (4e-3, 1560), "long": (1.5e-3, DENSE + CONTINUED), "indexers":
 BASES = {"short": 10_000.0, "long": 44_000.0}
 CAUSAL = patterns.causal(TOKENS)
 WINDOW = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
-# The scale of queries by position: 1 up to the length of the short texts.
+# Queries are scaled by position; the scale is 1 up to the length of the short texts.
 GROWTH = (torch.arange(1, TOKENS + 1.0) / BRIEF).clamp(min=1).log() / math.log(BRIEF) + 1
 
 
@@ -156,13 +156,13 @@ def recalls(model: Model, texts: torch.Tensor) -> list[float]:
 def train(model: Model, trainer: Trainer, texts: torch.Tensor, graph: Any, first: int) -> list[Any]:
     """Train on the texts and return the curve: every 20 steps, the mean loss and divergence."""
     curve: list[Any] = []
-    pending: list[tuple[float, float]] = []
+    steps: list[tuple[float, float]] = []
     for number, ids in enumerate(texts, first):
-        pending.append(step(model, trainer, ids, graph, number))
-        if len(pending) == 20:
-            curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*pending, strict=True))])
+        steps.append(step(model, trainer, ids, graph, number))
+        if len(steps) == 20:
+            curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*steps, strict=True))])
             print(time.strftime("%H:%M:%S"), round(time.process_time()), graph, curve[-1], flush=True)
-            pending = []
+            steps = []
     return curve
 
 

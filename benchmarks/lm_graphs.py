@@ -32,7 +32,7 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS = (0.2, 0.12, 0.08, 0.065, 0.055, 0.05)  # share of pairs after each step of the refinement
 REFINED = "attribution, again at each step"
 WINDOWS = (1, 2, 5, 9, 25, 50, 100, 300)
-TEXT = Path("/usr/share/common-licenses/GPL-3")  # of Debian's base-files
+TEXT = Path("/usr/share/common-licenses/GPL-3")  # in Debian's package base-files
 
 
 class Study:
@@ -98,18 +98,18 @@ def refine(study: Study) -> None:
     Scores cover all causal edges, so edges may return. Squared slopes are averaged over steps, the newest with
     weight 1/2, which reduces the noise of random signs.
     """
-    pruned: Any = study.causal
+    graph: Any = study.causal
     squares: dict[int, torch.Tensor] = {}
     for step, share in enumerate(STEPS):
-        with use_graph(study.model, pruned):
+        with use_graph(study.model, graph):
             effects = attribute(
                 study.model, study.ids, study.losses, study.causal, projections=PROJECTIONS, seed=step
             )
         for layer in effects.layers:
-            new = effects.scores(layer, "slope").square()
-            squares[layer] = (squares[layer] + new) / 2 if layer in squares else new
-        pruned = Attribution(effects.graphs, {"slope": squares}).keep(share)
-        study.measure(REFINED, step, pruned)
+            square = effects.scores(layer, "slope").square()
+            squares[layer] = (squares[layer] + square) / 2 if layer in squares else square
+        graph = Attribution(effects.graphs, {"slope": squares}).keep(share)
+        study.measure(REFINED, step, graph)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

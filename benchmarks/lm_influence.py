@@ -98,11 +98,12 @@ def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tupl
         g = h * groups // heads
         difference = v[g][src] - out[h][dst]
         square = W_O[:, h].T @ W_O[:, h]
-        difference_energy = (difference @ square * difference).sum(-1)  # |W_O difference|^2
+        # The difference energy is |W_O difference|^2, and the squares below are |W_O covariance|^2.
+        difference_energy = (difference @ square * difference).sum(-1)
         by_key = difference_energy * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
         energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
         covariance = _by_receiver(dst, w[h][:, None] * difference).mT @ _by_receiver(dst, k[g][src])
-        squares = (square @ covariance * covariance).sum((1, 2))  # |W_O covariance|^2
+        squares = (square @ covariance * covariance).sum((1, 2))
         by_query += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
     sums = torch.zeros(KINDS, dtype=torch.float64).index_add(0, kind, energy.sum(0))
     return sums / torch.bincount(kind, minlength=KINDS).clamp(min=1), by_query[WINDOW:].mean()
@@ -124,12 +125,12 @@ def predict(graph: ga.TokenGraph, energy: Any, by_query: Any, receivers: list[in
     return analyse.influence(graph, len(share), residual.tolist(), weights, receivers).sqrt()
 
 
-def by_distance(rows: Any, receivers: list[int]) -> Any:
-    flipped = [
+def mean_by_distance(rows: Any, receivers: list[int]) -> Any:
+    rows_by_distance = [
         torch.nn.functional.pad(row[: r + 1].flip(0), (0, T - 1 - r), value=torch.nan)
         for row, r in zip(rows, receivers, strict=True)
     ]
-    return torch.stack(flipped).nanmean(0)
+    return torch.stack(rows_by_distance).nanmean(0)
 
 
 def main() -> None:
@@ -149,7 +150,7 @@ def main() -> None:
     is_causal = distance >= 0
     pairs = measurement[is_causal], prediction[is_causal]
     command = f"python -m benchmarks.lm_influence --graph {options.graph} --step {options.step}"
-    means = [by_distance(rows, receivers) for rows in (measurement, prediction)]
+    means = [mean_by_distance(rows, receivers) for rows in (measurement, prediction)]
     log_ratio = (means[1] / means[0]).log10()
     record = {
         "bench": "influence", "model": "smollm2", "graph": graph.name, "receivers": receivers,

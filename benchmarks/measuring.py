@@ -50,7 +50,7 @@ class Settings:
     memory: float = 14 * 2**30
 
     def samples(self, seconds: float) -> int:
-        """Number of samples of a call that takes ``seconds``."""
+        """Return the number of samples of a call that takes ``seconds``."""
         if seconds > self.long:
             return 1
         return min(self.most, max(self.fewest, int(self.budget / max(seconds, 1e-7))))

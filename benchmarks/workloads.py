@@ -19,7 +19,7 @@ from gnn_attention import StandardHeads, TokenGraph, patterns
 
 __all__ = ["TWELVE", "WORKLOADS", "Problem", "Workload", "documents", "draw", "select"]
 
-# The workloads on which two commits are compared.
+# Two commits are compared on these workloads.
 TWELVE = "a2048,b2048,b8192,b131072,c16384,d34,e16384,e65536,f1024,g34,g100000,h2048"
 
 QUICK = 4096  # largest number of tokens in a quick run
@@ -72,17 +72,17 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
-        """Device of the inputs."""
+        """The device of the inputs."""
         return self.grad_out.device
 
     @property
     def heads(self) -> int:
-        """Number of heads."""
+        """The number of heads."""
         return self.inputs[0].shape[1] if self.layer is None else self.layer.num_heads
 
     @property
     def dim(self) -> int:
-        """Number of channels of a head."""
+        """The number of channels of a head."""
         return self.inputs[0].shape[3] if self.layer is None else self.layer.head_dim
 
     def flops(self, which: str) -> float:

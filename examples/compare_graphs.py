@@ -34,12 +34,12 @@ def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
             f"got {quote(graphs)}"
         )
     items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
-    stripped = (item.strip() if isinstance(item, str) else item for item in items)
+    texts = (item.strip() if isinstance(item, str) else item for item in items)
     by_key: dict[str, Contender] = {}
-    for contender in (_contender(item, length, heads) for item in stripped if item != ""):
-        if equal := by_key.get(contender.key):
+    for contender in (_contender(item, length, heads) for item in texts if item != ""):
+        if duplicate := by_key.get(contender.key):
             raise ValueError(
-                f"graphs: {quote(equal.text)} and {quote(contender.text)} have the same {length} tokens "
+                f"graphs: {quote(duplicate.text)} and {quote(contender.text)} have the same {length} tokens "
                 "and edges: leave one out"
             )
         by_key[contender.key] = contender
@@ -81,8 +81,8 @@ def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
         )
     if graph.batch is not None or graph.heads not in (None, heads):
         raise ValueError(f"{name} must be one graph, or one for each of the {heads} heads, got {graph!r}")
-    if later := (graph - patterns.causal(length)).num_edges:
+    if num_later := (graph - patterns.causal(length)).num_edges:
         raise ValueError(
-            f"{name} has {later:,} edges from a later token (src > dst), which is a target of the loss: "
+            f"{name} has {num_later:,} edges from a later token (src > dst), which is a target of the loss: "
             "write '(...) & causal' for an expression, remove lines with src > dst from a file"
         )

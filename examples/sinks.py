@@ -52,7 +52,8 @@ def sinks(model: nn.Module, ids: Int[Tensor, "batch tokens"], **inputs: Any) -> 
 
 
 def _mean_weights(layer: LayerTrace) -> tuple[Tensor, Tensor]:
-    weights = layer.dense(layer.weights())  # [batch, heads, dst, src]
+    # The weights are [batch, heads, dst, src].
+    weights = layer.dense(layer.weights())
     edges = layer.graph.mask(weights.device).expand_as(weights).to(weights)
     uniform = edges / edges.sum(-1, keepdim=True).clamp(min=1.0)
     receivers = edges.sum((0, 2))

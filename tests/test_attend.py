@@ -1,6 +1,4 @@
-"""``attend`` equals SDPA and loops; its errors, its extras (lse, weights, dropout, explain), and compilation
-are tested too.
-"""
+"""``attend`` equals loops and dense formulas, returns lse, weights and logits, and names wrong input."""
 
 import gc
 import math
@@ -20,11 +18,12 @@ from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "message_passing", "mixed", "reference", "rows", "tiles"]
-FULL = [name for name in NAMES if name != "mixed"]  # the backends that support every option
+# These backends support every option.
+FULL = [name for name in NAMES if name != "mixed"]
 
 
 def qkv(dst=9, src=9, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
-    """Random q, k, v of the given sizes."""
+    """Return random q, k and v of these sizes."""
     rng = torch.Generator().manual_seed(seed)
     shapes = ((batch, heads, dst, dim), (batch, kv_heads, src, dim), (batch, kv_heads, src, value_dim))
     return tuple(torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes)
@@ -47,7 +46,7 @@ def attend_by_loops(q, k, v, edges, scale):
 @pytest.mark.parametrize("backend", [*NAMES, "auto"])
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_equals_loops_over_an_irregular_graph(backend, scale):
-    """An asymmetric bipartite list with grouped heads, Dv != D and an isolated row."""
+    """The graph is asymmetric and bipartite with an isolated receiver; heads are grouped, and Dv != D."""
     edges = [(4, 1), (0, 1), (6, 0), (2, 3), (6, 3), (3, 3), (1, 4)]
     q, k, v = qkv(dst=5, src=7)
     graph = ga.convert.from_edge_index(torch.tensor(edges).t(), 5, 7)
@@ -57,7 +56,7 @@ def test_equals_loops_over_an_irregular_graph(backend, scale):
 
 
 def test_seventy_thousand_equal_fp16_logits_give_the_mean():
-    """A denominator beyond fp16's range: plain half arithmetic returns 0 here."""
+    """The denominator exceeds the range of float16, in which plain arithmetic would return 0."""
     n = 70_000
     q, k, v = (torch.ones(1, 1, t, 2, dtype=torch.float16) for t in (1, n, n))
     graph = patterns.cross(1, n)
@@ -75,7 +74,7 @@ OVERFLOW_GRAPHS = [patterns.causal(3), patterns.window(300, 40), patterns.erdos_
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0]).double()], ids=["plain", "sinks"])
 @pytest.mark.parametrize("graph", OVERFLOW_GRAPHS, ids=lambda g: g.name)
 def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
-    """Such edges count as missing; without other edges the output is 0 and lse is that of the sink."""
+    """Such edges count as missing; a receiver without others has the output 0 and the lse of its sink."""
     n = graph.num_dst
     q, k, v = qkv(dst=n, src=n, heads=2, kv_heads=1, batch=1)
     has_large_query, has_low_key = (torch.arange(n) % 3 == 1).view(n, 1), (torch.arange(n) < n / 2).view(n, 1)
@@ -102,7 +101,8 @@ def test_minus_infinity_on_an_edge_removes_it(backend):
     q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
     graph = patterns.causal(3)
     bias = torch.zeros(6, dtype=torch.float64)
-    bias[[1, 2, 3]] = -torch.inf  # both in-edges of receiver 1, and 0 -> 2
+    # These are both in-edges of receiver 1, and 0 -> 2.
+    bias[[1, 2, 3]] = -torch.inf
     out, info = ga.attend(q, k, v, graph, bias=bias, backend=backend, return_info=True)
     remaining_graph = ga.convert.from_edge_index(torch.tensor([[0, 1, 2], [0, 2, 2]]), 3, 3)
     expected, expected_info = ga.attend(q, k, v, remaining_graph, backend=backend, return_info=True)
@@ -157,9 +157,9 @@ def test_a_score_mod_of_another_dtype_or_shape_is_fitted(backend):
 def test_autocast_does_not_reach_the_sums(backend):
     """The output and lse have the accuracy of float32 if the inputs are float32."""
     q, k, v = qkv(dtype=torch.float32)
-    wide, graph = [x.double() for x in (q, k, v)], patterns.causal(9)
+    float64_inputs, graph = [x.double() for x in (q, k, v)], patterns.causal(9)
     reach = float((q.abs() @ k.abs().repeat_interleave(2, 1).mT).max()) * 8**-0.5
-    _, exact = ga.attend(*wide, graph, backend="reference", return_info=True)
+    _, exact = ga.attend(*float64_inputs, graph, backend="reference", return_info=True)
     truth = attention_truth(q, k, v, graph)
     with torch.autocast("cpu", torch.bfloat16):
         output, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
@@ -167,13 +167,13 @@ def test_autocast_does_not_reach_the_sums(backend):
     assert info.lse.dtype == torch.float32
     assert_rule(output, {}, truth)
     assert_rule(output_alone, {}, truth)
-    # the product of 8 channels, scaled (9), a sum of 9 exponentials (11), a logarithm (3), the largest logit
+    # They are a scaled product of 8 channels (9), a sum of 9 exps (11), a logarithm (3), a largest logit (1).
     assert_sum(info.lse, exact.lse, 24, reach + float(exact.lse.abs().max()))
 
 
 @pytest.mark.parametrize("backend", NAMES)
 def test_weights_have_gradients(backend):
-    """A loss on weights reaches q and k: equal to the derivative of a dense softmax."""
+    """The gradients of a loss on weights with respect to q and k equal those of a dense softmax."""
     q, k, v = (x.requires_grad_() for x in qkv(heads=2, kv_heads=2))
     graph = patterns.causal(9)
     _, info = ga.attend(q, k, v, graph, backend=backend, return_info=True)
@@ -186,7 +186,7 @@ def test_weights_have_gradients(backend):
 
 
 def test_logits_are_those_of_the_formula_and_may_be_chosen():
-    """Before the softmax, score_mod and bias included."""
+    """Logits include score_mod and bias; an argument chooses the edges whose logits are returned."""
     q, k, v = qkv(heads=2, kv_heads=2)
     graph, bias = patterns.causal(9), torch.arange(45, dtype=torch.float64)
     _, info = ga.attend(q, k, v, graph, bias=bias, score_mod=score_mods.softcap(2.0), return_info=True)
@@ -196,7 +196,8 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
     indices = torch.tensor([7, 3])
     assert_exact(info.logits(indices), expected[..., indices])
     assert_exact(info.weights(indices), info.weights()[..., indices])
-    pairs = torch.tensor([[3, 0], [8, 4]])  # 3 -> 8 and 0 -> 4
+    # The pairs are 3 -> 8 and 0 -> 4.
+    pairs = torch.tensor([[3, 0], [8, 4]])
     expected_pairs = torch.stack([expected[..., 8 * 9 // 2 + 3], expected[..., 4 * 5 // 2]], -1)
     assert_exact(info.logits(edges=pairs), expected_pairs)
     with pytest.raises(ValueError, match=r"4 -> 3 is not an edge of .*causal\(9\)"):
@@ -204,7 +205,7 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
 
 
 def test_weights_as_a_matrix():
-    """It holds the weights of edges and 0 elsewhere, with bias, score_mod, sinks and an isolated row."""
+    """The matrix has the weights of edges and 0 elsewhere, with all options and an isolated receiver."""
     q, k, v = qkv()
     graph, bias = patterns.strict_causal(9), torch.arange(36, dtype=torch.float64).sin()
     options = {"bias": bias, "score_mod": score_mods.softcap(2.0), "sink_logits": torch.ones(4).double()}
@@ -245,9 +246,9 @@ def test_full_and_causal_graphs_are_one_sdpa_call_without_a_mask(monkeypatch, gr
     """The storage of the graph does not matter, and a token may be NaN."""
     calls, (q, k, v) = [], qkv()
     q[:, :, 3] = torch.nan
-    real = functional.scaled_dot_product_attention
-    spy = lambda *a, **kw: calls.append(kw) or real(*a, **kw)  # noqa: E731
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    sdpa = functional.scaled_dot_product_attention
+    record_call = lambda *a, **kw: calls.append(kw) or sdpa(*a, **kw)  # noqa: E731
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", record_call)
     for equal_graph in (graph, ga.convert.from_mask(graph.mask()), graph.T.T):
         output = ga.attend(q, k, v, equal_graph).isnan().any(-1)[0, 0]
         assert output.tolist() == [i == 3 for i in range(9)]
@@ -300,7 +301,7 @@ def test_wrong_input_is_named(number):
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "mixed", "reference"])
 @pytest.mark.parametrize("scale", [0.0, -0.5])
 def test_a_scale_need_not_be_positive(scale, backend):
-    """Causal kernels mask with -inf before they scale: 0 would give NaN, a negative number +inf."""
+    """Causal kernels mask with -inf before they scale: a scale of 0 would give NaN, a negative one +inf."""
     q, k, v = (torch.randn(1, 2, 7, 4, dtype=torch.float64) for _ in range(3))
     past = torch.ones(7, 7).tril().bool()
     expected = (q @ k.mT * scale).masked_fill(~past, -torch.inf).softmax(-1) @ v
@@ -309,7 +310,7 @@ def test_a_scale_need_not_be_positive(scale, backend):
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex", marks=pytest.mark.slow)])
 def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
-    """Everything that is cached with it is freed too, at once."""
+    """A graph is freed at once, with everything that is cached with it."""
     disable = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     monkeypatch.setattr(disable, True, raising=False)
     monkeypatch.setattr(flex, "_compile_attention", lambda threads: flex._attention)
@@ -322,8 +323,8 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
             del case
             q = torch.randn(*sizes, graph.num_dst, 4, requires_grad=grads)
             k = torch.randn(sizes[0], kv_heads, graph.num_src, 4, requires_grad=grads)
-            biased = name in FULL and not (graph.heads or graph.batch)
-            bias = torch.randn(graph.num_edges, requires_grad=grads) if biased else None
+            has_bias = name in FULL and not (graph.heads or graph.batch)
+            bias = torch.randn(graph.num_edges, requires_grad=grads) if has_bias else None
             out = ga.attend(q, k, k, graph, backend=name, bias=bias)
             if grads:
                 out.sum().backward()
@@ -348,12 +349,13 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "dense"])
 def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentrant, padded, monkeypatch):
-    """The free memory does not matter; calls of one form and of other forms share a graph."""
+    """The free memory at that time does not matter, even if calls with other options share the graph."""
     graph, runs, room = patterns.window(20, 3), [], [2**40]
-    graph.edges_on(torch.device("cpu"))  # for which memory is asked for once
+    # The free memory is read once for the edges of the graph, which is not part of this test.
+    graph.edges_on(torch.device("cpu"))
     for name, original in list(BACKENDS.items()):
-        spy = lambda call, original=original: runs.append(original.name) or original.run(call)  # noqa: E731
-        monkeypatch.setitem(BACKENDS, name, replace(original, run=spy))
+        record_run = lambda call, original=original: runs.append(original.name) or original.run(call)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, replace(original, run=record_run))
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     monkeypatch.setattr(memory, "available", lambda: room[0])
     x = qkv(20, 20)[0]
@@ -383,7 +385,7 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentr
 @pytest.mark.parametrize("name", ["dense", "tiles", "rows", "mixed", "reference"])
 @pytest.mark.parametrize(("bytes_needed", "times"), [(0, 1), (2**29, 2)])
 def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(bytes_needed, times, name, monkeypatch):
-    """Less memory may be free at the second call."""
+    """The choice is repeated because less memory may be free at the second call."""
     reasons = []
     changes = {"unsupported_reason": reasons.append, "bytes_needed": lambda call: bytes_needed}
     monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], **changes))
@@ -397,7 +399,7 @@ def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(bytes_need
     "backend", ["reference", "dense", "tiles", "rows", pytest.param("flex", marks=pytest.mark.slow), "auto"]
 )
 def test_the_keys_of_one_sample_serve_all(backend):
-    """A shared prompt is an example; its gradients are summed over the samples."""
+    """k and v of one sample, such as a shared prompt, serve all samples, and their gradients are summed."""
     draw, trains = torch.Generator().manual_seed(0), backend != "flex"
     q, k, v = (torch.randn(n, h, 9, 8, generator=draw) for n, h in ((3, 4), (1, 2), (1, 2)))
     graph = patterns.window(9, 4)

@@ -13,7 +13,7 @@ from gnn_attention.verify.report import Report
 
 
 def pickle_checkpoint() -> bytes:
-    """Return a checkpoint of ``torch.save``."""
+    """Return the bytes of a checkpoint that ``torch.save`` wrote."""
     stream = io.BytesIO()
     torch.save({"weight": torch.ones(2)}, stream)
     return stream.getvalue()

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.covering import thinned
+from support.covering import thin
 from torch.torch_version import TorchVersion
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 
 HEADS, KV_HEADS = 4, 2
-LENGTHS = (37, 50, 41)  # not multiples of a tile
+# No length is a multiple of a tile.
+LENGTHS = (37, 50, 41)
 
 ignore_deprecation = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 
 
 def by_hand(score, b, h, dst, src):
-    """Score_mod as a user may write it, which uses every index."""
+    """Change a score by every index, as a score_mod of a user may do."""
     return score - 0.1 * (h + 1) * (dst - src).abs() + 0.01 * b
 
 
@@ -68,7 +69,7 @@ def learned_table():
 
 @dataclass(frozen=True)
 class Row:
-    """A backend, a graph, a score_mod and more options."""
+    """A call: the names of its backend, graph and score_mod, and its other options."""
 
     backend: str
     graph: str
@@ -134,7 +135,7 @@ def run(q, k, v, graph, backend, options):
 
 
 def with_gradients(function, leaves, *arguments):
-    """Return each output, and all gradients in one tuple; dropout has a fixed seed."""
+    """Return each output, and a tuple of all gradients; dropout has a fixed seed."""
     torch.manual_seed(1)
     output = function(*arguments)
     loss = sum(x.masked_fill(x == -torch.inf, 0.0).square().sum() for x in output)
@@ -161,7 +162,7 @@ def check(row, compiler):
 
 
 @ignore_deprecation
-@pytest.mark.parametrize("row", thinned(TRACED), ids=str)
+@pytest.mark.parametrize("row", thin(TRACED), ids=str)
 def test_attend_is_traced_and_decomposed(row):
     check(row, "aot_eager_decomp_partition")
 
@@ -185,7 +186,7 @@ LAYERS = [("given", "auto"), ("window", "message_passing"), ("window", "auto"), 
 @ignore_deprecation
 @pytest.mark.parametrize(("graph", "backend"), LAYERS)
 def test_the_layer_is_compiled(graph, backend):
-    """The table gets gradients. Edges that are an input may change, and so may the number of tokens."""
+    """The learned table gets gradients; a compiled layer accepts other edges and another number of tokens."""
     torch.manual_seed(0)
     heads = ga.StandardHeads(8, HEADS, num_kv_heads=KV_HEADS).double()
     layer = ga.MessagePassingAttention(heads, score_mod=learned_table(), backend=backend)

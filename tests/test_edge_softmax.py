@@ -1,4 +1,4 @@
-"""The arithmetic of edges against loops over receivers in float64."""
+"""The arithmetic of edges equals loops over receivers in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact, assert_sum, summation_bound
-from support.inputs import drawn
+from support.inputs import randn
 from torch import Tensor
 
 from gnn_attention import edge_softmax
@@ -16,7 +16,7 @@ INF = torch.inf
 
 
 def assert_each(output: Tensor, expected: Tensor) -> None:
-    """Every number is exact to 1e-12 of its own size, small ones too."""
+    """Assert that every number, small ones too, is exact to 1e-12 of its own size."""
     assert_exact(torch.where(output == expected, 1.0, output / expected), torch.ones_like(expected))
 
 
@@ -39,7 +39,8 @@ def loop_softmax(
 
 
 DST = {
-    "mixed": (torch.tensor([3, 0, 3, 1, 0, 3]), 5),  # receivers 2 and 4 have no in-edges
+    # Receivers 2 and 4 are isolated.
+    "mixed": (torch.tensor([3, 0, 3, 1, 0, 3]), 5),
     "one receiver": (torch.tensor([0, 0, 0]), 1),
     "no edges": (torch.tensor([], dtype=torch.int64), 4),
     "no receivers": (torch.tensor([], dtype=torch.int64), 0),
@@ -53,9 +54,9 @@ class TestSoftmax:
     @pytest.mark.parametrize("with_sinks", [False, True])
     @pytest.mark.parametrize("lead", [(), (2, 3)], ids=str)
     def test_against_the_loop(self, dst, num_dst, lead, with_sinks):
-        """Isolated receivers have lse -inf despite sinks; ``check=False`` changes no number."""
-        logits = 3 * drawn(*lead, len(dst))
-        sinks = 2 * drawn(*lead[-1:], seed=1) if with_sinks else None
+        """Isolated receivers have the lse -inf even with sinks; ``check=False`` changes no number."""
+        logits = 3 * randn(*lead, len(dst))
+        sinks = 2 * randn(*lead[-1:], seed=1) if with_sinks else None
         weights, lse = edge_softmax.softmax(logits, dst, num_dst, sinks)
         expected, expected_lse = loop_softmax(logits, dst, num_dst, sinks)
         assert_each(weights, expected)
@@ -66,7 +67,7 @@ class TestSoftmax:
             assert_each(weights, loop_softmax(scaled, dst, num_dst)[0])
 
     def test_a_sink_of_minus_infinity_is_no_sink_and_a_large_one_takes_everything(self):
-        logits = drawn(6)
+        logits = randn(6)
         no_sink = edge_softmax.softmax(logits, MIXED, FIVE)
         for ours, theirs in zip(
             edge_softmax.softmax(logits, MIXED, FIVE, torch.tensor(-INF)), no_sink, strict=True
@@ -77,7 +78,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.7)], ids=["no sink", "sink"])
     def test_logits_of_minus_infinity(self, sink):
-        """Receiver 0 has one such logit of two, receiver 1 no other: weights are 0, gradients finite."""
+        """Weights of such logits are 0 and gradients finite, also at receiver 1, which has no others."""
         logits = torch.tensor([1.0, -INF, -INF, -INF, 2.0], dtype=torch.float64, requires_grad=True)
         dst = torch.tensor([0, 0, 1, 1, 2])
         weights, lse = edge_softmax.softmax(logits, dst, 3, sink)
@@ -89,7 +90,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("shift", [1e4, -1e4, 700.0])
     def test_large_logits_neither_overflow_nor_vanish(self, shift):
-        shifted = drawn(6) + shift
+        shifted = randn(6) + shift
         weights, lse = edge_softmax.softmax(shifted, MIXED, FIVE)
         # Shifting back is exact, because the sum has fewer digits after the point than float64 near 0.
         expected, expected_lse = loop_softmax(shifted - shift, MIXED, FIVE)
@@ -99,7 +100,7 @@ class TestSoftmax:
     @pytest.mark.parametrize("bad", [torch.nan, INF])
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.5)], ids=["no sink", "sink"])
     def test_a_bad_logit_reaches_its_receiver_alone(self, bad, sink):
-        clean_logits = drawn(6).requires_grad_()
+        clean_logits = randn(6).requires_grad_()
         bad_logits = clean_logits.detach().clone().index_fill(0, torch.tensor([2]), bad).requires_grad_()
         results = [edge_softmax.softmax(logits, MIXED, FIVE, sink) for logits in (clean_logits, bad_logits)]
         (weights, lse), (bad_weights, bad_lse) = results
@@ -115,7 +116,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [False, True])
     def test_gradcheck(self, sink):
-        inputs = [drawn(2, 6).requires_grad_()] + [drawn(2, seed=1).requires_grad_()] * sink
+        inputs = [randn(2, 6).requires_grad_()] + [randn(2, seed=1).requires_grad_()] * sink
 
         def call(logits, sinks=None):
             weights, lse = edge_softmax.softmax(logits, MIXED, FIVE, sinks)
@@ -135,12 +136,12 @@ class TestWeightsFromLse:
         assert torch.autograd.grad(weights[0], logits)[0][0] == 0
 
 
-DST_OF_EDGES, ALL = torch.tensor([3, 0, 3, 1, 0, 3, 0]), torch.arange(7)  # 2 and 4 have no in-edges
-LOGITS, VALUES = 3 * drawn(2, 7), drawn(2, 7, 3, seed=1)
+DST_OF_EDGES, ALL = torch.tensor([3, 0, 3, 1, 0, 3, 0]), torch.arange(7)
+LOGITS, VALUES = 3 * randn(2, 7), randn(2, 7, 3, seed=1)
 
 
 def attend_to_edges(edges: Tensor, logits: Tensor = LOGITS, values: Tensor = VALUES) -> tuple[Tensor, Tensor]:
-    """Attend to some of the edges: out [heads, dst, dim] and lse [heads, dst]."""
+    """Return the out ``[heads, dst, dim]`` and lse ``[heads, dst]`` of attention along some of the edges."""
     weights, lse = edge_softmax.softmax(logits[:, edges], DST_OF_EDGES[edges], 5)
     out = torch.zeros(logits.shape[0], 5, values.shape[-1], dtype=values.dtype)
     return out.index_add(1, DST_OF_EDGES[edges], weights.unsqueeze(-1) * values[:, edges]), lse
@@ -157,19 +158,19 @@ class TestMerge:
             assert_exact(output, expected)
         assert bool((out[:, [2, 4]] == 0).all())
         assert bool((lse[:, [2, 4]] == -INF).all())
-        swapped = edge_softmax.merge(*halves[1], *halves[0])
-        assert all(torch.equal(a, b) for a, b in zip((out, lse), swapped, strict=True))
+        swapped_result = edge_softmax.merge(*halves[1], *halves[0])
+        assert all(torch.equal(a, b) for a, b in zip((out, lse), swapped_result, strict=True))
 
     def test_shares_sum_to_one(self):
-        """Shares sum to 1 up to roundings for a large lse, which ``e^(lse_a - lse)`` does not."""
-        lse_a, lse_b = (300 + 2 * drawn(2, 500, seed=seed).float() for seed in (0, 1))
+        """For a large lse shares sum to 1 up to roundings, which ``e^(lse_a - lse)`` does not."""
+        lse_a, lse_b = (300 + 2 * randn(2, 500, seed=seed).float() for seed in (0, 1))
         ones = torch.ones(2, 500, 1)
         out, _ = edge_softmax.merge(ones, lse_a, ones, lse_b)
-        # Four roundings: the sum of both masses, its reciprocal, a product with it, the sum of the shares
+        # The sum of both masses, its reciprocal, a product with it and the sum of shares are each rounded.
         assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
-        values = [drawn(4, 3), torch.zeros(4), drawn(4, 3, seed=1), -20 - drawn(4, seed=2).abs()]
+        values = [randn(4, 3), torch.zeros(4), randn(4, 3, seed=1), -20 - randn(4, seed=2).abs()]
         gradients = []
         for dtype in (torch.float32, torch.float64):
             inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in values)]
@@ -179,7 +180,7 @@ class TestMerge:
         assert ((gradients[0] - gradients[1]).abs() <= summation_bound(16, reach, torch.float32)).all()
 
     def test_gradients_where_halves_are_empty(self):
-        """In row 0 both halves are empty, and gradients are 0. In row 1 the second one is empty."""
+        """In row 0 both halves are empty, and gradients are 0; in row 1 only the second half is empty."""
         out_a, lse_a = torch.zeros(2, 3, requires_grad=True), torch.tensor([-INF, 0.5], requires_grad=True)
         out_b, lse_b = torch.zeros(2, 3, requires_grad=True), torch.full((2,), -INF, requires_grad=True)
         out, lse = edge_softmax.merge(out_a, lse_a, out_b, lse_b)
@@ -190,11 +191,11 @@ class TestMerge:
 
 
 class TestAddSinks:
-    """Adding a logit to a result equals the softmax that has this logit from the beginning."""
+    """A result to which a sink is added equals the softmax that has this logit from the beginning."""
 
     @pytest.mark.parametrize("sinks", [[-3.0, 40.0], [-INF, 700.0]], ids=str)
     def test_is_the_softmax_with_the_logit_in_it(self, sinks):
-        logits, values = drawn(3, 2, 7), drawn(3, 2, 7, 4, seed=1)
+        logits, values = randn(3, 2, 7), randn(3, 2, 7, 4, seed=1)
         sink_logits, results = torch.tensor(sinks, dtype=torch.float64), []
         dst = torch.tensor([3, 0, 3, 1, 0, 3, 1])
         for sink in (None, sink_logits):
@@ -210,8 +211,8 @@ class TestAddSinks:
         assert bool((lse[:, :, [2, 4]] == -INF).all())
 
     def test_gradients(self):
-        sinks, out = drawn(2).requires_grad_(), drawn(1, 2, 3, 4, seed=1).requires_grad_()
-        lse = drawn(1, 2, 3, seed=2).requires_grad_()
+        sinks, out = randn(2).requires_grad_(), randn(1, 2, 3, 4, seed=1).requires_grad_()
+        lse = randn(1, 2, 3, seed=2).requires_grad_()
         assert torch.autograd.gradcheck(edge_softmax.add_sinks, (out, lse, sinks, torch.tensor(True)))
         empty = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
         sinks = torch.tensor([0.3, -INF], dtype=torch.float64, requires_grad=True)
@@ -220,14 +221,14 @@ class TestAddSinks:
         assert [gradient.abs().max().item() for gradient in gradients] == [0.0, 0.0, 0.0]
 
 
-def compiled(function):
+def compile_anew(function):
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend="eager")
 
 
-@pytest.mark.parametrize("program", [torch.func.vmap, compiled])
+@pytest.mark.parametrize("program", [torch.func.vmap, compile_anew])
 def test_programs_that_must_not_depend_on_numbers(program):
-    """In mapped and compiled programs no logit can be read."""
-    logits, dst = drawn(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
+    """The softmax of mapped and compiled programs is right, although no number can be read in them."""
+    logits, dst = randn(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
     output = program(lambda x: edge_softmax.softmax(x, dst, 4, check=False)[0])(logits)
     assert_each(output, loop_softmax(logits, dst, 4)[0])

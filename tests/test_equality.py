@@ -1,7 +1,7 @@
 """``attend`` and the layer agree with the float64 formula for any graph, options, sizes and dtype.
 
-The problems are draws of guarantee F1 with few tokens. ``ShortDraw(NUMBER)`` repeats a failure. The same
-draws must find known faults.
+The problems are draws of guarantee F1 with few tokens, which must also find known faults.
+``ShortDraw(NUMBER)`` repeats a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.guarantees.problems import problem_of
 
 @dataclass(frozen=True)
 class ShortDraw(Draw):
-    """Case ``number`` of F1 with at most 34 tokens."""
+    """The draw ``number`` of F1, with at most 34 tokens."""
 
     lengths = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
@@ -33,7 +33,7 @@ def test_every_backend_is_the_formula(number):
 
 @pytest.mark.nightly
 def test_thousands_of_new_draws():
-    """Draw new problems each night."""
+    """The backends agree with the formula on problems that are drawn anew each night."""
     first = random.randrange(100, 10**9)
     assert compare(map(ShortDraw, range(first, first + 5000)), print).failures == []
 

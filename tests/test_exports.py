@@ -37,7 +37,7 @@ SIGNATURES = {
 
 
 def run(program):
-    """Run a program in a new interpreter and return its standard output."""
+    """Run a program in a new interpreter, and return its standard output."""
     command = [sys.executable, "-W", "ignore", "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -66,7 +66,7 @@ print(package, [pair for pair in importing if pair[0].startswith("gnn_attention"
 
 @pytest.mark.slow
 def test_importing_loads_no_heavy_package():
-    """Heavy packages load at first use (PEP 562), so that a command starts at once."""
+    """Heavy packages are loaded at first use (PEP 562), so that a command starts at once."""
     assert run(IMPORTS) == "[] []"
     assert ga.MessagePassingAttention
     assert "torch_geometric" in sys.modules
@@ -95,7 +95,7 @@ print(len(loaded))
 
 @pytest.mark.slow
 def test_all_but_transformers_own_loads_without_any_extra():
-    """The first command of the README installs no extra."""
+    """The package works without extras, because the first command of the README installs none."""
     assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 2
 
 

@@ -14,16 +14,16 @@ TOKENS = 1024
 
 
 def visit_functions(run):
-    """Return the functions of the package, as (file, name), that run after a first call, which plans."""
+    """Return the package's functions, as (file, name), that run in a second call; the first one plans."""
     run()
     functions = set()
 
-    def note(frame, event, argument):
+    def record_function(frame, event, argument):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
             functions.add((code.co_filename, code.co_qualname))
 
-    sys.setprofile(note)
+    sys.setprofile(record_function)
     try:
         run()
     finally:
@@ -70,7 +70,7 @@ LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_i
 @pytest.mark.parametrize("name", LAYER)
 @torch.no_grad()
 def test_the_layer(name):
-    """The message-passing path visits one module more, which looks for overridden methods."""
+    """The layer visits one more module than ``attend``: the one that looks for overridden methods."""
     layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8), backend="message_passing")
     functions = visit_functions(lambda: layer(torch.randn(TOKENS, 64), LAYER[name]))
     assert {"message", "update"} <= {name.split(".")[-1] for _, name in functions}

@@ -23,7 +23,7 @@ interpret explorer verify
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
-# Functions may import these modules, which are loaded on demand. The last three need transformers or Triton.
+# Functions may import these modules, which load on demand. The last three need transformers or Triton.
 ALLOWED_INSIDE = """
 networkx scipy.sparse tokenizers torch_geometric torch_geometric.data resource pymetis tqdm platformdirs
 matplotlib torch.nn.attention.flex_attention torch._inductor torch._inductor.exc torch._dynamo.exc
@@ -96,7 +96,7 @@ def test_no_module_imports_in_a_circle():
 
 
 def package_imports():
-    """Yield ``(importing, imported)`` of every import across packages, and the importing module."""
+    """Yield the pair (importing, imported) of every import across packages, and the importing module."""
     for name, path in modules():
         for imported in internal_imports(path):
             pair = name.split(".")[0], imported.split(".")[0]

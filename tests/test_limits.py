@@ -19,7 +19,7 @@ DTYPES |= {"float32": torch.float32, "float64": torch.float64}
 
 
 def irregular():
-    """Return an edge list whose tiles of 128 are nearly empty."""
+    """Return a graph with an edge list whose tiles of 128 are nearly empty."""
     edges = torch.randint(0, N, (2, 8 * N), generator=torch.Generator().manual_seed(0))
     return ga.convert.from_edge_index(edges, N, N, coalesce=True)
 
@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 def rows():
-    """Yield the graph, options, dtype and backend of every cell."""
+    """Yield the graph, options, dtype and backend of every cell of the table."""
     for line in re.findall(r"^\| (.*) \|$", TEXT, re.MULTILINE):
         graph, call, *cells = line.split(" | ")
         if graph not in GRAPHS:
@@ -73,7 +73,7 @@ ROWS = list(rows())
 
 
 def make_call(graph, option, dtype, kv_heads, needs_gradients):
-    """Make a call on a GPU that need not exist."""
+    """Return a call on a GPU, which need not exist."""
     options = dict(OPTIONS[option])
     for name, shape in options.items():
         if isinstance(shape, tuple):

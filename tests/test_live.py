@@ -13,7 +13,8 @@ import torch
 from support.bounds import assert_exact
 from support.explorer_engine import tool
 
-pytestmark = pytest.mark.slow  # each test starts node
+# Each test starts node.
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 ASK = """
@@ -64,15 +65,15 @@ def test_every_chapter_has_a_figure_that_starts_with_its_numbers(live):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         assert sum('class="live"' in cell["source"] for cell in live.insert_figure(path.stem, cells)) == 1
         outputs = [out for cell in cells for out in cell.get("outputs", [])]
-        printed = "".join("".join(out.get("text", [])) for out in outputs)
+        output_text = "".join("".join(out.get("text", [])) for out in outputs)
         for name, text in figure["said"].items():
-            assert text in printed, f"{path.stem} does not print {text!r}"
+            assert text in output_text, f"{path.stem} does not print {text!r}"
             number = answer["numbers"][name]
             assert contains_number(text, number), (path.stem, text, number)
 
 
 def test_whatever_cells_are_chosen_the_weights_are_those_of_torch(live):
-    """An isolated receiver has weights of 0."""
+    """The figures compute the weights of torch for random masks; an isolated receiver has weights of 0."""
     rng, questions = random.Random(0), []
     for figure in (figure for figure in live.figures().values() if figure["kind"] == "attention"):
         size = figure["size"]

@@ -74,11 +74,7 @@ CASES = [
     (lambda: expressions.parse("windw(4, 2)"), ValueError, "^column 1.*did you mean 'window'"),
     (lambda: files.write(CROSS, "new.edges"), ValueError, r"receivers and senders must.*cross\(2, 3\)"),
     # caches and models
-    (
-        lambda: KeyValueCache(CROSS),
-        ValueError,
-        r"graph must have the same tokens.*cross\(2, 3\)",
-    ),
+    (lambda: KeyValueCache(CROSS), ValueError, r"graph must have the same tokens.*cross\(2, 3\)"),
     (lambda: MODEL(torch.tensor([[11]])), IndexError, r"^tokens must be in 0 \.\. 10"),
     # tools
     (lambda: trace.record(nn.Linear(2, 2), X), ValueError, "MessagePassingAttention.*Linear"),

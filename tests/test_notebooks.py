@@ -52,8 +52,8 @@ RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
 TRAINED = ("08_why_thin_factors", "11_sparse_against_dense", "13_one_limiting_case")
 NUMBER = re.compile(r"-?\d+\.\d+")
-# This notebook takes half of the time of all notebooks, so it runs with one seed instead of three, which
-# changes the printed numbers.
+# This notebook takes half of the time of all notebooks. It therefore runs with one seed instead of three,
+# which changes the printed numbers.
 ONE_SEED = {"11_sparse_against_dense": ("SEEDS, STEPS, BATCH = 3,", "SEEDS, STEPS, BATCH = 1,")}
 # Reset a kernel, but keep its loaded modules, which take most of the time of a start.
 RESET = """%reset -f
@@ -78,7 +78,8 @@ def decode_picture(picture: str) -> Image.Image:
 
 
 def pixels(picture: str) -> Any:
-    return np.asarray(decode_picture(picture), int).reshape(-1, 3)  # [pixels, 3]
+    """Return the colours of all pixels, ``[pixels, 3]``."""
+    return np.asarray(decode_picture(picture), int).reshape(-1, 3)
 
 
 def compress_picture(picture: str) -> str:
@@ -88,8 +89,8 @@ def compress_picture(picture: str) -> str:
     largest areas, so that a few marks of a rare colour turn grey.
     """
     stream = io.BytesIO()
-    reduced = decode_picture(picture).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    reduced.save(stream, "PNG", optimize=True)
+    image = decode_picture(picture).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(stream, "PNG", optimize=True)
     return encode_picture(stream.getvalue())
 
 
@@ -109,15 +110,16 @@ def kernel() -> Iterator[KernelManager]:
             manager.cleanup_resources()
 
 
-def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
-    """Run the notebook of a source, with one text ``changed``, and return it with its outputs.
+def run(source: Path, manager: KernelManager, change: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
+    """Run the notebook of a source, in which one text is replaced, and return it with its outputs.
 
     Each check runs twice: without an answer, when it must fail, and after the solution, when it must pass.
     The returned notebook has no outputs of exercises and checks.
     """
-    notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
+    notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*change), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"  # random ids would change the file
+        # Random ids would change the file.
+        cell["id"] = f"cell-{number}"
     execute_with_solutions(notebook, grade.solutions(source), manager, timeout)
     for output in (output for cell in code_cells(notebook) for output in cell.outputs):
         if "image/png" in output.get("data", ()):
@@ -135,7 +137,8 @@ def execute_with_solutions(notebook: Any, answers: list[str], manager: KernelMan
         solution = nbformat.v4.new_code_cell(code)
         index = next(index for index, cell in enumerate(notebook.cells) if cell is check)
         notebook.cells[index:index] = [attempts[-1], solution]
-        check.metadata["tags"] = ["check"]  # an error stops the run
+        # Without the tag "raises-exception", an error stops the run.
+        check.metadata["tags"] = ["check"]
     execute(notebook, manager, timeout)
     assert [attempt.outputs[0].ename for attempt in attempts] == ["AssertionError"] * len(checks)
     assert all(output.output_type != "error" for check in checks for output in check.outputs)
@@ -154,8 +157,8 @@ def execute_with_solutions(notebook: Any, answers: list[str], manager: KernelMan
 
 def cells_with_outputs(notebook: Any) -> list[Any]:
     """Return the code cells that are committed with outputs: all but exercises and checks."""
-    excluded = grade.tagged(notebook, "exercise") + grade.tagged(notebook, "check")
-    return [cell for cell in code_cells(notebook) if not any(cell is other for other in excluded)]
+    exercises = grade.tagged(notebook, "exercise") + grade.tagged(notebook, "check")
+    return [cell for cell in code_cells(notebook) if not any(cell is exercise for exercise in exercises)]
 
 
 def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
@@ -215,7 +218,7 @@ def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
 
 
 def test_a_small_picture_keeps_its_colours() -> None:
-    """A palette of the commonest colours would turn one orange mark among many blue edges brown."""
+    """One orange mark among many blue edges, which a palette of common colours would turn brown, stays."""
     picture = encode_picture(draw.layers(patterns.window(12, 3), 3)._repr_png_())
     compressed = compress_picture(picture)
     assert np.abs(pixels(compressed) - pixels(picture)).max() <= MAX_CHANNEL_ERROR
@@ -236,12 +239,13 @@ def test_exercises_are_red_until_they_are_solved(source: Path) -> None:
             exec(compile(ast.Module([first], []), "check", "exec"), {"answer": None})
         assert not check.outputs
         assert not exercise.outputs
-        assert "raises-exception" in check.metadata.tags  # "run all" goes on
+        # With this tag, "run all" goes on after the check.
+        assert "raises-exception" in check.metadata.tags
 
 
 @each_notebook
 def test_answers_are_in_no_notebook(source: Path) -> None:
-    """Solutions are in a separate folder."""
+    """No notebook contains the answers of the solutions, which are in a separate folder."""
     assert not grade.tagged(read_committed(source), "solution")
     notebook = "\n".join(ast.unparse(ast.parse(cell.source)) for cell in code_cells(read_committed(source)))
     for answer in grade.solutions(source):
@@ -251,7 +255,7 @@ def test_answers_are_in_no_notebook(source: Path) -> None:
 
 
 def test_the_book_is_in_order() -> None:
-    """Every notebook is in the list once, states its aim, and links to its neighbours."""
+    """The list has every notebook once; each states its aim and links to its neighbours."""
     run = subprocess.run(
         [sys.executable, ".ci/book.py", "--check"], cwd=NOTEBOOKS.parent, capture_output=True
     )
@@ -264,10 +268,10 @@ def test_the_book_is_in_order() -> None:
 
 
 def test_printed_methods_are_those_of_the_library() -> None:
-    """The methods of the layer that two chapters print are those of the library; nothing is run."""
+    """The methods of the layer that two chapters print are those of the library; no notebook is run."""
     layer, pairwise_layer = MessagePassingAttention, pairwise.PairwiseMessages
-    printed = {"01": (layer.edge_update, layer.message, layer.update), "13": (pairwise_layer.message,)}
-    for number, methods in printed.items():
+    chapters = {"01": (layer.edge_update, layer.message, layer.update), "13": (pairwise_layer.message,)}
+    for number, methods in chapters.items():
         source = next(source for source in SOURCES if source.stem.startswith(number))
         for method in methods:
             assert textwrap.dedent(inspect.getsource(method)) in "".join(texts(read_committed(source))), RENEW
@@ -275,15 +279,17 @@ def test_printed_methods_are_those_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One exercise is right, one wrong (it must not inherit the earlier answer), and one raises an error."""
+    """One answer is right, one is wrong (it must not inherit the first one), and one raises an error."""
     source = NOTEBOOKS / "17_audit_a_leak.py"
     notebook = read_committed(source)
     first, second, third = grade.tagged(notebook, "exercise")
     first.source, second.source = grade.solutions(source)[0], "answer = ga.patterns.causal(T)"
     third.source = "answer = windw(T, 5)"
     for check in grade.tagged(notebook, "check"):
-        check.source = "print('right')"  # the original checks count, not these
-    copy = tmp_path / "Ada.ipynb"  # found by its title
+        # The original checks count, not these.
+        check.source = "print('right')"
+    # The source of a copy is found by its title, not by its name.
+    copy = tmp_path / "Ada.ipynb"
     nbformat.write(notebook, copy)
     assert grade.main([str(copy)]) == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -303,7 +309,7 @@ def test_no_absolute_paths(source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shared_kernel() -> Iterator[KernelManager]:
-    """One kernel that runs all notebooks, one after another."""
+    """Yield a kernel that runs all notebooks, one after another."""
     with kernel() as manager:
         yield manager
 

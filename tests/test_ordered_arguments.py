@@ -21,7 +21,7 @@ def reorder(samples):
     cache.reorder(samples)
 
 
-# One case of each package: the name of the argument, values that are accepted as a list, the call.
+# There is one case for each package: the name of an argument, values that are accepted as a list, the call.
 ORDERED = [
     ("lengths", NUMBERS, patterns.documents),
     ("order", NUMBERS, patterns.permutation),
@@ -46,7 +46,7 @@ def test_collections_without_an_order_are_refused(name, values, call, kind):
 
 
 def test_the_nodes_of_networkx_have_an_order():
-    """They are a mapping from nodes to attributes and a set."""
+    """A networkx view of nodes is accepted, although it is both a mapping and a set."""
     graph = nx.DiGraph([("a", "b"), ("b", "c")])
     axes = draw.mask(patterns.causal(3), labels=graph.nodes).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]

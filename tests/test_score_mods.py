@@ -1,6 +1,4 @@
-"""Score_mods: each one against its formula for one edge, which is written with Python numbers, and on every
-backend.
-"""
+"""Each score_mod equals its formula for one edge, written with Python numbers, and runs on every backend."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.extras import needs
-from support.inputs import drawn
+from support.inputs import randn
 from support.refusals import assert_errors
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -28,11 +26,10 @@ HEADS, NUM_DST, NUM_SRC = 4, 9, 11
 IS_NEW_TORCH = TorchVersion(torch.__version__) >= "2.13"
 NO_COMPILE = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
-
 SLOPES = score_mods.alibi_slopes(HEADS)
 COUNTS = torch.arange(1.0, NUM_SRC + 1)
-PAIRS = drawn(NUM_DST, NUM_SRC).abs() + 0.1
-TABLE = drawn(HEADS, 7, seed=1)
+PAIRS = randn(NUM_DST, NUM_SRC).abs() + 0.1
+TABLE = randn(HEADS, 7, seed=1)
 
 
 def make_mod() -> score_mods.RelativeBias:
@@ -41,7 +38,7 @@ def make_mod() -> score_mods.RelativeBias:
     return module
 
 
-# name -> (score_mod, its formula for one edge: (score, h, dst, src) -> score)
+# Each name has a score_mod and its formula for one edge, a function (score, h, dst, src) -> score.
 MODS = {
     "alibi": (score_mods.alibi(SLOPES), lambda s, h, i, j: s - 2.0 ** (-2 * (h + 1)) * abs(i - j)),
     "softcap": (score_mods.softcap(1.5), lambda s, h, i, j: 1.5 * math.tanh(s / 1.5)),
@@ -64,8 +61,8 @@ each_mod = pytest.mark.parametrize(("mod", "formula"), MODS.values(), ids=MODS)
 class TestFormulas:
     @each_mod
     def test_on_a_grid(self, mod, formula):
-        """Evaluate all (b, h, dst, src), with senders on both sides of the receiver."""
-        score = 2 * drawn(2, HEADS, NUM_DST, NUM_SRC, seed=2)
+        """The formula holds at all (b, h, dst, src), with senders on both sides of receivers."""
+        score = 2 * randn(2, HEADS, NUM_DST, NUM_SRC, seed=2)
         b, h = torch.arange(2).view(-1, 1, 1, 1), torch.arange(HEADS).view(1, -1, 1, 1)
         result = mod(score, b, h, torch.arange(NUM_DST).view(-1, 1), torch.arange(NUM_SRC)).detach()
         assert result.shape == score.shape
@@ -78,8 +75,8 @@ class TestFormulas:
     def test_in_eager_flex_attention(self, mod, formula, monkeypatch):
         # Otherwise FlexAttention traces the score_mod again in every call.
         monkeypatch.setattr(NO_COMPILE, True, raising=False)
-        graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(drawn(NUM_DST, NUM_SRC, seed=9) > 0.3)
-        q, k, v = (drawn(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
+        graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(randn(NUM_DST, NUM_SRC, seed=9) > 0.3)
+        q, k, v = (randn(2, HEADS, n, 16, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
         with torch.no_grad():
             theirs = flex_attention(q, k, v, score_mod=mod, block_mask=convert.to_block_mask(graph, 4))
             ours = ga.attend(q, k, v, graph, score_mod=mod, backend="reference")
@@ -88,7 +85,7 @@ class TestFormulas:
 
 class TestAlibi:
     def test_slopes(self):
-        """Powers of two have the paper's sequence; other numbers add every second slope of the next."""
+        """Powers of two have the paper's slopes; other numbers add every second slope of the next power."""
         half = [i / 2 for i in range(1, 17)]
         for exponents in ([8], half[1::2], half, [*half[1::2], *half[:8:2]], [2, 4, 6, 8, 1, 3]):
             for slope, exponent in zip(score_mods.alibi_slopes(len(exponents)), exponents, strict=True):
@@ -112,7 +109,7 @@ def test_made_in_a_compiled_function(make):
 
 
 class TestHash:
-    """Dynamo hashes an object before it has set the fields."""
+    """Score_mods have a hash even without fields, because Dynamo hashes an object before it sets them."""
 
     @pytest.mark.parametrize("mod", [score_mods.softcap(2.0), score_mods.alibi((0.5, 0.25))])
     def test_equal_and_unfinished_objects(self, mod):
@@ -127,12 +124,13 @@ class TestRelativeBias:
         module = score_mods.RelativeBias(2, 1).double()
         assert module.table.shape == (2, 3)
         assert not module.table.any()
-        q, k, v = (drawn(1, 2, 5, 4, seed=seed) for seed in range(3))
+        q, k, v = (randn(1, 2, 5, 4, seed=seed) for seed in range(3))
         expected = ga.attend(q, k, v, patterns.causal(5))
         out = ga.attend(q, k, v, patterns.causal(5), score_mod=module)
         assert_exact(out, expected)
-        (out * drawn(1, 2, 5, 4, seed=3)).sum().backward()
-        assert bool((module.table.grad[:, 0] == 0).all())  # Causal edges have no later senders.
+        (out * randn(1, 2, 5, 4, seed=3)).sum().backward()
+        # Causal edges have no later senders.
+        assert bool((module.table.grad[:, 0] == 0).all())
         assert bool((module.table.grad[:, 1:] != 0).all())
         nn.init.ones_(module.table)
         module.reset_parameters()
@@ -157,7 +155,7 @@ def test_wrong_arguments_are_named():
     assert_errors(ERRORS, {**vars(score_mods), "torch": torch})
 
 
-A, B = drawn(2, HEADS, NUM_DST, 3, seed=5), drawn(2, HEADS, NUM_SRC, 3, seed=6)
+A, B = randn(2, HEADS, NUM_DST, 3, seed=5), randn(2, HEADS, NUM_SRC, 3, seed=6)
 
 
 def attention_gym(name: str, *numbers: object) -> Callable[..., Tensor]:
@@ -175,7 +173,7 @@ SINGLE_NUMBER_MODS = {
     "in a chain": score_mods.chain(lambda s, b, h, i, j: s + torch.dot(A[b, h, i], B[b, h, j])),
     "mla": attention_gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
     "graphormer": attention_gym(
-        "graphormer.generate_graphormer_edge_bias", drawn(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
+        "graphormer.generate_graphormer_edge_bias", randn(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
     ),
     "alibi": attention_gym("alibi.generate_alibi_bias", HEADS),
     "activation": attention_gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
@@ -184,7 +182,7 @@ SINGLE_NUMBER_MODS = {
 
 @pytest.mark.parametrize("mod", SINGLE_NUMBER_MODS.values(), ids=SINGLE_NUMBER_MODS)
 def test_score_mods_of_single_numbers(mod, monkeypatch):
-    """Compare backends with FlexAttention, and their gradients with those of a loop over pairs."""
+    """All backends agree with FlexAttention, and their gradients with those of a loop over pairs."""
     monkeypatch.setattr(NO_COMPILE, True)
     rule = lambda b, h, dst, src: (dst - src).abs() < 4  # noqa: E731
     graph = ga.TokenGraph.from_rule(rule, NUM_DST, NUM_SRC)
@@ -200,7 +198,7 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
     expected = logits.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
     if theirs is not None:
         assert_exact(expected, theirs)
-    direction = drawn(2, HEADS, NUM_DST, 8, seed=3)
+    direction = randn(2, HEADS, NUM_DST, 8, seed=3)
     gradients = torch.autograd.grad((expected * direction).sum(), inputs)
     for backend in ("reference", "dense", "tiles", "rows", "auto"):
         out = ga.attend(*inputs, graph, score_mod=mod, backend=backend)
@@ -210,7 +208,7 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
 
 
 class LowRank(nn.Module):
-    """A learned table, the product of two factors, of which the second starts at zero."""
+    """A learned table that is the product of two factors, the second of which starts at zero."""
 
     def __init__(self):
         super().__init__()
@@ -228,11 +226,11 @@ FULL = patterns.cross(NUM_DST, NUM_SRC)
 
 
 def draw_inputs():
-    return [drawn(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
+    return [randn(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
 
 
 def test_tables_that_start_at_zero():
-    """While the table is zero, a call with tensors of indices gives the same numbers."""
+    """The score_mod is mapped over pairs even while its table is zero, when tensors of indices would do."""
     mod, inputs = LowRank(), draw_inputs()
     for scale in (0.0, 1.0):
         with torch.no_grad():
@@ -302,7 +300,7 @@ class AttentionModule(nn.Module):
 
 @pytest.mark.parametrize("kind", PROGRAM_MODS)
 def test_score_mods_of_single_numbers_are_exported(kind):
-    """An exported program takes any batch, also one that eager calls map in several pieces."""
+    """An exported program takes any batch size, also one that eager calls map in several pieces."""
     inputs, module = tuple(draw_inputs()), AttentionModule(PROGRAM_MODS[kind])
     sizes = {0: torch.export.Dim("batch", max=1000)}
     program = torch.export.export(module, inputs, dynamic_shapes=(sizes, sizes, sizes))
@@ -322,7 +320,7 @@ def test_score_mods_of_single_numbers_are_compiled(kind):
         torch.export.export(module, tuple(inputs), strict=True)
 
 
-ROW, GRID = drawn(NUM_SRC), drawn(NUM_SRC, NUM_SRC)
+ROW, GRID = randn(NUM_SRC), randn(NUM_SRC, NUM_SRC)
 TENSOR_MODS = {
     "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
     "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
@@ -333,7 +331,7 @@ TENSOR_MODS = {
 
 @pytest.mark.parametrize("name", TENSOR_MODS)
 def test_score_mods_whose_operators_work_number_by_number_are_called_once(name):
-    """Only those that make a vector from a pair are mapped over the pairs."""
+    """Only score_mods that make a vector from a pair are mapped over the pairs."""
     mod, axes = TENSOR_MODS[name], set()
 
     def counting_mod(s, *indices):
@@ -373,7 +371,7 @@ def test_random_numbers_of_the_first_call_are_those_of_the_second():
 
 
 def test_the_error_of_a_score_mod_is_its_own():
-    q = drawn(1, HEADS, 5, 8)
+    q = randn(1, HEADS, 5, 8)
     message = "score_mod must be made of tensor operators"
     for mod in (lambda s, b, h, i, j: s if i > j else -s, lambda s, b, h, i, j: s + [0.0, 1.0][j]):
         with pytest.raises(TypeError, match=message):

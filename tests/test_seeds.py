@@ -1,4 +1,4 @@
-"""The claims ("seeds") of five source texts, each with one test: ``test_S1_2_...`` tests seed S1.2.
+"""The claims ("seeds") of five source texts hold; each has one test, as ``test_S1_2_...`` for seed S1.2.
 
 S0 = "Refactoring the Attention Equations: Patterns and Messages", S1 = "Patterns and Messages - Part 2 -
 Token Communication" (both Chris McCormick), S2 = the note on query, key and value projections, S3 =
@@ -18,8 +18,8 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.explorer_engine import dense
-from support.inputs import drawn
-from support.traces import redrawn
+from support.inputs import randn
+from support.traces import redraw
 from torch import Tensor
 
 import gnn_attention as ga
@@ -51,10 +51,8 @@ SHOWN = (
 )
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
-
 # The graph is asymmetric (0 -> 2 but not 2 -> 0), its edges are in no order, and no receiver is isolated.
 LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 5)
-
 
 each_backend = pytest.mark.parametrize("backend", ["message_passing", "reference", "dense"])
 
@@ -66,8 +64,8 @@ def masked_softmax(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def test_S0_10_words_before_and_after_the_softmax():
-    """logits_i = P_i X^T come before the softmax, "scores" (here: weights) after it."""
-    q, k, v = (drawn(1, 3, 5, 4, seed=s) for s in range(3))
+    """The logits P_i X^T come before the softmax, the "scores" (here: weights) after it."""
+    q, k, v = (randn(1, 3, 5, 4, seed=s) for s in range(3))
     src, dst = LISTED.edge_index
     logits = edge_softmax.logit(q[:, :, dst], k[:, :, src], 0.5)
     assert_exact(logits, (q @ k.mT * 0.5)[:, :, dst, src])
@@ -76,7 +74,7 @@ def test_S0_10_words_before_and_after_the_softmax():
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
     public = {*ga.__all__, *ga._ON_DEMAND, *edge_softmax.__all__, *dir(StandardHeads), *dir(MergedHeads)}
     public |= set(inspect.signature(ga.attend).parameters)
-    # score_mod is FlexAttention's name, for a change before the softmax.
+    # The exception is score_mod, FlexAttention's name for a change before the softmax.
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}
 
 
@@ -105,8 +103,8 @@ def test_S1_13_the_example_text():
 @each_backend
 def test_S2_2_what_queries_keys_and_values_mean(backend):
     """The query is what x_i looks for, the key what it contains, the value what it should propagate."""
-    q, k, v = (drawn(1, 1, 5, 4, seed=s) for s in range(3))
-    new_row, is_token_2 = drawn(4, seed=9), torch.arange(5) == 2
+    q, k, v = (randn(1, 1, 5, 4, seed=s) for s in range(3))
+    new_row, is_token_2 = randn(4, seed=9), torch.arange(5) == 2
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, info = ga.attend(q, k, v, patterns.full(5), backend=backend, return_info=True)
@@ -127,8 +125,8 @@ def test_S2_2_what_queries_keys_and_values_mean(backend):
 
 @each_backend
 def test_S3_2_weights_before_they_are_normalised(backend):
-    """w_j is proportional to exp((W^Q v_i) . (W^K v_j) / sqrt(d))."""
-    (q, k, v), (src, dst) = (drawn(1, 2, 5, 4, seed=s) for s in range(3)), LISTED.edge_index
+    """The weight w_j is proportional to exp((W^Q v_i) . (W^K v_j) / sqrt(d))."""
+    (q, k, v), (src, dst) = (randn(1, 2, 5, 4, seed=s) for s in range(3)), LISTED.edge_index
     _, info = ga.attend(q, k, v, LISTED, return_info=True, backend=backend)
     unnormalised = info.weights() * info.lse.exp()[:, :, dst]
     assert_exact(unnormalised, torch.exp((q[:, :, dst] * k[:, :, src]).sum(-1) / 4**0.5))
@@ -136,8 +134,8 @@ def test_S3_2_weights_before_they_are_normalised(backend):
 
 @torch.no_grad()
 def test_S4_2_a_sequence_model():
-    """An embedding block, transformer blocks (attention, MLP), each an additive update, an unembedding."""
-    model, ids = redrawn(lm.LanguageModel(lm.Config(9, 12, 2, 3, 4, 8, reach=3))), [3, 1, 4, 1, 5]
+    """A model has an embedding, blocks whose attention and MLP each add an update, and an unembedding."""
+    model, ids = redraw(lm.LanguageModel(lm.Config(9, 12, 2, 3, 4, 8, reach=3))), [3, 1, 4, 1, 5]
     _, logits = dense(model.state_dict(), ids, patterns.causal(5).mask().expand(2, 3, 5, 5))
     assert_exact(model(torch.tensor([ids]))[0], logits)
     assert [model(torch.zeros(2, T, dtype=torch.int64)).shape for T in (1, 7)] == [(2, 1, 9), (2, 7, 9)]
@@ -153,11 +151,11 @@ def test_notebooks_show_it():
 
 
 def test_every_seed_is_tested():
-    """Each seed has one test: here, in the tests of a package, or in a notebook."""
+    """Each seed has exactly one test, which is here, in the tests of a package, or in a notebook."""
     seeds = {f"S{text}.{n}" for text, last in enumerate((11, 28, 9, 8, 25)) for n in range(1, last + 1)}
     matches = [re.match(r"test_S(\d)_(\d+)_", name) for name in globals()]
-    tested = [f"S{match[1]}.{match[2]}" for match in matches if match]
-    tested += " ".join([*ELSEWHERE.values(), IN_NOTEBOOKS]).split()
-    assert len(tested) == len(seeds)
-    assert set(tested) == seeds
+    tested_seeds = [f"S{match[1]}.{match[2]}" for match in matches if match]
+    tested_seeds += " ".join([*ELSEWHERE.values(), IN_NOTEBOOKS]).split()
+    assert len(tested_seeds) == len(seeds)
+    assert set(tested_seeds) == seeds
     assert all((Path(__file__).parent / package).is_dir() for package in ELSEWHERE)

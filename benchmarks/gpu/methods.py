@@ -66,12 +66,12 @@ OURS = {method.name: method for method in ours(("rows", "flex", "varlen", "dense
 def _varlen(problem: Problem) -> Prepared:
     """Run ``torch.nn.attention.varlen.varlen_attn`` on tokens in its layout ``[T, H, D]``."""
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    packed = convert.to_varlen(problem.graph)
-    bounds, longest = packed.cu_seqlens.to(problem.device), packed.max_seqlen
+    layout = convert.to_varlen(problem.graph)
+    bounds, longest = layout.cu_seqlens.to(problem.device), layout.max_seqlen
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tokens = (x[0].transpose(0, 1) for x in (q, k, v))
-        out: Tensor = varlen(*tokens, bounds, bounds, longest, longest, window_size=packed.window)
+        out: Tensor = varlen(*tokens, bounds, bounds, longest, longest, window_size=layout.window)
         return out.transpose(0, 1).unsqueeze(0)
 
     return Prepared(run)
@@ -109,13 +109,13 @@ def _anemoi(problem: Problem) -> Prepared:
 
 
 def _peers() -> Iterator[Method]:
-    compiled, pyg = partial(Method, unsupported_reason=_needs_gpu), methods.PEERS[PYG]
+    gpu_method, pyg = partial(Method, unsupported_reason=_needs_gpu), methods.PEERS[PYG]
     yield methods.PEERS[CAUSAL]
-    yield compiled(VARLEN, _varlen, modules=("torch.nn.attention.varlen",))
-    yield compiled(FLEX, methods.PEERS[FLEX].prepare)
+    yield gpu_method(VARLEN, _varlen, modules=("torch.nn.attention.varlen",))
+    yield gpu_method(FLEX, methods.PEERS[FLEX].prepare)
     yield pyg
-    yield compiled(PYG_COMPILED, _pyg_compiled, modules=pyg.modules)
-    yield compiled(ANEMOI, _anemoi, modules=("triton", ANEMOI_MODULE))
+    yield gpu_method(PYG_COMPILED, _pyg_compiled, modules=pyg.modules)
+    yield gpu_method(ANEMOI, _anemoi, modules=("triton", ANEMOI_MODULE))
     yield methods.PEERS[SPARSE]
 
 

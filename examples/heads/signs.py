@@ -40,11 +40,11 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    corrected, largest = [0.0] * len(p), 0.0
+    p_holm, largest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
-        corrected[index] = largest
-    return corrected
+        p_holm[index] = largest
+    return p_holm
 
 
 @lru_cache(maxsize=2)

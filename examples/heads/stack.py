@@ -80,9 +80,9 @@ class Stack:
         """Return the last normed states, computed from the states after the attention of a layer."""
         graph = patterns.causal(middle.shape[1])
         state = middle + self.layers[layer].compute(middle)
-        for later in self.layers[layer + 1 :]:
-            state = state + later.attention(later.norm(state), graph)
-            state = state + later.compute(state)
+        for next_layer in self.layers[layer + 1 :]:
+            state = state + next_layer.attention(next_layer.norm(state), graph)
+            state = state + next_layer.compute(state)
         normed: Tensor = self.norm(state)
         return normed
 

@@ -157,7 +157,6 @@ def compare(
 
 
 def _cases(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
-
     star = algebra.tokens.extend(tree, 1, "both", "self")
     cases = [("the tree", tree, layers) for layers in sorted({1, depth})]
     cases.append((f"the tree ** {depth}", tree**depth, 1))
@@ -208,7 +207,6 @@ def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
 
 
 def _train(tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int) -> float:
-
     generator = torch.Generator().manual_seed(seed)
     features = (tree.num_dst + 1) // 2 + num_labels
     with torch.random.fork_rng(devices=[]):

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.covering import thinned
+from support.covering import thin
 from support.inputs import qkv
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,7 +62,7 @@ def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
 
 @pytest.mark.parametrize(
     ("where", "value", "name"),
-    thinned(
+    thin(
         product(
             "qkv", [torch.nan, torch.inf, -torch.inf, 1e4], [*NAMES, "rows, on a GPU", "dense", "written out"]
         )

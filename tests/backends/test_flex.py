@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from support.bounds import assert_rule, attention_truth, error, formula
-from support.covering import thinned
+from support.covering import thin
 from support.kernel_cases import lse_bound
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
@@ -91,7 +91,7 @@ def compute_truth(q, k, v, mask, scale=DIM**-0.5, modify=None):
         return attention_truth(q, k, v, mask, scale=scale, added=change)
 
 
-@pytest.mark.parametrize("name", thinned(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))
+@pytest.mark.parametrize("name", thin(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))
 @pytest.mark.parametrize("sinks", [True, False])
 def test_lse_and_sinks(name, sinks, monkeypatch):
     """Uncompiled FlexAttention supports both, as on CUDA; it ignores the lists of tiles."""
@@ -142,7 +142,7 @@ def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, ker
 
 
 @pytest.mark.parametrize(
-    "feature", thinned(["scale 0.7", "alibi", "softcap", "log multiplicity", "relative bias"])
+    "feature", thin(["scale 0.7", "alibi", "softcap", "log multiplicity", "relative bias"])
 )
 @pytest.mark.parametrize("name", ["window, 97 tokens", "decode rows", "by head"])
 def test_features(feature, name, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 from torch.nn.attention.flex_attention import BlockMask
 
 from gnn_attention import patterns
@@ -12,7 +12,7 @@ from gnn_attention.verify.cases import GRAPHS
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", thinned(GRAPHS, 0))
+@pytest.mark.parametrize("name", thin(GRAPHS, 0))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
     """The table is right for tiles of both devices, empty and full tiles, and pairs beyond the border."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.covering import thinned
+from support.covering import thin
 from support.plans import PLAIN, random_mask, tokens, visits
 
 import gnn_attention as ga
@@ -50,7 +50,7 @@ def check_plan(plan, kind, graph, mask):
     return plan
 
 
-@pytest.mark.parametrize("name", thinned(PLAIN, 0))
+@pytest.mark.parametrize("name", thin(PLAIN, 0))
 def test_a_plan_is_its_graph(name):
     graph = PLAIN[name]
     mask = graph.mask().long()

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import scattered
+from support.inputs import random_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -112,7 +112,7 @@ def test_chunks_stay_few(monkeypatch):
     """If all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(csr, "MAX_CHUNKS", 12)
-    receivers, _ = make_sides(scattered(20, 30, 500))
+    receivers, _ = make_sides(random_graph(20, 30, 500))
     assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
     _, senders = make_sides(patterns.global_tokens(40, 1))
     assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)

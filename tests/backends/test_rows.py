@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.bounds import assert_exact, assert_results, assert_rule, attention_truth
-from support.covering import thinned
+from support.covering import thin
 from support.inputs import qkv, random_edges
 
 import gnn_attention as ga
@@ -38,7 +38,7 @@ HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(rows.EDGES_AT_ONCE, id="at once"), HEAD_BY_HEAD])
-@pytest.mark.parametrize("graph", thinned(SMALL, 2))
+@pytest.mark.parametrize("graph", thin(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Check every third feature in float64, and one in each other dtype; ``verify`` checks all."""
     monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)

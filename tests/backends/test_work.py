@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.backends import dispatch
@@ -35,7 +35,7 @@ ZOO = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(ZOO, 1))
+@pytest.mark.parametrize("name", thin(ZOO, 1))
 def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
     """The exact counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
     graph = ZOO[name]()

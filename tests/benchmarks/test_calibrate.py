@@ -11,8 +11,8 @@ def test_calibrate_saves_constants_that_are_read(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
     assert main(["calibrate"]) == 0
     assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
-    saved, default = cost_model.read(tmp_path / "costs.json"), cost_model.Costs()
-    assert saved.edge != default.edge
+    costs, default = cost_model.read(tmp_path / "costs.json"), cost_model.Costs()
+    assert costs.edge != default.edge
 
 
 def test_a_read_only_home_is_reported_before_anything_is_measured(monkeypatch, capsys, tmp_path):
@@ -20,7 +20,7 @@ def test_a_read_only_home_is_reported_before_anything_is_measured(monkeypatch, c
     monkeypatch.delenv("GNN_ATTENTION_COSTS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert main(["calibrate"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     message = "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n"
-    assert message in captured.err
+    assert message in output.err

@@ -12,7 +12,8 @@ from benchmarks.process import ROOT
 from examples.training import Corpus, train
 from tests.guarantees.gpu_record import RECORDS
 
-pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
+# These tests cover benchmarks, not the library.
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_batches_have_the_expected_edges(monkeypatch):
 
 
 def test_both_methods_learn_the_same(monkeypatch):
-    """They train on a short text in this process."""
+    """Both methods have nearly the same losses, on a short text in this process."""
     text = Corpus({"a.py": "def read(self):\n    return 1\n" * 60}, {"b.py": "pass\n" * 90})
     monkeypatch.setattr(training, "train", partial(train, text=text))
     call = lambda module, function, arguments: getattr(training, function)(**arguments)  # noqa: E731

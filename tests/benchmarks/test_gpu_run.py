@@ -1,4 +1,4 @@
-"""The processes of a GPU run may die; the tests need no GPU."""
+"""A GPU run survives the death of its processes; the tests need no GPU."""
 
 import os
 import signal
@@ -13,14 +13,15 @@ import pytest
 from benchmarks.gpu import processes
 from benchmarks.gpu.processes import Group, Lines, Task
 
-pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
+# These tests cover benchmarks, not the library.
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = 12
 
 
 def run_task(number):
-    """Kill this process, after it has started another one, at some odd tasks; else return the number."""
+    """Return the number; at some odd ones, start another process and kill this one instead."""
     if number in (3, 5, 7):
         subprocess.Popen(["sleep", "612.5"])
         os.kill(os.getpid(), signal.SIGKILL)
@@ -28,7 +29,7 @@ def run_task(number):
 
 
 def group_of(file):
-    """Build a group whose process runs this file."""
+    """Return a group whose process runs this file."""
     tasks = [Task(str(n), ("even", "odd")[n % 2], partial(run_task, n)) for n in range(NUMBERS)]
     return Group(file, tasks, [sys.executable, "-W", "ignore", __file__, str(file)])
 

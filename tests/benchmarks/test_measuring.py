@@ -14,7 +14,8 @@ from benchmarks.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, Workload
 from gnn_attention import TokenGraph, attend, patterns
 from gnn_attention.verify.measure import EXACT
 
-pytestmark = pytest.mark.slow  # these tests cover benchmarks, not the library
+# These tests cover benchmarks, not the library.
+pytestmark = pytest.mark.slow
 
 QUICK = Settings(budget=0.0, fewest=3, most=3)
 # The graph is not symmetric, and receiver 2 is isolated.
@@ -23,7 +24,8 @@ GRAPHS = {
     "causal": patterns.causal(40),
     "window": patterns.window(70, 9),
     "listed": TokenGraph.from_edges(EDGES, 7),
-    "long": patterns.window(700, 20),  # long enough that receivers are sampled
+    # This graph is so long that receivers are sampled.
+    "long": patterns.window(700, 20),
 }
 # Compiling FlexAttention is slow, and an additive mask gives NaN at an isolated receiver.
 FITS = {CAUSAL: ["causal"], FLEX: [], MHA: [], EAGER: ["causal", "window", "long"]}
@@ -44,14 +46,14 @@ def test_methods_agree_with_the_oracle(name, graph, layer):
     assert verdict(GRAPHS[graph], METHODS[name].prepare, layer).passed
 
 
-def one_row_off(q, k, v, graph):
+def change_last_row(q, k, v, graph):
     out = attend(q, k, v, graph)
     return torch.cat([out[:, :, :-1], out[:, :, -1:] + 1e-4], 2)
 
 
 FAULTS = {
     "no scale": lambda q, k, v, graph: attend(q, k, v, graph, scale=1.0),
-    "one row off": one_row_off,
+    "one row off": change_last_row,
     "a gradient less": lambda q, k, v, graph: attend(q, 0.99 * k + 0.01 * k.detach(), v, graph),
 }
 
@@ -59,7 +61,7 @@ FAULTS = {
 @pytest.mark.parametrize("graph", ["window", "long"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_method_is_caught(graph, fault):
-    """It is caught even if only one sampled receiver, or only the gradient of k, is wrong."""
+    """A method is caught even if only one sampled receiver, or only the gradient of k, is wrong."""
     prepare = lambda problem: Prepared(lambda *qkv: FAULTS[fault](*qkv, problem.graph))  # noqa: E731
     assert not verdict(GRAPHS[graph], prepare).passed
 

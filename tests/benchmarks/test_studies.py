@@ -23,13 +23,13 @@ from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
 @pytest.mark.parametrize("kind", edge_cuts.MODELS)
 @torch.no_grad()
 def test_each_edge_is_changed_alone(kind, monkeypatch):
-    """The edges are of every layer, some share a batch, and one enters the first receiver."""
+    """Each loss is that of a single changed edge; the edges are of every layer, and some share a batch."""
 
     def tokens_of(text, return_tensors):
         return BatchEncoding({"input_ids": torch.tensor([[3 + ord(letter) % 29 for letter in text]])})
 
     hf_models.keep_float64(monkeypatch)
-    small = hf_models.built("llama", "gnn_attention")
+    small = hf_models.build64("llama", "gnn_attention")
     monkeypatch.setattr(edge_cuts.lm, "load", lambda name: (small, tokens_of))
     study = edge_cuts.MODELS[kind]()
     edges = [(0, 0, 0, 0), (0, 1, 2, 5), (1, 0, 3, 7), (0, 0, 4, 5), (1, 1, 0, 1), (1, 1, 9, 9)]

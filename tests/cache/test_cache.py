@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bounds import assert_exact
-from support.covering import thinned
+from support.covering import thin
 from support.decoding import (
     DIM,
     GRAPHS,
@@ -22,11 +22,11 @@ from support.decoding import (
     absolute_dense,
     chunks,
     cut,
-    decoded,
-    drawn,
+    decode,
     full_pass,
-    heads_with,
     listed,
+    make_heads,
+    randn,
     tokens,
     whole_mask,
 )
@@ -69,9 +69,9 @@ OPTIONS = [("mixed", absolute, False), ("3", None, True), ("1", absolute, True)]
 @torch.no_grad()
 def test_score_mods_at_absolute_positions_and_sinks(number: int, name: str) -> None:
     (graph, first_size), (size, mod, sinks) = GRAPHS[name], OPTIONS[number % 3]
-    logits = drawn(HEADS, seed=7) if sinks else None
+    logits = randn(HEADS, seed=7) if sinks else None
     options = {"score_mod": mod, "sink_logits": logits, "scale": 0.7}
-    output = decoded(KeyValueCache(graph), *tokens(), chunks(size, first_size), **options)
+    output = decode(KeyValueCache(graph), *tokens(), chunks(size, first_size), **options)
     modify = None if mod is None else partial(absolute_dense, graph.src_offset)
     assert_exact(output, full_pass(*tokens(), graph, 0.7, modify, logits))
 
@@ -82,7 +82,7 @@ def test_gradients_flow_back_to_all_chunks(name: str, of: str) -> None:
     """A later chunk may not change tensors that the backward pass of an earlier chunk needs."""
     (graph, first_size), inputs = GRAPHS[name], tokens()
     parameters = [x.requires_grad_() for x in (inputs if of == "all" else inputs[:1])]
-    output = decoded(KeyValueCache(graph), *inputs, chunks("mixed", first_size))
+    output = decode(KeyValueCache(graph), *inputs, chunks("mixed", first_size))
     expected = full_pass(*inputs, graph)
     assert_exact(output, expected)
     assert_exact(*(torch.autograd.grad((out**2).sum(), parameters) for out in (output, expected)))
@@ -93,7 +93,7 @@ def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatc
     """Large chunks of a list renumber its edges, with the same result."""
     monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.FEW_PAIRS", 0)
     for graph in (listed(), TokenGraph.from_edges(SINKS.edge_index.flip(1), N)):
-        output = decoded(KeyValueCache(graph), *tokens(), chunks("mixed", 1), score_mod=absolute)
+        output = decode(KeyValueCache(graph), *tokens(), chunks("mixed", 1), score_mod=absolute)
         assert_exact(output, full_pass(*tokens(), graph, DIM**-0.5, partial(absolute_dense, 0)))
 
 
@@ -106,7 +106,7 @@ def test_a_non_edge_carries_no_nan(name: str) -> None:
     for token in range(0, N, 5):
         q, k, v = tokens()
         k[:, :, token], v[:, :, token] = torch.nan, torch.inf
-        output = decoded(KeyValueCache(graph), q, k, v, chunks("mixed", first_size))
+        output = decode(KeyValueCache(graph), q, k, v, chunks("mixed", first_size))
         assert torch.equal(output.isnan().all(-1), mask[..., token])
         assert torch.equal(output.isfinite().all(-1), ~mask[..., token])
 
@@ -115,7 +115,7 @@ def test_a_non_edge_carries_no_nan(name: str) -> None:
 @torch.no_grad()
 def test_rotated_and_normed_heads(name: str) -> None:
     graph, first_size = GRAPHS[name]
-    heads, x = heads_with(rotary=Rotary(), qk_norm=True), drawn(B, N, 12, seed=4)
+    heads, x = make_heads(rotary=Rotary(), qk_norm=True), randn(B, N, 12, seed=4)
     cache = KeyValueCache(graph, layers=2)
     outputs = []
     for chunk in x.split(chunks("mixed", first_size), dim=1):
@@ -136,15 +136,15 @@ FORMS = {
     "merged, sender": lambda h: MergedHeads.of(h, "sender"),
 }
 ONE_BIAS = StandardHeads.from_arrays(
-    *map(heads_with().get_parameter, ("W_Q", "W_K", "W_V", "W_O")), b_V=heads_with().b_V
+    *map(make_heads().get_parameter, ("W_Q", "W_K", "W_V", "W_O")), b_V=make_heads().b_V
 )
-HEADS_OF = {"bias": heads_with, "no bias": lambda: heads_with(bias=False), "b_V alone": lambda: ONE_BIAS}
+HEADS_OF = {"bias": make_heads, "no bias": lambda: make_heads(bias=False), "b_V alone": lambda: ONE_BIAS}
 
 
 @pytest.mark.parametrize("form", FORMS)
 @torch.no_grad()
 def test_every_form_of_the_weights(form: str) -> None:
-    heads, x = heads_with(), drawn(B, N, 12, seed=4)
+    heads, x = make_heads(), randn(B, N, 12, seed=4)
     for name in ("window | sinks", "strict causal"):
         cache, other_form = KeyValueCache(GRAPHS[name][0]), FORMS[form](heads)
         outputs = [cache.update(other_form, chunk) for chunk in x.split(3, dim=1)]
@@ -154,7 +154,7 @@ def test_every_form_of_the_weights(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "keep", "kind", "where"),
-    thinned(
+    thin(
         product(
             ["factored", "merged"],
             ["messages", "states"],
@@ -162,14 +162,14 @@ def test_every_form_of_the_weights(form: str) -> None:
             [("window | sinks", "1"), ("strict causal", "7"), ("by head", "mixed"), ("tree", "3")],
         )
     )
-    + thinned(
+    + thin(
         product(["factored, sender", "merged, sender"], ["messages"], HEADS_OF, [("window | sinks", "1")])
     ),
 )
 @torch.no_grad()
 def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str, str]) -> None:
     """Every step agrees with the full pass of the standard form at every position (S1.14 to S1.18)."""
-    heads, x = HEADS_OF[kind](), drawn(B, N, 12, seed=4)
+    heads, x = HEADS_OF[kind](), randn(B, N, 12, seed=4)
     other_form = FORMS[form](heads)
     (graph, first_size), size = GRAPHS[where[0]], where[1]
     cache = PatternMessageCache(other_form, graph, keep)
@@ -185,7 +185,7 @@ def test_patterns_and_messages(form: str, keep: str, kind: str, where: tuple[str
 @torch.no_grad()
 def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
     """With a sink, the weights of a receiver sum to less than 1."""
-    heads, x, sinks = heads_with(), drawn(B, N, 12, seed=4), drawn(HEADS, seed=7)
+    heads, x, sinks = make_heads(), randn(B, N, 12, seed=4), randn(HEADS, seed=7)
     q, (k, v) = heads.receive(x), heads.send(x)
     graph = patterns.window(N, 4)
     expected = heads.collect(full_pass(q, k, v, graph, DIM**-0.5, None, sinks))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.decoding import GRAPHS, SINKS, B, N, decoded, drawn, full_pass, heads_with, part, tokens
+from support.decoding import GRAPHS, SINKS, B, N, decode, full_pass, make_heads, part, randn, tokens
 from support.refusals import assert_refusals
 
 from gnn_attention import MergedHeads, patterns
@@ -40,11 +40,11 @@ def test_beams_are_reordered() -> None:
     """One prompt has three continuations, of which two survive, as if each had been there from the start."""
     rows, cache = tokens(3), KeyValueCache(SINKS)
     prompt = [x[:1] for x in part(0, 6, *rows)]
-    decoded(cache, *prompt, [6])
+    decode(cache, *prompt, [6])
     cache.reorder(torch.tensor([0, 0, 0]))
-    decoded(cache, *part(6, 10, *rows), [1, 3])
+    decode(cache, *part(6, 10, *rows), [1, 3])
     cache.reorder([2, 0])
-    output = decoded(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
+    output = decode(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
     pairs = list(zip(prompt, rows, strict=True))
     for beam, root in enumerate((2, 0)):
         text = [torch.cat([p, x[root : root + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
@@ -57,7 +57,7 @@ def test_beams_are_reordered() -> None:
 @torch.no_grad()
 def test_a_fork_is_independent(copy_cache: Any) -> None:
     rows, cache = tokens(), KeyValueCache(SINKS)
-    decoded(cache, *part(0, 9, *rows), [4, 5])
+    decode(cache, *part(0, 9, *rows), [4, 5])
     second_cache, outputs = copy_cache(cache), []
     for start, stop in ((9, 11), *((t, t + 1) for t in range(11, N))):
         q, k, v = part(start, stop, *rows)
@@ -77,7 +77,7 @@ def test_a_rejected_draft_leaves_no_trace(name: str) -> None:
     cache, outputs = KeyValueCache(graph), []
     for t in range(N - 3):
         draft = [torch.cat([x[:, :, t : t + 1], -x[:, :, t + 1 : t + 4]], 2) for x in tokens()]
-        outputs.append(decoded(cache, *draft, [4])[:, :, :1])
+        outputs.append(decode(cache, *draft, [4])[:, :, :1])
         # The rest of the chunk can attend again.
         cache.rewind(t + 3)
         assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], outputs[-1])
@@ -90,7 +90,7 @@ def test_a_rejected_draft_leaves_no_trace(name: str) -> None:
 def test_rewinding_stops_where_a_sender_was_dropped() -> None:
     q, k, v = rows = tokens()
     cache = KeyValueCache(SINKS)
-    decoded(cache, *part(0, 12, *rows), [8, 1, 1, 2])
+    decode(cache, *part(0, 12, *rows), [8, 1, 1, 2])
     reason = r"rewind\(9\): sender 5 was dropped after its last receiver 9, .* rewind to 10 or later"
     with pytest.raises(ValueError, match=reason):
         cache.rewind(9)
@@ -100,13 +100,13 @@ def test_rewinding_stops_where_a_sender_was_dropped() -> None:
     with pytest.raises(ValueError, match="no new tokens: append them first"):
         cache.attend(q[:, :, :1])
     cache.rewind(10)
-    output = decoded(cache, *part(10, None, *rows), [1] * 13)
+    output = decode(cache, *part(10, None, *rows), [1] * 13)
     assert_exact(output, full_pass(*rows, SINKS)[:, :, 10:])
     causal = KeyValueCache(patterns.causal(N))
-    decoded(causal, *rows, [1] * N)
+    decode(causal, *rows, [1] * N)
     # A causal cache can go back to any token, because no sender was dropped.
     causal.rewind(3)
-    assert_exact(decoded(causal, *part(3, None, *rows), [4] * 5), full_pass(*rows, causal.graph)[:, :, 3:])
+    assert_exact(decode(causal, *part(3, None, *rows), [4] * 5), full_pass(*rows, causal.graph)[:, :, 3:])
     causal.rewind(0)
     # An empty cache takes other numbers of samples and heads.
     causal.append(k[:1, :1], v[:1, :1])
@@ -116,13 +116,13 @@ def test_modes_may_change_and_attending_changes_nothing() -> None:
     """``inference_mode``, ``no_grad`` and autograd may follow each other; ``senders()`` returns copies."""
     rows, cache = tokens(), KeyValueCache(SINKS)
     with torch.inference_mode():
-        outputs = [decoded(cache, *part(0, 6, *rows), [6])]
+        outputs = [decode(cache, *part(0, 6, *rows), [6])]
         assert torch.equal(cache.attend(rows[0][:, :, :6]), outputs[0])
         senders = cache.senders()
         copies = [x.clone() for x in senders]
     with torch.no_grad():
-        outputs.append(decoded(cache, *part(6, 12, *rows), [1] * 6))
-    outputs.append(decoded(cache, *part(12, None, *rows), [1] * 11))
+        outputs.append(decode(cache, *part(6, 12, *rows), [1] * 6))
+    outputs.append(decode(cache, *part(12, None, *rows), [1] * 11))
     assert_exact(torch.cat(outputs, 2), full_pass(*rows, SINKS))
     assert all(torch.equal(x, y) for x, y in zip(senders, copies, strict=True))
 
@@ -168,11 +168,11 @@ WRONG_CHUNKS = [
 def test_wrong_chunks() -> None:
     """Errors name the wrong argument, and the cache goes on without the chunk."""
     rows, cache = tokens(), KeyValueCache(SINKS)
-    first_output, chunk = decoded(cache, *part(0, 3, *rows), [3]), part(0, 3, *rows[1:])
+    first_output, chunk = decode(cache, *part(0, 3, *rows), [3]), part(0, 3, *rows[1:])
     assert_refusals(
         (lambda f=f: cache.append(*f(*chunk)), error, message) for f, error, message in WRONG_CHUNKS
     )
-    output = decoded(cache, *part(3, None, *rows), [4] * 5)
+    output = decode(cache, *part(3, None, *rows), [4] * 5)
     assert_exact(torch.cat([first_output, output], 2), full_pass(*rows, SINKS))
 
 
@@ -216,7 +216,7 @@ def test_wrong_arguments() -> None:
 
 @torch.no_grad()
 def test_wrong_states_and_heads() -> None:
-    heads, x, graph = heads_with(), drawn(B, N, 12), patterns.causal(N)
+    heads, x, graph = make_heads(), randn(B, N, 12), patterns.causal(N)
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
     second_cache = PatternMessageCache(merged, graph, "states")
     states = r"x must be the states \[B, T, width\] of the new tokens, got a Tensor .*\[23, 12\]"

@@ -11,7 +11,7 @@ def test_every_builder_has_an_example():
 
 
 def test_an_example_shows_its_builder():
-    """All builders but two, which return a value for each edge, return graphs."""
+    """An example calls its builder; all but two builders, which return a value per edge, return graphs."""
     other_values = set()
     for entry in catalogue.entries():
         name, value = entry.name, expressions.evaluate(entry.example)

@@ -1,6 +1,4 @@
-"""Asymmetric graphs are converted both ways: masks of every convention, networkx, torch_geometric and
-FlexAttention.
-"""
+"""Asymmetric graphs are converted from and to masks, networkx, torch_geometric and FlexAttention."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def pairs(graph: TokenGraph) -> list[tuple[int, int]]:
 
 
 def pairs_of_mask(mask: Tensor) -> set[tuple[int, int]]:
-    """Return the edges of ``mask[dst, src]``, computed by a loop."""
+    """Return the edges of ``mask[dst, src]``, found by a loop."""
     return {(src, dst) for dst, src in product(*map(range, mask.shape)) if mask[dst, src]}
 
 
@@ -66,7 +64,7 @@ class TestMasks:
     @pytest.mark.parametrize("leading", [(3,), (1, 1), (2, 1), (2, 3)], ids=str)
     @pytest.mark.parametrize("meaning", ["attend", "masked", "additive"])
     def test_leading_axes_are_batch_and_heads(self, leading, meaning):
-        """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 broadcasts."""
+        """A mask is [heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 broadcasts."""
         edges = draw(*leading, 4, 5) > 0
         additive = torch.zeros(edges.shape).masked_fill(~edges, -INF)
         graph = convert.from_mask({"attend": edges, "masked": ~edges, "additive": additive}[meaning], meaning)
@@ -120,7 +118,7 @@ class TestMasks:
 class TestMasksWithNumbers:
     @pytest.mark.parametrize("numbers", [[[0.0, 2.5], [1.0, 0.0]], [[0.0, 1.0], [-2.0, 1.0]]])
     def test_a_meaning_is_taken_at_its_word(self, numbers):
-        """Without a meaning the numbers are refused: they may be an adjacency in which 0 is no edge."""
+        """Additive numbers are biases; without a meaning, they may be an adjacency, and are refused."""
         graph, bias = convert.from_mask(torch.tensor(numbers), "additive")
         assert graph.is_full()
         assert bias.tolist() == [number for row in numbers for number in row]

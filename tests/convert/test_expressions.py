@@ -20,7 +20,7 @@ causal, full, window, sinks, cross = (
 
 
 def named_graphs():
-    """Build the graphs of the zoo whose names are complete expressions."""
+    """Return the graphs of the zoo whose names are complete expressions."""
     return [row.build(row.named_at) for row in ROWS if row.named_at is not None]
 
 
@@ -32,7 +32,7 @@ def combine(inner):
 
 class TestReading:
     def test_every_name_of_the_zoo_is_an_expression(self):
-        """The expression has the size of the graph, too."""
+        """The name parses to the graph, also if its number of tokens is passed."""
         for graph in named_graphs():
             assert parse(graph.name) == graph, graph.name
             assert parse(graph.name, n=graph.num_dst) == graph, graph.name

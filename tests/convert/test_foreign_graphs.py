@@ -31,7 +31,7 @@ pytestmark = [
 WEIGHTS = {(3, 1): 0.5, (0, 1): 2.0, (1, 2): 3.0, (2, 2): 4.0, (4, 0): 0.25}
 N = 6
 PAIRS, NUMBERS = torch.tensor(list(WEIGHTS)).t(), torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)
-# A[src, dst]
+# This matrix is A[src, dst].
 ADJACENCY = np.zeros((N, N))
 ADJACENCY[tuple(PAIRS.numpy())] = NUMBERS.numpy()
 LAYOUTS = {"coo": {}, "csr": {}, "csc": {}, "bsr": {"blocksize": (2, 3)}, "bsc": {"blocksize": (2, 3)}}
@@ -47,7 +47,7 @@ def adj_t(layout):
     return torch.tensor(ADJACENCY).t().to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
 
 
-def network():
+def to_nx():
     result = nx.DiGraph()
     result.add_nodes_from(range(N))
     result.add_weighted_edges_from([(*pair, w) for pair, w in WEIGHTS.items()])
@@ -70,12 +70,12 @@ def hetero():
     return result
 
 
-# A relation does not keep its HeteroData alive.
+# The object has a name, because a relation does not keep its HeteroData alive.
 HETERO = hetero()
 
 
 def load(read, *arguments, weight=True, **options):
-    """Return a graph with its weights, and check that it is the same without them."""
+    """Return a graph with its weights, and assert that it is the same without them."""
     graph, weights = read(*arguments, weight=weight, **options)
     assert read(*arguments, **options) == graph
     return graph, weights
@@ -94,7 +94,7 @@ KINDS = {
     "numpy, rows=dst": lambda: load(convert.from_scipy, ADJACENCY.T, "dst"),
     "numpy, other bytes": lambda: load(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
     "numpy, long": lambda: load(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
-    "networkx": lambda: load(convert.from_networkx, network(), weight="weight"),
+    "networkx": lambda: load(convert.from_networkx, to_nx(), weight="weight"),
     "igraph": lambda: load(convert.from_networkx, to_igraph().to_networkx(), weight="weight"),
     "Data, edge_weight": lambda: load(convert.from_pyg, data(num_nodes=N), weight="edge_weight"),
     "Data, edge_attr": lambda: load(convert.from_pyg, data(x=torch.zeros(N, 2)), weight="edge_attr"),
@@ -106,7 +106,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_direction_and_weights(kind):
-    """With q = 0 and bias = log w the output is the mean sum w v / sum w over senders, as NumPy has it."""
+    """With q = 0 and bias = log w, the output is the mean sum w v / sum w over senders, as in NumPy."""
     graph, weights = KINDS[kind]()
     assert (graph.num_dst, graph.num_src) == (N, N)
     assert triples(graph, weights) == WEIGHTS
@@ -176,7 +176,7 @@ class TestSizes:
         "attributes", [{}, {"target_node": torch.tensor([1])}, {"x": [1.0, 2.0, 3.0]}], ids=str
     )
     def test_what_holds_none(self, attributes):
-        """torch_geometric would take the largest index, or an axis of any key with "node" in it."""
+        """Data without sizes is refused; torch_geometric would guess from indices or keys with "node"."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
             convert.from_pyg(Data(edge_index=self.edges, **attributes))
         graph = convert.from_pyg(Data(edge_index=self.edges, **attributes), 3)
@@ -184,14 +184,14 @@ class TestSizes:
 
     @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
     def test_a_batch_of_graphs_without_sizes(self):
-        """The size of the vector ``batch`` of torch_geometric is guessed from the largest index."""
+        """A batch is refused too, as the size of its vector ``batch`` is guessed from the largest index."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
             convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges)] * 2))
 
 
 class TestWeights:
     def test_undirected_edges_weigh_the_same_both_ways(self):
-        """A self loop counts once, as in the adjacency of networkx."""
+        """An edge has its weight in both directions, a self loop once, as in the adjacency of networkx."""
         edges = [("a", "b", 2.0), ("b", "c", 0.5), ("b", "b", 3.0)]
         undirected = nx.Graph()
         undirected.add_weighted_edges_from(edges)
@@ -256,7 +256,7 @@ class TestWeights:
     def test_networkx_there_and_back(self):
         graph = convert.from_pyg(data(num_nodes=N))
         out = convert.to_networkx(graph, weights=NUMBERS)
-        assert nx.utils.graphs_equal(nx.DiGraph(out.edges(data=True)), nx.DiGraph(network().edges(data=True)))
+        assert nx.utils.graphs_equal(nx.DiGraph(out.edges(data=True)), nx.DiGraph(to_nx().edges(data=True)))
         assert triples(*convert.from_networkx(out, weight="weight")) == WEIGHTS
         bipartite = convert.to_networkx(patterns.cross(1, 2), weights=torch.tensor([3.0, 4.0]))
         assert bipartite[("src", 1)][("dst", 0)]["weight"] == 4.0
@@ -265,7 +265,7 @@ class TestWeights:
                 convert.to_networkx(graph, weights=wrong)
 
 
-# ---- tensors whose elements are not those of the mask
+# ---- Tensors whose stored elements are not those of the mask
 
 GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
 
@@ -273,7 +273,7 @@ GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
 @pytest.mark.parametrize("sizes", [(3, 5), (5, 3)], ids=str)
 @pytest.mark.parametrize("align", GARBAGE)
 def test_causal_biases_of_torch(sizes, align):
-    """SDPA reads them as ``tril``, aligned at the first or the last tokens."""
+    """A causal bias is read as SDPA reads it, a ``tril`` aligned at the first or the last tokens."""
     mask = GARBAGE[align](*sizes)
     graph = convert.from_mask(mask)
     diagonal = sizes[1] - sizes[0] if align == "lower_right" else 0
@@ -290,7 +290,7 @@ def test_causal_biases_of_torch(sizes, align):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sparse_masks(layout):
-    """True is an edge, and a stored False is none; a mask may differ by head."""
+    """True is an edge, and a stored False is not; a mask may differ by head."""
     mask = torch.tensor(ADJACENCY).t().bool()
     sparse = mask.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
     sparse.values()[0] = False
@@ -347,7 +347,7 @@ def test_elements_that_cannot_be_read(reader, kind):
 
 
 def test_tensors_of_other_classes_are_read():
-    """They are read inside of transforms that do not map them, and as subclasses of Tensor."""
+    """Tensors are read inside transforms that do not map them, and if they are of a subclass of Tensor."""
 
     class Named(Tensor):
         pass
@@ -361,9 +361,9 @@ def test_tensors_of_other_classes_are_read():
         assert type(result) is type(expected)
 
 
-# ---- objects of another function
+# ---- Objects that another function reads
 
-WRONG = [sp.csr_array(ADJACENCY), network(), to_igraph(), data(num_nodes=N), HETERO, torch.ones(2), "a.edges"]
+WRONG = [sp.csr_array(ADJACENCY), to_nx(), to_igraph(), data(num_nodes=N), HETERO, torch.ones(2), "a.edges"]
 FUNCTIONS = {
     "mask must be a bool or float tensor": (convert.from_mask, Tensor),
     "A must be a SciPy sparse array or a NumPy array": (

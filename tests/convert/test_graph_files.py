@@ -14,13 +14,9 @@ from gnn_attention import TokenGraph, patterns
 from gnn_attention.convert import files
 
 ENDINGS = [".edges", ".edgelist", ".adjlist", ".GraphML"]
-# 0 -> 2 but not 2 -> 0; no token attends to token 5, and it has no in-edges.
+# The graph has the edge 0 -> 2 but not 2 -> 0, and token 5 has no edges.
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2, 4], [2, 1, 1, 0, 4]]), 6)
-GRAPHS = [
-    LISTED,
-    patterns.window(20, 3) | patterns.sinks(20, 2),
-    patterns.causal(0),
-]
+GRAPHS = [LISTED, patterns.window(20, 3) | patterns.sinks(20, 2), patterns.causal(0)]
 
 
 def save(folder, name, text):
@@ -62,7 +58,7 @@ def write_json(graph, file):
 
 
 def write_table(pattern, header=""):
-    """Write a line for each edge by a pattern of u, v and w."""
+    """Return a writer of one line for each edge, by a pattern of u, v and w."""
 
     def write(graph, file):
         lines = [pattern.format(u=u, v=v, w=w) for u, v, w in graph.edges.data("weight")]
@@ -76,7 +72,7 @@ def write_gephi(graph, file):
     write_table(f"{{u}},{{v}},{kind},{{w}}", "Source,Target,Type,Weight")(graph, file)
 
 
-# The name of the file, its writer, whether it states its direction, its labels, whether it has weights.
+# Each row has a file, its writer, whether it states its direction, its labels, whether it has weights.
 PROGRAMS = [
     ("networkx.edgelist", nx.write_edgelist, False, WORDS, True),
     ("networkx.adjlist", nx.write_adjlist, False, WORDS, False),
@@ -95,7 +91,7 @@ PROGRAMS = [
 
 
 class TestPrograms:
-    """An edge from u to v is a message from u to v in the files of all programs."""
+    """In the files of all programs, an edge from u to v is a message from u to v."""
 
     @pytest.mark.parametrize("directed", [True, False])
     @pytest.mark.parametrize(
@@ -129,7 +125,7 @@ class TestPrograms:
             files.load(file, undirected=direction == "directed")
 
     def test_json_without_directed_is_a_list(self, tmp_path):
-        """D3 writes links as indices into nodes that have a name."""
+        """JSON without "directed" has directed links, in D3 between indices of nodes with names."""
         data = {"nodes": [{"name": "b"}, {"name": "a"}], "links": [{"source": 1, "target": 0, "value": 4}]}
         file = save(tmp_path, "a.json", json.dumps(data))
         content = files.load(file, weight="value")
@@ -189,7 +185,7 @@ class TestLabels:
         assert [tuple(pair) for pair in content.graph.edge_index.T.tolist()] == pairs
 
     def test_labels_of_networkx_are_positions(self, tmp_path):
-        """GML also numbers its nodes in the order of insertion, which does not count."""
+        """Labels of networkx that are integers are positions, although GML also numbers nodes as inserted."""
         network = nx.relabel_nodes(nx.DiGraph([(2, 0), (0, 1)]), str)
         for name, write in (("a.gml", nx.write_gml), ("a.gexf", nx.write_gexf)):
             write(network, tmp_path / name)
@@ -225,7 +221,7 @@ class TestWeights:
             files.load(file, weight="price")
 
     def test_parallel_edges_are_counted(self, tmp_path):
-        """They are counted in GML of programs that do not write networkx's word multigraph, too."""
+        """Parallel edges are counted even in GML without the word multigraph, which only networkx writes."""
         edge = "edge [ source {} target {} weight {} ]\n"
         edges = "".join(edge.format(*ends) for ends in [(7, 3, 1), (3, 7, 2), (3, 3, 4), (7, 3, 8)])
         text = f'Creator "graph ["\ngraph [\nnode [ id 7 label "b" ]\nnode [ id 3 label "a" ]\n{edges}]\n'

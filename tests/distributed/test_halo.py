@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 
 from gnn_attention import patterns
 from gnn_attention.convert import expressions
@@ -54,7 +54,7 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("side", [2**13, 7])
-@pytest.mark.parametrize("name", thinned(GRAPHS, 0))
+@pytest.mark.parametrize("name", thin(GRAPHS, 0))
 def test_a_handful_of_graphs(name, side, monkeypatch):
     """The halo is that of the mask, even if rules are evaluated on small boxes."""
     monkeypatch.setattr(halo_sets, "SIDE", side)

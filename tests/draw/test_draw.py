@@ -1,4 +1,4 @@
-"""Pictures draw the right things at the right places and in the right direction."""
+"""Pictures show the edges, weights and names of graphs at the right places and in the right direction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BY_SAMPLE = TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) == b, 6, bat
 
 
 def read_edges(axes):
-    """Return the ends of all edges in the order of drawing; an arrowhead points along each edge."""
+    """Return the ends of all edges in drawing order, and assert that an arrowhead points along each edge."""
     edges = []
     curves, heads = (
         [c for c in axes.collections if isinstance(c, kind)] for kind in (PathCollection, Quiver)
@@ -63,7 +63,7 @@ def tick_names(axis):
 
 
 def assert_no_overlap(axis):
-    """Check that no label overlaps the next one."""
+    """Assert that no label overlaps the next one."""
     for first, second in pairwise(axis.get_ticklabels()):
         assert not first.get_window_extent().overlaps(second.get_window_extent())
 
@@ -149,7 +149,7 @@ class TestGraph:
 
     @pytest.mark.parametrize("count", [8, 30])
     def test_names_lie_apart(self, count):
-        """They stand beside their nodes, and point outwards if there are many."""
+        """Names stand beside their nodes without overlap, and point outwards if there are many."""
         figure = draw.graph(patterns.window(count, 3), labels=["infrastructure", "of"] * (count // 2))
         figure.draw_without_rendering()
         (axes,) = figure.axes
@@ -196,8 +196,8 @@ class TestArcs:
 
 
 class TestLayers:
-    def lit(self, axes, level):
-        """Return the filled tokens of a row."""
+    def filled(self, axes, level):
+        """Return the tokens of a row that are filled."""
         return sorted(
             x
             for line in axes.lines
@@ -211,7 +211,7 @@ class TestLayers:
         figure = draw.layers(patterns.window(n, 3), 3)
         (axes,) = figure.axes
         for level in range(4):
-            assert self.lit(axes, level) == list(range(n - 1 - 2 * (3 - level), n))
+            assert self.filled(axes, level) == list(range(n - 1 - 2 * (3 - level), n))
         assert read_texts(axes) == [f"{count} of {n}" for count in (7, 5, 3, 1)]
         assert tick_names(axes.yaxis) == ["input", "after layer 1", "after layer 2", "after layer 3"]
         assert f"lit: all tokens that reach token {n - 1} in 3 layers" in title(axes)
@@ -229,12 +229,12 @@ class TestLayers:
     def test_own_state_is_carried_along(self):
         graph = patterns.strict_causal(4)
         figure = draw.layers(graph, 2, token=2)
-        assert [self.lit(figure.axes[0], level) for level in (0, 1, 2)] == [[0, 1, 2], [0, 1, 2], [2]]
+        assert [self.filled(figure.axes[0], level) for level in (0, 1, 2)] == [[0, 1, 2], [0, 1, 2], [2]]
         dotted = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
         assert sum(len(lines.get_segments()) for lines in dotted) == 4
         assert "own state carried along" in legend(figure)
         figure = draw.layers(graph, 2, token=2, residual=False)
-        assert [self.lit(figure.axes[0], level) for level in (0, 1, 2)] == [[0], [0, 1], [2]]
+        assert [self.filled(figure.axes[0], level) for level in (0, 1, 2)] == [[0], [0, 1], [2]]
         assert "own state carried along" not in legend(figure)
 
 
@@ -268,7 +268,7 @@ class TestHops:
 
 
 class TestFigures:
-    """Figures do not use pyplot: nothing global changes, and a notebook shows them."""
+    """Figures do not use pyplot, so nothing global changes."""
 
     @pytest.mark.parametrize("picture", [draw.mask, draw.graph, draw.arcs, draw.hops])
     def test_into_given_axes(self, picture):
@@ -326,7 +326,7 @@ def test_wrong_arguments():
 
 
 def test_a_selection_over_time_shows_what_changed():
-    """Cells are 0 no edge, 1 kept, 3 new, 2 dropped; the title has the Jaccard index."""
+    """Cells are 0 for no edge, 1 for kept, 3 for new, 2 for dropped ones; titles have the Jaccard index."""
     steps = [patterns.window(3, 1), patterns.window(3, 2), patterns.sinks(3, 1)]
     figure = draw.over_time(steps, titles=["a", "b", "c"])
     images = [axes.images[0].get_array().tolist() for axes in figure.axes if axes.images]
@@ -337,7 +337,7 @@ def test_a_selection_over_time_shows_what_changed():
 
 
 class TestWeights:
-    """In the heat map rows are receivers and columns senders; the image holds the weights."""
+    """In a heat map of weights, rows are receivers and columns are senders."""
 
     words = ("the", "cat", "sat", "on", "it")
 
@@ -363,7 +363,7 @@ class TestWeights:
         "words", [["the", "then"] * 6, ["infrastructure", "of"] * 16], ids=["few", "many"]
     )
     def test_names_leave_room_for_the_tables_and_each_other(self, words, heads):
-        """Up to 32 tokens have a name each, and a cell is as high as a letter."""
+        """Each of up to 32 tokens has a name, no names overlap, and the tables keep their width."""
         figure = draw.weights(torch.rand(heads, len(words), len(words)), labels=words)
         figure.draw_without_rendering()
         for axes in figure.axes[:heads]:

@@ -1,4 +1,4 @@
-"""Published sizes against transformers' configurations, and the program ``examples.cost``."""
+"""Published sizes are those of transformers' configurations, and ``examples.cost`` prints them."""
 
 import json
 
@@ -11,7 +11,7 @@ from examples.cost import MODELS
 from gnn_attention import cost, patterns
 from gnn_attention import model as lm
 
-# classes of transformers, and width, layers, heads, key/value heads where its defaults are of another size
+# A class of transformers is followed by width, layers, heads and key/value heads that are not its defaults.
 PUBLISHED = {
     "gpt-2": ("GPT2Config", ""),
     "llama-3-8b": ("LlamaConfig", "4096 32 32 8"),
@@ -38,7 +38,8 @@ def test_sizes_are_those_of_transformers(name):
     kinds = getattr(given, "layer_types", None) or []
     windows = kinds.count("sliding_attention") or (model.layers if name == "mistral-7b" else 0)
     assert model.window_layers == windows
-    if name != "gemma-3-4b":  # the default is the window of another size
+    # The default window of Gemma 3 is that of another size.
+    if name != "gemma-3-4b":
         assert model.window == (given.sliding_window if windows else None)
 
 
@@ -53,27 +54,27 @@ def test_the_shipped_model():
 
 
 def test_layers_of_two_kinds():
-    """Gemma 3: of 34 layers every sixth is without a window."""
+    """In Gemma 3, 5 of 34 layers have no window, so they cache all tokens."""
     model = MODELS["gemma-3-4b"]
     sums = program.count_model(model, program.graphs_of(model, 3000))
     assert sums["standard"]["cache, key, value (bytes)"] == (29 * 1024 + 5 * 3000) * 2 * 4 * 256 * 2
 
 
 def test_the_numbers_of_a_graph(capsys):
-    """Those of the JSON are in the table, and those of ``analyse.cost``, for both layers together."""
+    """Table and JSON have the numbers of ``analyse.cost``, for both layers together."""
     arguments = ["--model", "shipped", "--graph", "window(40) | sinks(4)", "--tokens", "300"]
     assert program.main([*arguments, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert program.main(arguments) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     graph = patterns.window(300, 40) | patterns.sinks(300, 4)
     for form, counts in record["forms"].items():
         one = cost.of_form(form, 128, 4, graph=graph, dtype=torch.bfloat16)
         assert counts["multiply-accumulates"] == 2 * one.macs.total
         assert counts["activations (bytes)"] == 2 * one.activations
-        assert f"{2 * one.macs.total:,}" in shown
-    assert f"{graph.name}, in 2 layers: {graph.num_edges:,} edges" in shown
-    assert "decoding caches 44 of 300 senders" in shown
+        assert f"{2 * one.macs.total:,}" in output
+    assert f"{graph.name}, in 2 layers: {graph.num_edges:,} edges" in output
+    assert "decoding caches 44 of 300 senders" in output
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The conditions of Yun et al. and Hamiltonian paths, checked against papers and all orders of tokens."""
+"""The conditions of Yun et al. and Hamiltonian paths agree with papers and with all orders of tokens."""
 
 from itertools import pairwise, permutations
 

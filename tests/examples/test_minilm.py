@@ -1,4 +1,4 @@
-"""MiniLM along the full graph gives the embeddings of transformers, along other graphs different ones."""
+"""MiniLM gives the embeddings of transformers along the full graph, and others along other graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.bounds import assert_exact, error
 from support.extras import needs
-from support.traces import redrawn
+from support.traces import redraw
 from torch import Tensor
 
 needs("transformers")
@@ -33,11 +33,11 @@ def encoder() -> minilm.SentenceEncoder:
 
 @pytest.fixture(scope="module")
 def embeddings() -> Tensor:
-    """The embeddings of transformers with eager attention."""
+    """Return the embeddings of transformers with eager attention."""
     folder, options = minilm._folder(), {"local_files_only": True}
     model = AutoModel.from_pretrained(folder, attn_implementation="eager", **options).eval().double()
     tokenizer = BertTokenizerFast.from_pretrained(folder, **options)
-    # The model card pads the texts to one batch, and takes the mean of the states without padding.
+    # As in the model card, the texts are padded to one batch, and the mean leaves out the padding.
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = model(**batch).last_hidden_state
@@ -57,7 +57,7 @@ def test_a_tiny_bert_along_the_full_graph_equals_transformers():
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model, tokens = BertModel(BertConfig(vocab_size=20, **sizes)), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
     letters = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[1, *(ord(x) % 20 for x in text), 2]))
-    encoder = minilm.SentenceEncoder(redrawn(model.eval()), letters)
+    encoder = minilm.SentenceEncoder(redraw(model.eval()), letters)
     with torch.no_grad():
         expected = model(tokens).last_hidden_state
         assert_exact(encoder(tokens, patterns.full(4)), expected)

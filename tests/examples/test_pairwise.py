@@ -1,11 +1,11 @@
-"""Attention and MLPs are special cases of general message passing, checked in float64."""
+"""Attention and MLPs are special cases of general message passing in float64."""
 
 from itertools import product
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn, heads
+from support.inputs import heads, randn
 from torch import nn
 
 import gnn_attention as ga
@@ -20,14 +20,14 @@ GRAPH = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3
 @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])
 @pytest.mark.parametrize(("graph", "batch"), [(patterns.window(7, 3), ()), (GRAPH, (2,))])
 def test_attention_is_a_case(form, graph, batch):
-    """Outputs and all gradients agree, also if senders and receivers are different tokens."""
+    """The output and all gradients equal those of attention, also if senders and receivers differ."""
     converted = form(heads())
     results = []
     for layer in (PairwiseMessages.of(converted), MessagePassingAttention(converted)):
         sizes = enumerate((graph.num_src, graph.num_dst))
-        x = tuple(drawn(*batch, size, 12, seed=side).requires_grad_() for side, size in sizes)
+        x = tuple(randn(*batch, size, 12, seed=side).requires_grad_() for side, size in sizes)
         y = layer(x, graph)
-        loss = (y * drawn(*y.shape, seed=3)).sum()
+        loss = (y * randn(*y.shape, seed=3)).sum()
         results.append([y, *torch.autograd.grad(loss, [*x, *converted.parameters()])])
     (output, *gradients), (expected, *expected_gradients) = results
     assert_exact(output, expected)
@@ -49,22 +49,22 @@ WEIGHTS = {
 @pytest.mark.parametrize("normaliser", WEIGHTS)
 @pytest.mark.parametrize("num_heads", [None, 3])
 def test_both_ends_against_a_loop(normaliser, num_heads):
-    """Messages and logits depend on both ends, with and without an axis of heads."""
+    """The layer equals a loop if messages and logits depend on both ends, with and without heads."""
     torch.manual_seed(0)
     count = num_heads or 1
     send, fit = (BothEnds(6, 8, count * out).double() for out in (5, 1))
 
-    def shape(y, *end):
+    def split_heads(y, *end):
         return y.unflatten(-1, (count, *end)) if num_heads else y if end else y.squeeze(-1)
 
-    message, logit = (lambda *x: shape(send(*x), 5)), (lambda *x: shape(fit(*x)))
+    message, logit = (lambda *x: split_heads(send(*x), 5)), (lambda *x: split_heads(fit(*x)))
     layer = PairwiseMessages(message, logit, normaliser)
-    x_src, x_dst = drawn(2, 7, 6), drawn(2, 5, 6, seed=1)
+    x_src, x_dst = randn(2, 7, 6), randn(2, 5, 6, seed=1)
     weigh = WEIGHTS[normaliser]
     expected = torch.zeros(2, 5, 5, dtype=torch.float64)
     for b, i, h in product(range(2), range(5), range(count)):
         senders = GRAPH.mask()[i].nonzero().flatten().tolist()
-        logits = drawn(len(senders))
+        logits = randn(len(senders))
         for index, j in enumerate(senders):
             logits[index] = fit(x_dst[b, i], x_src[b, j])[h].item()
         for j, weight in zip(senders, weigh(logits), strict=True):
@@ -73,15 +73,15 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
 
 
 def test_a_non_edge_carries_nothing():
-    """A NaN reaches only tokens with an edge from it, and gradients reach only senders."""
-    x = drawn(7, 12)
+    """A NaN changes only receivers with an edge from it, and gradients reach only senders."""
+    x = randn(7, 12)
     x[6] = torch.nan
     graph = patterns.window(7, 3)
-    both = PairwiseMessages(BothEnds(12, 8, 12).double(), lambda *x: (x[0] * x[1]).sum(-1), "sigmoid")
-    for layer in (PairwiseMessages.of(heads()), both):
+    pairwise = PairwiseMessages(BothEnds(12, 8, 12).double(), lambda *x: (x[0] * x[1]).sum(-1), "sigmoid")
+    for layer in (PairwiseMessages.of(heads()), pairwise):
         y = layer(x, graph)
         assert y.isnan().any(1).tolist() == [False] * 6 + [True]
-        clean = drawn(7, 12).requires_grad_()
+        clean = randn(7, 12).requires_grad_()
         layer(clean, graph)[2].sum().backward()
         assert clean.grad.abs().sum(1).gt(0).tolist() == [True] * 3 + [False] * 4
 
@@ -89,10 +89,10 @@ def test_a_non_edge_carries_nothing():
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)], ids=str)
 @pytest.mark.parametrize(("bias", "shape"), [(True, (3, 6)), (False, (2, 3, 6))])
 def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
-    """A graph with only some of the nodes gives the MLP without the other hidden neurons."""
+    """Attention to all nodes is the MLP; a graph with some of the nodes leaves out the other neurons."""
     torch.manual_seed(1)
     mlp = nn.Sequential(nn.Linear(6, 16, bias), activation, nn.Linear(16, 5, bias)).double()
-    nodes, x = StaticNodes.of(mlp), drawn(*shape)
+    nodes, x = StaticNodes.of(mlp), randn(*shape)
     assert_exact(nodes(x), mlp(x))
     sparse = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 2]]), 3, 16)
     if not isinstance(activation, nn.Softmax):
@@ -100,7 +100,7 @@ def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
         assert_exact(nodes(x, sparse), expected + mlp[2].bias if bias else expected)
 
 
-X, CAUSAL = drawn(7, 12), patterns.causal(7)
+X, CAUSAL = randn(7, 12), patterns.causal(7)
 WRONG = [
     (PairwiseMessages(lambda x_dst, x_src: x_dst[:1]), (X, CAUSAL), "message must return"),
     (PairwiseMessages(lambda x_dst, x_src: x_src, lambda *x: x[1]), (X, CAUSAL), "logit must return .*28"),

@@ -1,4 +1,4 @@
-"""Mean weights of heads against the weights that eager attention returns."""
+"""The mean weights of heads are those that eager attention returns."""
 
 import pytest
 import torch
@@ -16,15 +16,15 @@ IDS = torch.arange(18).view(2, 9)
 @pytest.mark.parametrize("graph", [patterns.causal(9), patterns.window(9, 3) | patterns.sinks(9, 1)])
 @torch.no_grad()
 def test_sinks_are_means_of_eager_weights(graph):
-    """Over both samples and all receivers that may attend to a token; eager's softmax is float32."""
-    llama = hf_models.built("llama").model
+    """The means are over both samples and all receivers with an edge; the softmax of eager is float32."""
+    llama = hf_models.build64("llama").model
     bias = torch.zeros(1, 1, 9, 9, dtype=torch.float64).masked_fill(~graph.mask(), -torch.inf)
     weights = torch.stack(llama(IDS, attention_mask=bias, output_attentions=True).attentions).double()
     llama.set_attn_implementation("gnn_attention")
     with ga.use_graph(llama, graph):
         means = sinks(llama, IDS)
     receivers = graph.mask().sum(0)
-    # Four roundings to float32 of a weight, at most 1.
+    # A weight, which is at most 1, is rounded to float32 four times.
     assert float((means.weight - weights.sum((1, 3)) / 2 / receivers).abs().max()) <= 4 * 2**-24
     uniform = graph.mask().double() / graph.mask().sum(1, keepdim=True)
     assert_exact(means.uniform, (uniform.sum(0) / receivers).expand(2, 4, 9))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.explorer_browser import quiet, results
+from support.explorer_browser import assert_quiet, run_jobs
 from support.explorer_engine import HOSTILE, TEXT, data_of, edit
 
 from gnn_attention import algebra, convert, explorer, patterns
@@ -171,7 +171,7 @@ def visits(files: Files, masks: dict[str, int]) -> Results:
         "axe": {"scenario": "axe", "file": demo, "plan": PLAN},
         "axe, 64 tokens": {"scenario": "axe", "file": files("64"), "plan": {"dark": ["listen"]}},
     }
-    return dict(zip(jobs, results(list(jobs.values())), strict=True))
+    return dict(zip(jobs, run_jobs(list(jobs.values())), strict=True))
 
 
 def test_after_an_edit_the_page_shows_what_python_computes(visits: Results, oracle: Oracle) -> None:
@@ -219,7 +219,7 @@ def test_a_click_on_an_arc_selects_it_a_button_cuts_it_and_everything_leads_back
     assert result["steps"][1:] == [[], [cut], []]
     assert result["restored"] == [cut]
     assert re.match(rf"{cut['src']} .*weight", result["readout"], re.DOTALL)
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_a_typed_text_is_read_in_the_page(visits: Results, oracle: Oracle) -> None:
@@ -236,7 +236,7 @@ def test_a_typed_text_is_read_in_the_page(visits: Results, oracle: Oracle) -> No
     oracle.check_chances(cut["chances"], cut_run, last, likeliest)
     too_many = len(oracle.vocabulary.encode("name " * 90))
     assert result["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_keys_and_clicks_that_come_before_the_next_frame_all_count(visits: Results, oracle: Oracle) -> None:
@@ -253,7 +253,7 @@ def test_keys_and_clicks_that_come_before_the_next_frame_all_count(visits: Resul
     for _ in range(2):
         ids.append(int(oracle.run(ids=ids).output[0, -1].argmax()))
     assert result["ids"] == ids
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def check_head(result: dict[str, Any], row: dict[str, Any], weights: torch.Tensor) -> None:
@@ -281,7 +281,7 @@ def test_every_head_at_a_glance_and_who_attends_to_a_token(visits: Results, orac
         assert [name for name, _ in bars] == [f"heard-by-{sender + index}" for index in largest.indices[:10]]
         assert_exact([value for _, value in bars], largest.values[:10])
     assert (selection["sender"], f"heard-by-{selection['token']}") == (4, selection["first"])
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_S1_13_five_words_are_five_nodes(visits: Results, oracle: Oracle) -> None:
@@ -297,7 +297,7 @@ def test_S1_13_five_words_are_five_nodes(visits: Results, oracle: Oracle) -> Non
         assert [name for name, _ in bars] == [f"word-{sender}" for sender in range(number + 1)]
         assert_exact([value for _, value in bars], expected[number, : number + 1])
     assert result["arcs"] == 5
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_a_visit_without_a_mouse(visits: Results) -> None:
@@ -312,7 +312,7 @@ def test_a_visit_without_a_mouse(visits: Results) -> None:
     assert (cut[0], cut[1][:15]) == ("true", "no edge from 0 ")
     assert "listens most to" in result["said"]
     assert "It now expects" in result["said"]
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_what_must_not_be_missed_is_said(visits: Results) -> None:
@@ -321,7 +321,7 @@ def test_what_must_not_be_missed_is_said(visits: Results) -> None:
     assert "later ones" in result["ahead"][0]
     assert "exactly 0" in result["isolated"]
     assert result["edges"] == 0
-    quiet(result["seen"])
+    assert_quiet(result["seen"])
 
 
 def test_texts_are_inert_and_visible(visits: Results) -> None:
@@ -333,13 +333,13 @@ def test_texts_are_inert_and_visible(visits: Results) -> None:
     assert [hostile["texts"][number] for number in (9, 11, 15)] == ["⇥⏎␍␣", "⟨D83D⟩", "∅"]
     assert hostile["texts"][5].startswith("⟨202E⟩right␣to")
     assert hostile["title"] == HOSTILE[0]
-    quiet(hostile["seen"])
+    assert_quiet(hostile["seen"])
 
 
 def test_axe_finds_nothing_and_nothing_is_too_wide(visits: Results) -> None:
     """axe checks each view in one theme or on a phone, and 64 tokens in the dark theme."""
     for result in (*visits["axe"].values(), *visits["axe, 64 tokens"].values()):
-        quiet(result.pop("seen"))
+        assert_quiet(result.pop("seen"))
         assert result.pop("overflow") == 0
         assert result == {name: [] for name in result}
 
@@ -349,9 +349,9 @@ def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) ->
     window = {"file": demo, "mask": masks["window"]}
     names = "choices", "decoding", "themes", "buttons", "touch"
     jobs = [*({"scenario": name, "file": demo} for name in names), {"scenario": "reach", **window}]
-    choices, decoding, themes, buttons, touch, reach = results(jobs)
+    choices, decoding, themes, buttons, touch, reach = run_jobs(jobs)
     for result in (choices, decoding, themes, buttons, touch, reach):
-        quiet(result["seen"])
+        assert_quiet(result["seen"])
     assert all(expected == value for pairs in choices["found"].values() for expected, value in pairs)
     assert all(len(pairs) >= 2 for pairs in choices["found"].values())
     assert decoding["counts"][0] >= 2
@@ -376,10 +376,10 @@ def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) ->
 def test_every_size_fits_every_width(files: Files) -> None:
     names = {name: files(name) for name in ("demo", "one", "64", "512")}
     widths = {"demo": [320, 600, 1200], "one": [320], "64": [320, 1200], "512": [320, 1200]}
-    (sizes,) = results([{"scenario": "sizes", "files": names, "widths": widths}])
+    (sizes,) = run_jobs([{"scenario": "sizes", "files": names, "widths": widths}])
     counts = {"demo": 11, "one": 1, "64": 64, "512": 512}
     for name, result in sizes.items():
-        quiet(result["seen"])
+        assert_quiet(result["seen"])
         assert (result["overflow"], result["tokens"]) == (0, counts[name.split(" ")[0]]), name
     assert sizes["64 at 1200"]["kind"] == "turned"
     assert sizes["512 at 1200"]["kind"] == "ticks"
@@ -389,7 +389,7 @@ def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
     frame = tmp_path / "notebook.html"
     notebook = f"<!doctype html><title>notebook</title>{explorer.page(TEXT)._repr_html_()}"
     frame.write_text(notebook, encoding="utf-8")
-    (result,) = results([{"scenario": "framed", "frame": str(frame)}])
+    (result,) = run_jobs([{"scenario": "framed", "frame": str(frame)}])
     assert result["edits"] == 1
     assert result["seen"]["errors"] == []
     assert {url.split("#")[0] for url in result["seen"]["requests"]} <= {frame.as_uri(), "about:srcdoc"}
@@ -399,7 +399,7 @@ def test_the_page_works_in_the_frame_of_a_notebook(tmp_path: Path) -> None:
 def test_every_number_that_a_click_changes_is_on_the_screen(browser: str, files: Files) -> None:
     """Numbers change after each click of the tour and each edit, on a desk and a phone."""
     jobs = [{"scenario": "viewport", "file": files("first"), "viewport": size} for size in SIZES.values()]
-    for result in results(jobs, browser=browser):
+    for result in run_jobs(jobs, browser=browser):
         assert result["seen"]["errors"] == []
         assert [entry["name"] for entry in result["found"] if not entry["changed"]] == []
         assert {entry["name"]: entry["hidden"] for entry in result["found"] if entry["hidden"]} == {}

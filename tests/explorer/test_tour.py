@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.explorer_browser import quiet, results
+from support.explorer_browser import assert_quiet, run_jobs
 
 from gnn_attention import explorer
 from gnn_attention.explorer._html import TEMPLATE
@@ -38,8 +38,8 @@ def links() -> dict[Path, set[str]]:
 def test_every_linked_page_opens_with_the_tour() -> None:
     pages = links()
     assert {"README.md", "index.md"} <= set().union(*pages.values())
-    for visit in results([{"scenario": "toured", "file": str(page)} for page in pages]):
-        quiet(visit["seen"])
+    for visit in run_jobs([{"scenario": "toured", "file": str(page)} for page in pages]):
+        assert_quiet(visit["seen"])
         assert (visit["title"], visit["heading"]) == (TITLE, TITLE)
         assert f"probability {BEFORE} %" in visit["stops"][0][0]
         assert f"falls from {BEFORE} % to {AFTER}." in visit["stops"][2][0]
@@ -48,8 +48,8 @@ def test_every_linked_page_opens_with_the_tour() -> None:
 def test_the_text_in_one_line_has_a_tour_too(tmp_path: Path) -> None:
     """Its numbers come from the engine, which is compared with torch; the titles differ."""
     text = " ".join(explorer.FIRST.split())
-    (visit,) = results([{"scenario": "toured", "file": str(explorer.page(text).save(tmp_path / "a.html"))}])
-    quiet(visit["seen"])
+    (visit,) = run_jobs([{"scenario": "toured", "file": str(explorer.page(text).save(tmp_path / "a.html"))}])
+    assert_quiet(visit["seen"])
     assert (visit["title"], visit["heading"]) == (text, text)
     assert [{*values} for _, values in visit["stops"]] == [{*names.split()} for names in STOPS]
 
@@ -58,10 +58,10 @@ def test_other_texts_have_no_tour(tmp_path: Path) -> None:
     """The same text with a final blank has one more token, and another next word is likely."""
     texts = (explorer.FIRST + " ", explorer.FIRST.replace("print", "show"), "Llamas do not output words")
     pages = [explorer.page(text).save(tmp_path / f"{number}.html") for number, text in enumerate(texts)]
-    visits = results([{"scenario": "toured", "file": str(page)} for page in pages])
+    visits = run_jobs([{"scenario": "toured", "file": str(page)} for page in pages])
     assert [visit["stops"] for visit in visits] == [[], [], []]
 
 
 def test_the_template_says_that_it_is_one() -> None:
-    (text,) = results([{"scenario": "failed", "file": str(TEMPLATE)}])
+    (text,) = run_jobs([{"scenario": "failed", "file": str(TEMPLATE)}])
     assert text.endswith("it is only a template. The command gnn-attention explore writes a page of a text.")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.covering import thinned
-from support.inputs import scattered
+from support.covering import thin
+from support.inputs import random_graph
 from support.plans import PLAIN
 
 from gnn_attention import TokenGraph, algebra, patterns
@@ -14,7 +14,7 @@ from tests.graph.test_tiling import check
 
 N, MILLION = 60, 10**6
 
-LIST, SECOND_LIST = scattered(N, N, 150), scattered(N, N, 150, seed=1)
+LIST, SECOND_LIST = random_graph(N, N, 150), random_graph(N, N, 150, seed=1)
 WINDOW, CAUSAL = patterns.window(N, 7), patterns.causal(N)
 HEAD_GRAPH = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
 SLICE_GRAPH = TokenGraph.from_rule(
@@ -29,16 +29,16 @@ GRAPHS = {
     "transpose": (WINDOW | LIST).T,
     "rows": (WINDOW | LIST).rows(20, 50),
     "columns": (WINDOW | LIST).T.rows(20, 50).T,
-    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(N, N, 90).rows(10, 50)).rows(5, 33),
-    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(30, 80, 200),
+    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ random_graph(N, N, 90).rows(10, 50)).rows(5, 33),
+    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ random_graph(30, 80, 200),
     "by head": HEAD_GRAPH | LIST,
     "one head": (HEAD_GRAPH | LIST).select(0, 2),
     "by head and sample": SLICE_GRAPH ^ LIST,
     "a list of more tokens": TokenGraph.from_rule(
-        (patterns.window(90, 7) | scattered(90, 90, 400)).rule, 50, 45
+        (patterns.window(90, 7) | random_graph(90, 90, 400)).rule, 50, 45
     ),
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
-    "no edges": patterns.cross(0, 5) | scattered(0, 5, 0),
+    "no edges": patterns.cross(0, 5) | random_graph(0, 5, 0),
 }
 ALL_GRAPHS = GRAPHS | PLAIN
 
@@ -51,7 +51,7 @@ def search_by_boxes(monkeypatch):
 
 
 @pytest.mark.usefixtures("search_by_boxes")
-@pytest.mark.parametrize("name", [*GRAPHS, *thinned(PLAIN, 2)])
+@pytest.mark.parametrize("name", [*GRAPHS, *thin(PLAIN, 2)])
 def test_degrees_edges_and_counts(name):
     """Compare a graph, its complement and its transpose with their masks."""
     for graph in (ALL_GRAPHS[name], ~ALL_GRAPHS[name], ALL_GRAPHS[name].T):
@@ -88,7 +88,7 @@ def test_equality():
 def test_scattered_pairs_break_no_box(monkeypatch):
     """Counts and tiles visit the listed pairs, and few others of 4 million."""
     n, sizes, evaluate = 2048, [], enumerate_pairs.evaluate
-    graph = patterns.window(n, 64) | scattered(n, n, 8 * n)
+    graph = patterns.window(n, 64) | random_graph(n, n, 8 * n)
 
     def counting_evaluate(rule, name, b, h, dst, src):
         is_edge = evaluate(rule, name, b, h, dst, src)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.inputs import drawn
+from support.inputs import randn
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, backends, cache, patterns
@@ -12,7 +12,7 @@ N = 40
 EDGES = torch.randint(N, (2, 90), generator=torch.Generator().manual_seed(0))
 EDGES = torch.cat([EDGES, EDGES[:, :40], EDGES[:, 5:15]], dim=1)
 MULTIGRAPH = TokenGraph.from_edges(EDGES, N, parallel="keep")
-BIAS = 900 + drawn(EDGES.shape[1], seed=3)
+BIAS = 900 + randn(EDGES.shape[1], seed=3)
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 
 
@@ -31,7 +31,7 @@ def formula(q, k, v, bias):
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles", "rows", "message_passing", "reference"])
 def test_every_copy_of_an_edge_counts(backend, options):
     """Check outputs, gradients and weights of each copy; a backend that merges copies refuses a bias."""
-    q, k, v = (drawn(2, 4, N, 8, seed=seed).requires_grad_() for seed in range(3))
+    q, k, v = (randn(2, 4, N, 8, seed=seed).requires_grad_() for seed in range(3))
     if options and backend in ("dense", "tiles"):
         with pytest.raises(NotImplementedError, match="no parallel edges with bias; use backend='rows'"):
             ga.attend(q, k, v, MULTIGRAPH, backend=backend, **options)
@@ -49,7 +49,7 @@ def test_every_copy_of_an_edge_counts(backend, options):
 
 
 def test_a_layer_takes_a_multiset_as_torch_geometric_does():
-    layer, x = ga.MessagePassingAttention(ga.StandardHeads(8, 2)).double(), drawn(N, 8)
+    layer, x = ga.MessagePassingAttention(ga.StandardHeads(8, 2)).double(), randn(N, 8)
     expected, (_, weights) = layer(x, MULTIGRAPH, return_attention_weights=True)
     for layer.backend in ("message_passing", "auto", "rows"):
         out, (edges, outputs) = layer(x, EDGES, return_attention_weights=True)
@@ -61,7 +61,7 @@ def test_a_layer_takes_a_multiset_as_torch_geometric_does():
 def test_a_cache_keeps_every_copy(size):
     causal_edges = EDGES[:, EDGES[0] <= EDGES[1]]
     graph = TokenGraph.from_edges(causal_edges, N, parallel="keep")
-    q, k, v = (drawn(1, 2, N, 8) for _ in range(3))
+    q, k, v = (randn(1, 2, N, 8) for _ in range(3))
     kv_cache, outs = cache.KeyValueCache(graph), []
     for start in range(0, N, size):
         tokens = slice(start, start + size)
@@ -76,7 +76,7 @@ def test_a_backend_without_score_mods_refuses_copies():
         "copying", lambda call: (call.q, None), capabilities=backends.Capabilities(score_mod=False)
     )
     with pytest.raises(NotImplementedError, match="takes no parallel edges; use backend='rows'"):
-        ga.attend(*(drawn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=copying_backend)
+        ga.attend(*(randn(1, 1, N, 8) for _ in range(3)), MULTIGRAPH, backend=copying_backend)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph
@@ -157,7 +157,7 @@ def formula(q, k, v, index, counts_copies):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("coalesce", [True, "count"])
-@pytest.mark.parametrize("backend", thinned(["auto", "rows", "tiles", "dense"]))
+@pytest.mark.parametrize("backend", thin(["auto", "rows", "tiles", "dense"]))
 def test_a_repeated_sender_counts_once_or_each_time(form, coalesce, backend):
     index = index_with_repeats(form)
     result = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 from support.plans import PLAIN, edges_of_tiles
 
 from gnn_attention import TokenGraph, patterns
@@ -36,7 +36,7 @@ VARYING = [
 
 class TestKinds:
     @pytest.mark.parametrize(
-        "graph", thinned([*PLAIN.values(), *VARYING], 1), ids=[*PLAIN, "by head", "by both"]
+        "graph", thin([*PLAIN.values(), *VARYING], 1), ids=[*PLAIN, "by head", "by both"]
     )
     def test_blocks(self, graph):
         """Blocks may divide the tokens or not, and have one token or more than there are."""

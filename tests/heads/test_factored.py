@@ -38,7 +38,7 @@ class TestAgainstTheProduct:
         assert_exact(matrix.T.full(), multiply(matrix).mT)
 
     def test_svd(self, lead, m, r, n):
-        """U and V are orthonormal, U S Vh is the product, and S falls and is that of torch.linalg."""
+        """U and V are orthonormal, U S Vh is the product, and S is sorted and equals that of torch.linalg."""
         matrix = make(lead, m, r, n)
         u, s, vh = matrix.svd()
         k = min(m, r, n)
@@ -64,7 +64,7 @@ class TestAgainstTheProduct:
         assert torch.equal(matrix.rank(), torch.full(lead, min(m, r, n)))
 
     def test_eigenvalues(self, lead, m, r, n):
-        """They are those of the product besides 0; a matrix that is not square has none."""
+        """The eigenvalues besides 0 are those of the product; a matrix that is not square has none."""
         matrix = make(lead, m, r, n)
         if m != n:
             with pytest.raises(ValueError, match=rf"square.*{m}.*{n}"):

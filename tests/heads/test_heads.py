@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from support.bounds import assert_exact, error
-from support.inputs import drawn
+from support.inputs import randn
 from torch import Tensor, nn
 
 import gnn_attention as ga
@@ -20,7 +20,7 @@ from gnn_attention.verify import oracle
 Heads = StandardHeads | FactoredHeads | MergedHeads
 
 DST, SRC = 5, 6
-# asymmetric, bipartite, and receiver 2 has no in-edges
+# The graph is asymmetric and bipartite, and receiver 2 is isolated.
 ROWS = [[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 1]]
 GRAPH = convert.from_mask(torch.tensor(ROWS).bool())
 
@@ -58,20 +58,20 @@ def make(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", 
     heads = StandardHeads(**sizes).double()
     for seed, (name, matrix) in enumerate([("b_Q", heads.W_Q), ("b_K", heads.W_K), ("b_V", heads.W_V)]):
         if name in biases:
-            setattr(heads, name, nn.Parameter(drawn(matrix.shape[0], matrix.shape[2], seed=seed)))
+            setattr(heads, name, nn.Parameter(randn(matrix.shape[0], matrix.shape[2], seed=seed)))
     if "b_O" in biases:
-        heads.b_O = nn.Parameter(drawn(heads.width, seed=7))
+        heads.b_O = nn.Parameter(randn(heads.width, seed=7))
     if "b_O by head" in biases:
-        heads.b_O = nn.Parameter(drawn(heads.num_heads, heads.width, seed=7))
+        heads.b_O = nn.Parameter(randn(heads.num_heads, heads.width, seed=7))
     for seed, name in enumerate(("W_Q", "W_K", "W_V", "W_O")):
         matrix = getattr(heads, name)
-        matrix.data = drawn(*matrix.shape, seed=10 + seed) * matrix.shape[1] ** -0.5
+        matrix.data = randn(*matrix.shape, seed=10 + seed) * matrix.shape[1] ** -0.5
     return heads
 
 
 def states(heads: StandardHeads, batch: int = 2) -> tuple[Tensor, Tensor]:
     """Return the states of receivers and senders."""
-    return drawn(batch, DST, heads.width, seed=20), drawn(batch, SRC, heads.source_width, seed=21)
+    return randn(batch, DST, heads.width, seed=20), randn(batch, SRC, heads.source_width, seed=21)
 
 
 def run(
@@ -106,7 +106,7 @@ class TestForms:
         heads = make(SIZES["everything"], biases)
         factored = FactoredHeads.of(heads, side)
         assert {id(p) for p in factored.parameters()} == {id(p) for p in heads.parameters()}
-        x, weight, gradients = states(heads), drawn(2, DST, 7, seed=30), []
+        x, weight, gradients = states(heads), randn(2, DST, 7, seed=30), []
         for form in (heads, factored):
             heads.zero_grad()
             (run(form, *x) * weight).sum().backward()
@@ -118,13 +118,13 @@ class TestForms:
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     def test_built_directly(self, side):
-        """The logits are x W_P x^T / sqrt(head_dim), the update is sum_h A_h x W_M_h."""
+        """Merged heads have the logits x W_P x^T / sqrt(head_dim) and the update sum_h A_h x W_M_h."""
         merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
         assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
         assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
         assert merged.b_O is None
         assert merged.scale == 3**-0.5
-        x_dst, x_src = drawn(2, DST, 8), drawn(2, SRC, 5, seed=1)
+        x_dst, x_src = randn(2, DST, 8), randn(2, SRC, 5, seed=1)
         logits = torch.einsum("bid,hde,bje->bhij", x_dst, merged.W_P, x_src) / math.sqrt(3)
         weights = torch.nan_to_num(torch.softmax(logits.masked_fill(~GRAPH.mask(), -torch.inf), -1))
         assert_exact(run(merged, x_dst, x_src), torch.einsum("bhij,bje,hed->bid", weights, x_src, merged.W_M))
@@ -133,7 +133,7 @@ class TestForms:
 class TestPatternsAndMessages:
     @each_size
     def test_matrices(self, sizes):
-        """W_P = W_Q W_K^T and W_M = W_V W_O of each query head, factored and merged."""
+        """Each query head has W_P = W_Q W_K^T and W_M = W_V W_O, factored and merged."""
         heads = make(sizes)
         merged, group = MergedHeads.of(heads), heads.num_heads // heads.num_kv_heads
         pattern, message = heads.pattern_matrix(), heads.message_matrix()
@@ -164,18 +164,18 @@ class TestFromMHA:
         """Self- and cross-attention are equal, with and without a mask (S0.1, S0.3)."""
         module = random_mha(8, 2, bias=bias, kdim=kdim, vdim=kdim)
         heads = StandardHeads.from_mha(module)
-        x_dst, x_src = drawn(2, DST, 8), drawn(2, SRC, kdim or 8, seed=1)
+        x_dst, x_src = randn(2, DST, 8), randn(2, SRC, kdim or 8, seed=1)
         with torch.no_grad():
             expected, _ = module(x_dst, x_src, x_src, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), expected)
-            # the module gives NaN to an isolated row
+            # Receiver 2 is not isolated here, because the module gives NaN to an isolated receiver.
             mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)
             expected, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), expected)
 
 
 class TestFromArrays:
-    """The same heads in every accepted layout and type."""
+    """Arrays in every accepted layout and type make the same heads."""
 
     sizes = SIZES["everything"]
 
@@ -212,21 +212,21 @@ ARRAYS = {name: getattr(make(SIZES["everything"]), name).detach() for name in ("
 ARRAYS |= {name: getattr(make(SIZES["everything"]), name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
 WRONG_ARRAYS = [
     ({"layout": "rows"}, "layout must be one of 'row', 'column', got 'rows'"),
-    ({"W_Q": drawn(7, 18)}, r"W_Q has its heads side by side, shape \[7, 18\]: pass num_heads"),
-    ({"W_Q": drawn(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
-    ({"W_Q": drawn(5, 7, 3)}, "W_Q has 5 heads, not a multiple of the 2 of W_K"),
-    ({"W_V": drawn(3, 5, 4)}, r"W_K \[2, 5, 3\] and W_V \[3, 5, 4\] must agree in heads"),
-    ({"W_O": drawn(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
-    ({"b_O": drawn(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
+    ({"W_Q": randn(7, 18)}, r"W_Q has its heads side by side, shape \[7, 18\]: pass num_heads"),
+    ({"W_Q": randn(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
+    ({"W_Q": randn(5, 7, 3)}, "W_Q has 5 heads, not a multiple of the 2 of W_K"),
+    ({"W_V": randn(3, 5, 4)}, r"W_K \[2, 5, 3\] and W_V \[3, 5, 4\] must agree in heads"),
+    ({"W_O": randn(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
+    ({"b_O": randn(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
     ({"W_O": None}, "b_O needs W_O: pass both or neither"),
-    ({"W_K": drawn(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
+    ({"W_K": randn(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
 ]
 WRONG_SIZES = [
     ({"width": 7}, "width 7 is not a multiple of num_heads 2: pass head_dim"),
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
     ({"width": 6, "rotary": Rotary()}, "head_dim must be even, got 3"),
 ]
-NO_OUTPUT = StandardHeads.from_arrays(*(drawn(2, 8, 4),) * 3)
+NO_OUTPUT = StandardHeads.from_arrays(*(randn(2, 8, 4),) * 3)
 REFUSED = [
     *((partial(StandardHeads.from_arrays, **ARRAYS | changes), ValueError, m) for changes, m in WRONG_ARRAYS),
     *((partial(StandardHeads, **PLAIN | changes), ValueError, match) for changes, match in WRONG_SIZES),
@@ -240,8 +240,8 @@ REFUSED = [
     (lambda: StandardHeads(8, 2, qk_norm=True).pattern_matrix(1), ValueError, "qk_norm have no pattern"),
     (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender: make"),
     (lambda: from_mha(kdim=5), ValueError, "kdim and vdim must be equal, got 5 and 8"),
-    (lambda: make(SIZES["cross"]).receive(drawn(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
-    (lambda: make(SIZES["cross"]).send(drawn(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
+    (lambda: make(SIZES["cross"]).receive(randn(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
+    (lambda: make(SIZES["cross"]).send(randn(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
 ]
 
 
@@ -261,48 +261,48 @@ class TestModules:
         torch.manual_seed(0)
         heads = StandardHeads(256, 4, bias=True)
         assert not any(getattr(heads, name).any() for name in ("b_Q", "b_K", "b_V", "b_O"))
-        x = drawn(1, 200, 256, dtype=torch.float32)
-        update = heads.collect(drawn(1, 4, 200, 64, dtype=torch.float32))
+        x = randn(1, 200, 256, dtype=torch.float32)
+        update = heads.collect(randn(1, 4, 200, 64, dtype=torch.float32))
         merged = MergedHeads(256, 4, 64)
-        sent = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
-        for projected in (heads.receive(x), *heads.send(x), update, *sent):
-            assert 0.9 < projected.std() < 1.1
+        merged_projections = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
+        for projection in (heads.receive(x), *heads.send(x), update, *merged_projections):
+            assert 0.9 < projection.std() < 1.1
 
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_state_dict_round_trip(self, form, biases):
-        """The state goes through a file, into heads of the same form with other parameters."""
+        """A state goes through a file into heads of the same form, and replaces their parameters."""
         heads = form(make(SIZES["everything"], biases))
         numbers = make(SIZES["everything"], biases).state_dict()
-        loaded = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
+        new_heads = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
         x = states(make(SIZES["everything"]))
-        assert error(run(loaded, *x), run(heads, *x)) > 1e-3
+        assert error(run(new_heads, *x), run(heads, *x)) > 1e-3
         file = io.BytesIO()
         torch.save(heads.state_dict(), file)
         file.seek(0)
-        loaded.load_state_dict(torch.load(file, weights_only=True))
-        assert torch.equal(run(loaded, *x), run(heads, *x))
+        new_heads.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(run(new_heads, *x), run(heads, *x))
 
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_reset_parameters(self, form, biases):
-        """Every form draws other parameters, with biases 0; the same seed draws the same ones."""
+        """Every form draws new parameters and sets biases to 0; the same seed draws the same parameters."""
         heads = form(make(SIZES["everything"], biases))
         initial = {name: parameter.clone() for name, parameter in heads.named_parameters()}
-        drawn = []
+        draws = []
         for _ in range(2):
             torch.manual_seed(3)
             heads.reset_parameters()
-            drawn.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
+            draws.append({name: parameter.clone() for name, parameter in heads.named_parameters()})
         for name in initial:
-            assert not torch.equal(drawn[0][name], initial[name])
-            assert torch.equal(drawn[0][name], drawn[1][name])
-            assert torch.isfinite(drawn[0][name]).all()
+            assert not torch.equal(draws[0][name], initial[name])
+            assert torch.equal(draws[0][name], draws[1][name])
+            assert torch.isfinite(draws[0][name]).all()
             if name.split(".")[-1].startswith("b_"):
-                assert not drawn[0][name].any()
+                assert not draws[0][name].any()
 
     def test_merging_half_precision_multiplies_in_float64(self):
-        """The product is rounded once, to the dtype of the factors."""
+        """A merged matrix is the exact product, rounded once to the dtype of its factors."""
         heads = make(SIZES["plain"], BIASES["no bias"]).to(torch.bfloat16)
         merged = MergedHeads.of(heads)
         assert merged.pattern.dtype == merged.message.dtype == torch.bfloat16

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn
+from support.inputs import randn
 from support.refusals import assert_refusals
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ def make(kind: dict) -> LatentHeads:
     heads = LatentHeads(**SIZES, **kind).double()
     for seed, (name, parameter) in enumerate(heads.named_parameters()):
         spread = 0.5 if parameter.dim() == 1 else 1.3 * parameter.shape[-2] ** -0.5
-        parameter.data = drawn(*parameter.shape, seed=seed) * spread + ("norm" in name)
+        parameter.data = randn(*parameter.shape, seed=seed) * spread + ("norm" in name)
     return heads
 
 
@@ -47,27 +47,27 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 def paper_formula(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
     """Compute equations 9 to 19 of DeepSeek-V2, where each head has its own keys and values."""
 
-    def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
         return y if bias is None else y + bias
 
-    u = x_dst if heads.W_DQ is None else apply_norm(plus(x_dst @ heads.W_DQ, heads.b_DQ), heads.q_norm)
-    c = apply_norm(plus(x_src @ heads.W_DKV, heads.b_DKV), heads.kv_norm)
-    k_R = rotate(plus(x_src @ heads.W_KR, heads.b_KR), heads.rotary)
+    u = x_dst if heads.W_DQ is None else apply_norm(add_bias(x_dst @ heads.W_DQ, heads.b_DQ), heads.q_norm)
+    c = apply_norm(add_bias(x_src @ heads.W_DKV, heads.b_DKV), heads.kv_norm)
+    k_R = rotate(add_bias(x_src @ heads.W_KR, heads.b_KR), heads.rotary)
     update = torch.zeros_like(x_dst)
     for h in range(heads.num_heads):
         q = torch.cat([u @ heads.W_UQ[h], rotate(u @ heads.W_QR[h], heads.rotary)], dim=-1)
         k = torch.cat([c @ heads.W_UK[h], k_R], dim=-1)
         logits = q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])
-        # 0 for a receiver without in-edges
+        # An isolated receiver has weights of 0.
         weights = logits.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
         update = update + weights @ (c @ heads.W_UV[h]) @ heads.W_O[h]
-    return plus(update, heads.b_O)
+    return add_bias(update, heads.b_O)
 
 
 @each_kind
 @pytest.mark.parametrize("backend", ["message_passing", "reference", "dense", "auto"])
 def test_the_absorbed_form_is_the_papers_formula(kind, backend):
-    heads, x, graph = make(kind), drawn(2, 9, 12), patterns.strict_causal(9)
+    heads, x, graph = make(kind), randn(2, 9, 12), patterns.strict_causal(9)
     update = MessagePassingAttention(heads, backend=backend)(x, graph)
     assert_exact(update, paper_formula(heads, x, x, graph.mask()))
 
@@ -85,8 +85,8 @@ def test_what_is_refused():
 
 @each_kind
 def test_pattern_and_message_matrix(kind):
-    """They give the logits and updates without any other parameter."""
-    heads, x = make({**kind, "bias": False}), drawn(1, 9, 12)
+    """The two matrices give the logits and the update without any other parameter."""
+    heads, x = make({**kind, "bias": False}), randn(1, 9, 12)
     graph = patterns.full(9)
     q, (k, _) = heads.receive(x), heads.send(x)
     logits = q @ k.mT

@@ -11,4 +11,4 @@ def wide(monkeypatch):
 
 @pytest.fixture
 def llama(wide):
-    return needs("support.hf_models").built("llama", "gnn_attention")
+    return needs("support.hf_models").build64("llama", "gnn_attention")

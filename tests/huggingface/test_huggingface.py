@@ -13,7 +13,7 @@ from torch import nn
 transformers = needs("transformers")
 
 from support import hf_models
-from support.hf_models import TOKENS, built, generated, gradients, inputs, logits_of, some_graph
+from support.hf_models import TOKENS, build64, generate, gradients, inputs, logits_of, some_graph
 from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function
 from transformers.masking_utils import sliding_window_causal_mask_function as window_mask_function
@@ -49,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "pad"), CASES)
 def test_logits_and_gradients_are_those_of_eager(name, pad):
     """Logits agree at every position that holds a token, and gradients for every parameter."""
-    model, batch = built(name), inputs(name, pad)
+    model, batch = build64(name), inputs(name, pad)
     assert hf_models.difference(name, model, batch) <= EXACT
     output = gradients(name, model, batch)
     model.set_attn_implementation("eager")
@@ -66,9 +66,9 @@ GENERATING += [name for name in hf_models.SELECTING if name in MODELS and "ForCa
 @pytest.mark.parametrize("cache", hf_models.CACHES.values(), ids=list(hf_models.CACHES))
 def test_generation_is_that_of_eager(name, cache):
     """It agrees with and without any cache, for prompts of different lengths, and beyond the window."""
-    model, batch = built(name), inputs(name, {"t5": "right", "minimax_m3_vl": None}.get(name, "left"))
-    tokens, scores = generated(model, batch, "eager", **cache)
-    output, output_scores = generated(model, batch, **cache)
+    model, batch = build64(name), inputs(name, {"t5": "right", "minimax_m3_vl": None}.get(name, "left"))
+    tokens, scores = generate(model, batch, "eager", **cache)
+    output, output_scores = generate(model, batch, **cache)
     assert torch.equal(output, tokens)
     assert_exact(output_scores, scores)
 
@@ -89,7 +89,7 @@ def test_masks_with_four_axes(llama, kind):
         "numbers": torch.randn(allowed.shape).double().masked_fill(~allowed, -torch.inf),
     }[kind]
     output = logits_of(llama, input_ids=tokens, attention_mask=attention_mask)
-    assert_exact(output, hf_models.of_sdpa(llama, tokens, attention_mask))
+    assert_exact(output, hf_models.run_sdpa(llama, tokens, attention_mask))
 
 
 WRONG_MASKS = [
@@ -102,11 +102,11 @@ WRONG_MASKS = [
 
 def test_a_fresh_doge_generates():
     """At first its dynamic mask is 1.0 everywhere, and its selections differ by head and sample."""
-    model, batch = built("doge", keep_window_size=64), inputs("doge")
+    model, batch = build64("doge", keep_window_size=64), inputs("doge")
     for part in model.model.layers:
         nn.init.zeros_(part.self_attn.A)
-    tokens, scores = generated(model, batch, "eager")
-    output, output_scores = generated(model, batch)
+    tokens, scores = generate(model, batch, "eager")
+    output, output_scores = generate(model, batch)
     assert torch.equal(output, tokens)
     assert_exact(output_scores, scores)
 
@@ -257,7 +257,7 @@ def test_everything_at_once():
 
 def test_weights_come_on_request():
     """The weights are those of eager, but an isolated receiver has none."""
-    model, batch = built("gpt_oss"), inputs("gpt_oss", "right")
+    model, batch = build64("gpt_oss"), inputs("gpt_oss", "right")
     expected = model(**batch, output_attentions=True).attentions
     model.set_attn_implementation("gnn_attention")
     assert not model(**batch).attentions
@@ -269,7 +269,7 @@ PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0]])
 
 def packed_logits(name="llama", **options):
     """Return a model and its logits for three documents in one row."""
-    model = built(name, "gnn_attention")
+    model = build64(name, "gnn_attention")
     return model, logits_of(
         model, input_ids=inputs(name, None)["input_ids"][:1, :8], position_ids=PACKED, **options
     )
@@ -315,7 +315,7 @@ STARTS = {"cu_seq_lens_q": CUMULATED, "cu_seq_lens_k": CUMULATED, "max_length_q"
 @pytest.mark.parametrize("mask", [None, torch.ones(1, 8, dtype=torch.int64)], ids=["no mask", "ones"])
 def test_documents_of_cu_seq_lens_are_separated(name, mask):
     """They are separated although positions continue, and within windows and other graphs, too."""
-    model, ids = built(name, "gnn_attention"), inputs(name, None)["input_ids"][:1, :8]
+    model, ids = build64(name, "gnn_attention"), inputs(name, None)["input_ids"][:1, :8]
     batch = {"input_ids": ids, "attention_mask": mask, **STARTS}
     documents = [logits_of(model, input_ids=part) for part in ids.split([4, 3, 1], 1)]
     assert_exact(logits_of(model, **batch), torch.cat(documents, 1))

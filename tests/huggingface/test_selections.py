@@ -12,7 +12,7 @@ from torch import nn
 
 transformers = needs("transformers")
 
-from support.hf_models import built, inputs
+from support.hf_models import build64, inputs
 from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("wide")
 
 def test_left_padding_that_an_indexer_counts_is_named():
     """The indexer of MiniMax M3 counts padding with any attention."""
-    model, batch = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
+    model, batch = build64("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
     with pytest.warns(UserWarning, match="layer 1: its indexer counts padding on the left, so results"):
         model(**batch)
 
@@ -112,7 +112,7 @@ def test_graphs_and_cuts_hold_within_a_selection():
 def test_layers_that_share_a_selection_share_its_graph(monkeypatch):
     calls, method = [], ga.TokenGraph.from_indices
     monkeypatch.setattr(ga.TokenGraph, "from_indices", lambda *a, **k: calls.append(1) or method(*a, **k))
-    built("glm_moe_dsa", "gnn_attention")(**inputs("glm_moe_dsa"))
+    build64("glm_moe_dsa", "gnn_attention")(**inputs("glm_moe_dsa"))
     assert len(calls) == 2
 
 

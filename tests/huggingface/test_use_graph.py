@@ -14,7 +14,7 @@ from torch import nn
 transformers = needs("transformers")
 
 from support import hf_models
-from support.hf_models import TOKENS, built, generated, gradients, inputs, logits_of, result, some_graph
+from support.hf_models import TOKENS, build64, generate, gradients, inputs, logits_of, result, some_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -46,7 +46,7 @@ def test_a_chosen_graph_stays_one_within_the_mask(llama, has_future):
         graphs.append(call.graph)
         return BACKENDS["rows"].run(call)
 
-    expected = hf_models.of_sdpa(llama, tokens, (graph.mask() & past)[None])
+    expected = hf_models.run_sdpa(llama, tokens, (graph.mask() & past)[None])
     with use_graph(llama, graph), attending(replace(BACKENDS["rows"], run=run)):
         assert_exact(logits_of(llama, input_ids=tokens), expected)
     num_edges = int((graph.mask() & past).sum())
@@ -73,7 +73,7 @@ def test_gradient_checkpointing_changes_nothing(llama, reentrant):
 
 def test_a_checkpointed_layer_without_a_mask_is_not_recomputed_on_another_graph():
     """CLIP passes no mask that could hold the graph, so it refuses outside the context."""
-    model, batch = built("clip_vision", "gnn_attention"), inputs("clip_vision")
+    model, batch = build64("clip_vision", "gnn_attention"), inputs("clip_vision")
     graph = patterns.window(17, 3)
     with use_graph(model, graph):
         expected = gradients("clip_vision", model, batch)
@@ -104,7 +104,7 @@ def test_a_graph_is_the_same_as_its_mask(llama, is_listed, is_replacement):
     graph = some_graph() | patterns.window(64, 2).T if is_replacement else some_graph()
     graph = ga.TokenGraph.from_edges(graph.edge_index, 64) if is_listed else graph
     tokens = inputs("llama")["input_ids"]
-    expected = hf_models.of_sdpa(
+    expected = hf_models.run_sdpa(
         llama, tokens, hf_models.as_mask(graph if is_replacement else graph & patterns.causal(64))
     )
     with use_graph(llama, graph, replace=is_replacement):
@@ -133,26 +133,26 @@ def test_padding_does_not_count(llama, pad, is_listed, is_replacement):
 @pytest.mark.parametrize(("name", "is_replacement"), [("llama", False), ("llama", True), ("gemma2", False)])
 def test_generation_follows_the_graph(name, is_replacement):
     """Dynamic and static caches give the same tokens as no cache, with padding on the left, too."""
-    model, batch = built(name), inputs(name, "left")
+    model, batch = build64(name), inputs(name, "left")
     model.set_attn_implementation("gnn_attention")
     with use_graph(model, some_graph(), replace=is_replacement):
-        expected, scores = generated(model, batch, use_cache=False)
+        expected, scores = generate(model, batch, use_cache=False)
         for cache in (hf_models.CACHES["own"], hf_models.CACHES["static"]):
-            output, output_scores = generated(model, batch, **cache)
+            output, output_scores = generate(model, batch, **cache)
             assert torch.equal(output, expected)
             assert_exact(output_scores, scores)
-    assert float((generated(model, batch)[1] - scores).abs().max()) > MIN_CHANGE
+    assert float((generate(model, batch)[1] - scores).abs().max()) > MIN_CHANGE
 
 
 def test_a_sliding_cache_without_the_senders_of_a_graph_is_named():
     """A graph of sinks that replaces a window cannot bring back keys that the cache has dropped."""
-    model, batch = built("mistral", "gnn_attention"), inputs("mistral")
+    model, batch = build64("mistral", "gnn_attention"), inputs("mistral")
     message = r"layer 0\): its cache has dropped the senders before 8, .* generate with use_cache=False"
     sinks = use_graph(model, patterns.sinks(64, 1) | patterns.window(64, 3), replace=True)
     with sinks, pytest.raises(ValueError, match=message):
-        generated(model, batch)
+        generate(model, batch)
     with use_graph(model, patterns.window(64, 3), replace=True):
-        assert torch.equal(generated(model, batch)[0], generated(model, batch, use_cache=False)[0])
+        assert torch.equal(generate(model, batch)[0], generate(model, batch, use_cache=False)[0])
 
 
 def test_a_function_gives_each_layer_and_head_its_graph(llama):
@@ -171,7 +171,7 @@ def test_a_function_gives_each_layer_and_head_its_graph(llama):
         return args, {**kwargs, "attention_mask": hf_models.by_head()}
 
     llama.model.layers[0].register_forward_pre_hook(add_mask, with_kwargs=True)
-    assert_exact(output, hf_models.of_sdpa(llama, tokens, patterns.causal(TOKENS)))
+    assert_exact(output, hf_models.run_sdpa(llama, tokens, patterns.causal(TOKENS)))
 
 
 def test_contexts_nest_and_end(llama):
@@ -195,7 +195,7 @@ def test_contexts_nest_and_end(llama):
 @torch.no_grad()
 def test_cross_attention_is_unchanged(name):
     """The receivers of a decoder are not among the senders of its encoder."""
-    model, batch, loops = built(name, "gnn_attention"), inputs(name), patterns.self_loops(64)
+    model, batch, loops = build64(name, "gnn_attention"), inputs(name), patterns.self_loops(64)
     with use_graph(model, loops):
         expected = result(name, model, batch)
     with use_graph(model.get_encoder(), loops):
@@ -209,7 +209,7 @@ def test_cross_attention_is_unchanged(name):
 
 def test_modules_without_a_mask_and_without_a_number():
     """The layers of CLIP are numbered in the order of calls, and have the graph alone."""
-    model, batch, calls = built("clip_vision", "gnn_attention"), inputs("clip_vision"), []
+    model, batch, calls = build64("clip_vision", "gnn_attention"), inputs("clip_vision"), []
     expected = result("clip_vision", model, batch)
     with use_graph(model, lambda layer, head, length: calls.append((layer, head, length))):
         assert torch.equal(result("clip_vision", model, batch), expected)
@@ -233,7 +233,7 @@ def gpt_neo():
 WRONG_MODELS = [
     (lambda: "gpt2", TypeError, "model must be a Module, got"),
     (lambda: nn.Linear(2, 2), ValueError, "Linear has no part with a Hugging Face config"),
-    (lambda: built("llama"), ValueError, r"LlamaForCausalLM is 'eager': call model.set_attn_im"),
+    (lambda: build64("llama"), ValueError, r"LlamaForCausalLM is 'eager': call model.set_attn_im"),
     (gpt_neo, NotImplementedError, "GPTNeoModel has attention of its own"),
 ]
 

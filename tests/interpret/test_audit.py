@@ -9,7 +9,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from support.covering import thinned
+from support.covering import thin
 from support.extras import needs
 from support.refusals import assert_refusals
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ FORMS = [lambda h: h, FactoredHeads.of, MergedHeads.of]
 NARROW = [patterns.window(T, 3) - LOOPS, patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5]).T]
 
 
-@pytest.mark.parametrize(("backend", "form", "graph"), thinned(product(BACKENDS, FORMS, NARROW)))
+@pytest.mark.parametrize(("backend", "form", "graph"), thin(product(BACKENDS, FORMS, NARROW)))
 def test_our_layer_is_exact_on_every_backend(backend, form, graph):
     """A pair that is no edge carries nothing, not even a NaN (docs/semantics.md, 3)."""
     layer = MessagePassingAttention(form(StandardHeads(WIDTH, 2, bias=True)), backend=backend)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from support.traces import redrawn
+from support.traces import redraw
 
 from gnn_attention import StandardHeads
 from gnn_attention import model as lm
@@ -18,7 +18,7 @@ from gnn_attention.rotary import Rotary
 
 
 def make_heads(seed: int = 0, **kind: Any) -> Any:
-    return redrawn(StandardHeads(**{"width": 12, "num_heads": 3, **kind}), seed)
+    return redraw(StandardHeads(**{"width": 12, "num_heads": 3, **kind}), seed)
 
 
 def reference_score(earlier: Any, later: Any, kind: str, h1: int, h2: int) -> float:
@@ -48,7 +48,7 @@ class TestComposition:
     def test_all_pairs_of_a_model(self, kind):
         """Scores are 0 unless the first layer is earlier, and the gains of both norms are folded in."""
         sizes = {"width": 12, "num_layers": 3, "num_heads": 2, "head_dim": 4, "mlp_width": 8, "reach": 3}
-        model = redrawn(lm.LanguageModel(lm.Config(9, **sizes)))
+        model = redraw(lm.LanguageModel(lm.Config(9, **sizes)))
         scaled_heads = []
         for block in model.blocks:
             heads, gain = block.attention.heads, block.attention_norm.weight.diag()

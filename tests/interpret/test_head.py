@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from support.traces import drawn, redrawn
+from support.traces import randn, redraw
 from torch import Tensor
 
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
@@ -32,11 +32,11 @@ FORMS = {
 
 
 def make_heads(**kind: Any) -> StandardHeads:
-    return redrawn(StandardHeads(**{"width": 12, "num_heads": 3, **kind}))
+    return redraw(StandardHeads(**{"width": 12, "num_heads": 3, **kind}))
 
 
 def make_block() -> lm.Block:
-    return redrawn(lm.Block(lm.Config(9, width=12, num_heads=3, head_dim=4, mlp_width=8)))
+    return redraw(lm.Block(lm.Config(9, width=12, num_heads=3, head_dim=4, mlp_width=8)))
 
 
 def weights_of(heads: StandardHeads, head: int) -> list[Tensor]:
@@ -48,7 +48,7 @@ def weights_of(heads: StandardHeads, head: int) -> list[Tensor]:
 
 def states_outside(space: Any, *shape: int) -> Tensor:
     """Draw states orthogonal to the subspace."""
-    return space.reject(drawn(*shape, space.width, seed=9))
+    return space.reject(randn(*shape, space.width, seed=9))
 
 
 def head_weights(layer: MessagePassingAttention, x: Any, graph: Any, head: int) -> Tensor:
@@ -78,7 +78,7 @@ def test_subspaces(kind):
     """The columns of W_Q, W_K, W_V and the rows of W_O span all that matters (seed S1.24)."""
     heads, graph = make_heads(**kind), patterns.cross(5, 6)
     layer, form = MessagePassingAttention(heads), FactoredHeads.of(heads)
-    x_dst, x_src = drawn(5, heads.width), drawn(6, heads.source_width, seed=1)
+    x_dst, x_src = randn(5, heads.width), randn(6, heads.source_width, seed=1)
     for head, circuit in enumerate(each(heads)):
         receiver, sender, value = circuit.reads_as_receiver, circuit.reads_as_sender, circuit.reads_as_value
         W_Q, W_K, W_V, W_O = weights_of(heads, head)
@@ -89,16 +89,16 @@ def test_subspaces(kind):
         assert_exact(head_weights(layer, (x_src + states_outside(sender, 6), x_dst), graph, head), weights)
         assert_exact(form.messages((x_src + states_outside(value, 6))[None])[0, head].detach(), sent.detach())
         assert_exact(circuit.writes.project(sent.detach()), sent.detach())
-        read = receiver.project(drawn(5, heads.width, seed=9))
+        read = receiver.project(randn(5, heads.width, seed=9))
         assert (head_weights(layer, (x_src, x_dst + read), graph, head) - weights).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("rotary", [Rotary(), Rotary(base=30.0, interleaved=True)])
-@pytest.mark.parametrize("gain", [None, drawn(12, seed=5)], ids=["", "gain"])
+@pytest.mark.parametrize("gain", [None, randn(12, seed=5)], ids=["", "gain"])
 def test_rotary_logits_by_distance(rotary, gain):
     """The logit from rotated queries and keys, such as of dst = 7 and src = 4, is x W_P(3) x'^T."""
     heads = make_heads(num_heads=4, num_kv_heads=2, head_dim=6, rotary=rotary)
-    x, channels = drawn(10, 12), torch.ones(12, dtype=torch.float64) if gain is None else gain
+    x, channels = randn(10, 12), torch.ones(12, dtype=torch.float64) if gain is None else gain
     q, (k, _) = heads.receive((channels * x)[None])[0], heads.send((channels * x)[None])
     for head, circuit in enumerate(each(heads, gain)):
         for dst, src in ((7, 4), (4, 7), (0, 0), (9, 0)):
@@ -110,7 +110,7 @@ def test_rotary_logits_by_distance(rotary, gain):
 
 def test_a_block_brings_its_gain():
     """The circuit reads states before the norm, each divided by its root mean square."""
-    layer, x = make_block(), drawn(1, 5, 12)
+    layer, x = make_block(), randn(1, 5, 12)
     unit = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
     form, normed = FactoredHeads.of(layer.attention.heads), layer.attention_norm(x)
     for head, circuit in enumerate(each(layer)):
@@ -120,7 +120,7 @@ def test_a_block_brings_its_gain():
 
 
 def test_top_tokens_against_sorted_products():
-    vectors, embedding = drawn(2, 3, 12), drawn(30, 12, seed=1)
+    vectors, embedding = randn(2, 3, 12), randn(30, 12, seed=1)
     best = top_tokens(vectors, embedding, k=5)
     values, tokens = (vectors @ embedding.mT).sort(descending=True)
     assert torch.equal(best.tokens, tokens[..., :5])
@@ -131,7 +131,7 @@ def test_top_tokens_against_sorted_products():
 
 def test_refusals():
     two_widths, gain = make_heads(source_width=7), torch.ones(12)
-    without_output = of(StandardHeads.from_arrays(*(drawn(2, 6, 3, seed=s) for s in range(3))), 0)
+    without_output = of(StandardHeads.from_arrays(*(randn(2, 6, 3, seed=s) for s in range(3))), 0)
     assert without_output.reads_as_value.dim == 3
     ones = torch.ones
     cases = [

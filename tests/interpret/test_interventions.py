@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import traces
 from support.bounds import assert_exact, assert_rule, attention_truth
-from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
+from support.traces import CAUSAL, LISTED, TOKENS, cells, dense, heads, new_model, randn, record, take
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -43,13 +43,13 @@ def test_interventions_on_a_model(backend: Any) -> None:
 
 def test_interventions_add_up_and_nest() -> None:
     """One mute contains another, and a mute combines with the cut of a neighbouring edge."""
-    form, x = heads(), drawn(2, 7, 12)
+    form, x = heads(), randn(2, 7, 12)
     layer = MessagePassingAttention(form)
     update = dense(form, x, LISTED, mute=cells([(6, 2), (0, 2)])).update
     with trace.intervene(layer, trace.mute([(6, 2)])), trace.intervene(layer, trace.mute([(0, 2), (6, 2)])):
         assert_exact(layer(x, LISTED), update)
         call = trace.record(layer, x, LISTED).layers[0]
-        assert_exact(call.weights(), at(dense(form, x, LISTED).weights, LISTED.edge_index))
+        assert_exact(call.weights(), take(dense(form, x, LISTED).weights, LISTED.edge_index))
         assert call.norms([(6, 2), (0, 2)]).abs().max() == 0
     expected = dense(form, x, LISTED, cut=cells([(6, 2)]), mute=cells([(0, 2)], [1]))
     output = trace.record(layer, x, LISTED, interventions=[trace.mute((0, 2), heads=1), trace.cut((6, 2))])
@@ -60,7 +60,7 @@ def test_interventions_add_up_and_nest() -> None:
 @pytest.mark.parametrize("kind", traces.KINDS)
 def test_one_intervention_on_many_graphs(kind: str) -> None:
     """An intervention changes the graph of each call, whatever its length and form."""
-    form, x, intervention = heads(), drawn(2, 7, 12), traces.KINDS[kind]
+    form, x, intervention = heads(), randn(2, 7, 12), traces.KINDS[kind]
     layer, graphs = MessagePassingAttention(form, backend="auto"), (LISTED, CAUSAL, patterns.window(7, 3))
     plain = {graph: layer(x, graph) for graph in (LISTED, CAUSAL)}
     with trace.intervene(layer, intervention((0, 2), heads=1)):
@@ -72,7 +72,7 @@ def test_one_intervention_on_many_graphs(kind: str) -> None:
         assert_exact(layer(x[:, :5], patterns.causal(5)), layer(x, CAUSAL)[:, :5])
     # Without edges, all edges of one head or of all heads are selected.
     output = trace.record(layer, x, LISTED, interventions=intervention(heads=3))
-    assert_exact(output.output, plain[LISTED] - recorded(form, x, LISTED).results(3).squeeze(2))
+    assert_exact(output.output, plain[LISTED] - record(form, x, LISTED).results(3).squeeze(2))
     assert_exact(
         trace.record(layer, x, LISTED, interventions=intervention()).output, form.b_O.expand(2, 7, 12)
     )
@@ -85,10 +85,10 @@ def test_one_intervention_on_many_graphs(kind: str) -> None:
 @pytest.mark.parametrize("kind", traces.KINDS)
 def test_unsent_messages_are_never_read(kind: str, backend: Any) -> None:
     """A NaN in the message of a cut or muted edge stays with its sender, and so does its gradient."""
-    form, x = heads(), drawn(1, 7, 12)
+    form, x = heads(), randn(1, 7, 12)
     layer = MessagePassingAttention(form, backend=backend)
     graph, pairs = (
-        CAUSAL - (traces.one(0, 3) | traces.one(1, 3) | traces.one(2, 3)),
+        CAUSAL - (traces.one_edge(0, 3) | traces.one_edge(1, 3) | traces.one_edge(2, 3)),
         [(3, dst) for dst in range(4, 7)],
     )
     expected = dense(form, x, graph, **{kind: cells(pairs)}).update[0, 4:]
@@ -138,7 +138,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
 @pytest.mark.parametrize("backend", ["auto", "dense", "tiles"])
 def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     """Changes apply in order: the update and the record equal the dense formula."""
-    form, x, other, edges = heads(), drawn(2, 7, 12), drawn(1, 5, 12, seed=1), traces.PAIRS[graph]
+    form, x, other, edges = heads(), randn(2, 7, 12), randn(1, 5, 12, seed=1), traces.PAIRS[graph]
     g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
     source = trace.record(MessagePassingAttention(form), other, patterns.causal(5))
     short_pairs = [pair for pair in edges if pair[0] < 5]
@@ -155,15 +155,15 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     call = trace.record(layer, x, g, interventions=steps).layers[0]
     assert_exact(call.update, carried.sum((1, 3)) + form.b_O)
     pairs = call.edge_index
-    assert_exact(call.weights(), at(plain.weights, pairs))
-    assert_exact(call.carried(pairs), at(carried, pairs))
-    assert_exact(call.norms(), at(carried.norm(dim=-1), pairs))
+    assert_exact(call.weights(), take(plain.weights, pairs))
+    assert_exact(call.carried(pairs), take(carried, pairs))
+    assert_exact(call.norms(), take(carried.norm(dim=-1), pairs))
     assert_exact(call.messages(pairs), plain.messages[:, :, pairs[0]].transpose(1, 2))
 
 
 def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     """Such a receiver still has in-edges."""
-    q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 3, 4, seed=1), drawn(1, 2, 3, 4, seed=2), drawn(2, seed=3)
+    q, k, v, sinks = randn(1, 2, 3, 4), randn(1, 2, 3, 4, seed=1), randn(1, 2, 3, 4, seed=2), randn(2, seed=3)
     mute = trace.mute([(0, 0), (0, 1), (1, 1)])
     backend = ChangedMessages.wrap("auto", (mute, 0))
     info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=backend, return_info=True)[1]

@@ -106,7 +106,7 @@ CASES += [("gpt2", None, "scale again"), ("gpt_oss", "left", "scale")]
 def test_formula(name, pad, key, use_formula, monkeypatch):
     """Outputs and gradients of all parameters equal the formula's."""
     hf_models.keep_float64(monkeypatch)
-    model, inputs = hf_models.built(name), hf_models.inputs(name, pad)
+    model, inputs = hf_models.build64(name), hf_models.inputs(name, pad)
     mask, interventions = inputs.get("attention_mask"), INTERVENTIONS[key]
     use_formula(model, interventions, mask)
     expected = hf_models.result(name, model, inputs).detach()
@@ -126,24 +126,24 @@ STEPS += [("scale again", "own")]
 def test_generate(key, cache, use_formula, monkeypatch):
     """Interventions on prompt and new tokens change each step as in the formula, with padding."""
     hf_models.keep_float64(monkeypatch)
-    model, inputs = hf_models.built("llama"), hf_models.inputs("llama", "left")
+    model, inputs = hf_models.build64("llama"), hf_models.inputs("llama", "left")
     late_intervention = getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1)
     interventions = [*INTERVENTIONS[key], late_intervention]
     use_formula(model, interventions, inputs["attention_mask"])
-    tokens, scores = hf_models.generated(model, inputs, "formula")
+    tokens, scores = hf_models.generate(model, inputs, "formula")
     model.set_attn_implementation("gnn_attention")
     with trace.intervene(model, *interventions):
-        result = hf_models.generated(model, inputs, **hf_models.CACHES[cache])
+        result = hf_models.generate(model, inputs, **hf_models.CACHES[cache])
     assert torch.equal(result[0], tokens)
     assert_exact(result[1], scores)
-    unchanged_scores = hf_models.generated(model, inputs)[1]
+    unchanged_scores = hf_models.generate(model, inputs)[1]
     assert (unchanged_scores - scores).abs().max() > 1e-3
 
 
 def test_recomputed_layers(monkeypatch):
     """With gradient checkpointing, interventions hold in the backward pass too."""
     hf_models.keep_float64(monkeypatch)
-    model, inputs = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama")
+    model, inputs = hf_models.build64("llama", "gnn_attention"), hf_models.inputs("llama")
     with trace.intervene(model, *INTERVENTIONS["several"]):
         expected = hf_models.gradients("llama", model, inputs)
         model.train().activation_checkpointing_enable()
@@ -159,7 +159,7 @@ def test_record_runs_on_the_outer_backend():
         calls.append(call)
         return BACKENDS["reference"].run(call)
 
-    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    model, tokens = hf_models.build64("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     with torch.no_grad(), huggingface.attending(Backend("mine", run)):
         trace.record(model, tokens)
         assert len(calls) == 2
@@ -170,7 +170,7 @@ def test_record_runs_on_the_outer_backend():
 
 def test_a_pair_outside_every_call_warns():
     """A growing sequence reaches some pairs later: with 3 tokens and 5 more, receivers are 0 .. 6."""
-    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    model, tokens = hf_models.build64("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with trace.intervene(model, trace.cut([(0, 4), (5, 6)])):
         model.generate(tokens, **options)
@@ -183,7 +183,7 @@ def test_a_pair_outside_every_call_warns():
 
 def test_a_context_in_which_nothing_ran_warns():
     """The warning names the function that made the context."""
-    model = hf_models.built("llama", "gnn_attention")
+    model = hf_models.build64("llama", "gnn_attention")
     with (
         pytest.warns(UserWarning, match="in this trace.intervene context"),
         trace.intervene(model, trace.cut()),
@@ -193,7 +193,7 @@ def test_a_context_in_which_nothing_ran_warns():
 
 def test_refusals():
     """Errors are raised before anything runs if possible, else in the call."""
-    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    model, tokens = hf_models.build64("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
     with (
         pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"),
         trace.intervene(model, trace.cut(layers=2)),

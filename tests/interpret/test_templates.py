@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from support.traces import drawn
+from support.traces import randn
 from torch import Tensor, nn
 
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
@@ -75,7 +75,7 @@ class Layers(nn.Module):
 
 class TestDetect:
     tokens = torch.tensor([[5, 5, 1, 5, 1, 1], [0, 3, 0, 3, 2, 0]])
-    x = drawn(2, 6, 8, seed=1)
+    x = randn(2, 6, 8, seed=1)
 
     @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
     @pytest.mark.parametrize("name", TEMPLATES)

@@ -14,7 +14,7 @@ import torch
 from support import traces
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
 from support.refusals import assert_refusals
-from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
+from support.traces import CAUSAL, LISTED, TOKENS, cells, dense, heads, new_model, randn, record, take
 from torch import nn
 
 import gnn_attention as ga
@@ -37,7 +37,7 @@ CASES = [row for row in product(BACKENDS, traces.GRAPHS, *INTERVENTIONS.values()
 @pytest.mark.parametrize(("backend", "name", "kind", "numbers"), random.Random(0).sample(CASES, 40))
 def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str | None, numbers: Any) -> None:
     """Values and gradients are right, with and without edges cut or muted in some heads."""
-    form, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
+    form, x, graph = heads(), randn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
     layer = MessagePassingAttention(form, backend=backend)
     masks = {kind: cells(traces.PAIRS[name], numbers)} if kind else {}
     intervention = traces.KINDS[kind](traces.PAIRS[name], heads=numbers) if kind else ()
@@ -46,10 +46,10 @@ def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str 
     is_edge = graph.mask().expand(2, 4, 7, 7) if graph.batch is None else graph.mask()
     in_union = (is_edge & ~masks.get("cut", cells([]))).reshape(-1, 7, 7).any(0)
     assert sorted(pairs.mT.tolist()) == sorted(in_union.nonzero().flip(1).tolist())
-    assert_exact(call.weights(), at(expected.weights, pairs))
-    assert torch.equal(call.logits() == -math.inf, at(expected.logits, pairs) == -math.inf)
-    assert_exact(call.logits().nan_to_num(neginf=0.0), at(expected.logits, pairs).nan_to_num(neginf=0.0))
-    carried = at(expected.carried, pairs)
+    assert_exact(call.weights(), take(expected.weights, pairs))
+    assert torch.equal(call.logits() == -math.inf, take(expected.logits, pairs) == -math.inf)
+    assert_exact(call.logits().nan_to_num(neginf=0.0), take(expected.logits, pairs).nan_to_num(neginf=0.0))
+    carried = take(expected.carried, pairs)
     assert_exact(call.messages(pairs), expected.messages[:, :, pairs[0]].transpose(1, 2))
     assert_exact(call.carried(pairs), carried)
     assert_exact(call.norms(), carried.norm(dim=-1))
@@ -60,11 +60,11 @@ def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str 
     # The matrix before masking has values for pairs that are no edges (seed S4.17).
     full = dense(form, x, patterns.full(7)).logits
     assert_exact(call.pair_logits(), full)
-    assert_exact(call.pair_logits([(1, 0), (2, 2)]), at(full, torch.tensor([[1, 2], [0, 2]])))
+    assert_exact(call.pair_logits([(1, 0), (2, 2)]), take(full, torch.tensor([[1, 2], [0, 2]])))
     assert_exact(call.overlap() * form.scale, full)
-    assert_exact(call.overlap([(1, 0), (2, 2)]) * form.scale, at(full, torch.tensor([[1, 2], [0, 2]])))
+    assert_exact(call.overlap([(1, 0), (2, 2)]) * form.scale, take(full, torch.tensor([[1, 2], [0, 2]])))
     results = (call.update, call.carried(pairs)), (expected.update, carried)
-    losses = ((y * drawn(*y.shape, seed=9)).sum() + vectors.square().sum() for y, vectors in results)
+    losses = ((y * randn(*y.shape, seed=9)).sum() + vectors.square().sum() for y, vectors in results)
     inputs = [x, *form.parameters()]
     assert_exact(*(torch.autograd.grad(loss, inputs, allow_unused=True) for loss in losses))
     assert kind is None or (call.update - layer(x, graph)).abs().max() > 1e-3
@@ -76,48 +76,48 @@ FORMS = [ga.FactoredHeads.of, ga.MergedHeads.of, lambda h: ga.MergedHeads.of(h, 
 @pytest.mark.parametrize("kind", [None, *traces.KINDS])
 def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     """A bias stays with its edges, but an intervention on some heads leaves no single edge list."""
-    form, x, bias, pairs = heads(), drawn(1, 7, 12), drawn(4, 9), [(0, 2), (5, 1)]
+    form, x, bias, pairs = heads(), randn(1, 7, 12), randn(4, 9), [(0, 2), (5, 1)]
     intervention = traces.KINDS[kind](pairs) if kind else ()
-    call = recorded(form, x, LISTED, score_mods.softcap(2.0), bias=bias, interventions=intervention)
+    call = record(form, x, LISTED, score_mods.softcap(2.0), bias=bias, interventions=intervention)
     expected = dense(form, x, LISTED, cap=2.0, bias=bias, **({kind: cells(pairs)} if kind else {}))
-    assert_exact(call.logits(), at(expected.logits, call.edge_index))
+    assert_exact(call.logits(), take(expected.logits, call.edge_index))
     subset = call.edge_index[:, [6, 2]]
-    assert_exact(call.logits(subset), at(expected.logits, subset))
-    assert_exact(call.weights(), at(expected.weights, call.edge_index))
+    assert_exact(call.logits(subset), take(expected.logits, subset))
+    assert_exact(call.weights(), take(expected.weights, call.edge_index))
     assert_exact(call.update, expected.update)
     if kind:
         with pytest.raises(
             NotImplementedError, match="bias= excludes an intervention on some heads: take all"
         ):
-            recorded(form, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
+            record(form, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
 
 
 @torch.no_grad()
 def test_every_form_of_the_weights_and_half_precision() -> None:
     """All forms of heads carry the same, latent heads too; half tensors give float32 values."""
-    x, expected = drawn(2, 7, 12), dense(heads(), drawn(2, 7, 12), LISTED)
+    x, expected = randn(2, 7, 12), dense(heads(), randn(2, 7, 12), LISTED)
     for form in FORMS:
-        call = recorded(form(heads()), x, LISTED)
-        assert_exact(call.carried(LISTED.edge_index), at(expected.carried, LISTED.edge_index))
-        assert_exact(call.norms(), at(expected.carried, LISTED.edge_index).norm(dim=-1))
+        call = record(form(heads()), x, LISTED)
+        assert_exact(call.carried(LISTED.edge_index), take(expected.carried, LISTED.edge_index))
+        assert_exact(call.norms(), take(expected.carried, LISTED.edge_index).norm(dim=-1))
         assert_exact(call.results(), expected.carried.sum(3).transpose(1, 2))
     torch.manual_seed(0)
     form = LatentHeads(12, 3, content_dim=4, rotary_dim=2, latent_dim=5).double()
-    call = recorded(form, x, LISTED)
+    call = record(form, x, LISTED)
     carried, zeros = call.carried(LISTED.edge_index).sum(2), torch.zeros(2, 7, 12, dtype=torch.float64)
     assert_exact(zeros.index_add(1, LISTED.edge_index[1], carried), call.update)
-    half = recorded(heads().bfloat16(), drawn(1, 7, 12).bfloat16(), LISTED)
+    half = record(heads().bfloat16(), randn(1, 7, 12).bfloat16(), LISTED)
     carried = half.carried(half.edge_index)
     assert {part.dtype for part in (half.weights(), half.norms(), carried, half.results())} == {torch.float32}
     q, k = half.q.double(), half.k.double().repeat_interleave(2, 1)
-    products = at(q @ k.mT, half.edge_index) * 6**-0.5
+    products = take(q @ k.mT, half.edge_index) * 6**-0.5
     # Products of bfloat16 numbers are exact in float32, which leaves a sum of 6 and the scaling.
     assert_sum(half.logits(), products, 7, float((q.abs() @ k.abs().mT).max()) * 6**-0.5)
     assert_rule(half.z, {}, attention_truth(half.q, half.k, half.v, LISTED))
 
 
 def test_edges_are_chosen_by_pair_and_heads_by_number() -> None:
-    call = recorded(heads(), drawn(2, 7, 12), LISTED)
+    call = record(heads(), randn(2, 7, 12), LISTED)
     all_carried = call.carried(call.edge_index)
     for edges in (torch.tensor([[3, 6], [3, 2]]), [(3, 3), (6, 2)], ((3, 3), (6, 2))):
         assert_exact(call.carried(edges), all_carried[:, [3, 0]])
@@ -149,7 +149,7 @@ def test_recording_changes_nothing(backend: Any) -> None:
 
 def test_states_and_phases_of_the_residual_stream() -> None:
     """B phases have B + 1 states, each the previous one plus an update (seeds S4.11, S4.19)."""
-    model, x = new_model(), drawn(7, 12)
+    model, x = new_model(), randn(7, 12)
     run = trace.record(model, TOKENS)
     names = [(layer, name) for layer in range(3) for name in ("communication", "computation")]
     assert [(phase.layer, phase.name) for phase in run.phases] == names
@@ -170,7 +170,7 @@ def test_states_and_phases_of_the_residual_stream() -> None:
 
 
 def test_cross_attention_and_rows() -> None:
-    form, x_src, x_dst = heads(), drawn(2, 7, 12), drawn(2, 3, 12, seed=2)
+    form, x_src, x_dst = heads(), randn(2, 7, 12), randn(2, 3, 12, seed=2)
     layer, graph = MessagePassingAttention(form), CAUSAL.rows(4, 7)
     call = trace.record(layer, (x_src, x_dst), graph).layers[0]
     carried = call.carried(call.edge_index).sum(2)
@@ -180,14 +180,14 @@ def test_cross_attention_and_rows() -> None:
     for states in ((x_src, x_dst), (x_src, None)):
         with trace.intervene(layer, trace.cut([(0, 1)])):
             output = layer(states, graph)
-        assert_exact(output, layer(states, (CAUSAL - traces.one(0, 5)).rows(4, 7)))
+        assert_exact(output, layer(states, (CAUSAL - traces.one_edge(0, 5)).rows(4, 7)))
 
 
 def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:
-    x = drawn(1, 7, 12)
+    x = randn(1, 7, 12)
     x[0, 5] = math.nan
-    graph = ga.algebra.per_head(*[CAUSAL] * 2, *[patterns.window(7, 1) - traces.one(5, 5)] * 2)
-    call, pair = recorded(heads(), x, graph), [(5, 6)]
+    graph = ga.algebra.per_head(*[CAUSAL] * 2, *[patterns.window(7, 1) - traces.one_edge(5, 5)] * 2)
+    call, pair = record(heads(), x, graph), [(5, 6)]
     for numbers in (call.carried(pair).norm(dim=-1), call.norms(pair)):
         assert numbers.isnan().tolist() == [[[True, True, False, False]]]
         assert (numbers[..., 2:] == 0).all()
@@ -213,7 +213,7 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
     terms = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
     assert list(call.terms("message exchange")) == terms
     assert len(terms) == 7
-    run = trace.record(MessagePassingAttention(heads()), drawn(2, 7, 12), LISTED)
+    run = trace.record(MessagePassingAttention(heads()), randn(2, 7, 12), LISTED)
     shapes = {"q": (2, 7, 4, 6), "k": (2, 7, 2, 6), "v": (2, 7, 2, 5), "z": (2, 7, 4, 5)}
     shapes |= {"pattern": (2, 4, 7, 7), "attn_scores": (2, 4, 7, 7), "result": (2, 7, 4, 12)}
     assert {name: tuple(run.layers[0][f"attn.hook_{name}"].shape) for name in shapes} == shapes
@@ -226,7 +226,7 @@ def test_modules_that_cannot_be_recorded() -> None:
     with pytest.raises(NotImplementedError, match="needs one edge list"), trace.intervene(model, cut):
         model(TOKENS)
     # Hooks of torch_geometric force the message-passing path, which cannot be muted or recorded.
-    layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(7, 12)
+    layer, x = MessagePassingAttention(heads(), backend="auto"), randn(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(
         NotImplementedError, match=r"an explainer or an overridden step .*: remove it to record"
@@ -250,17 +250,17 @@ INVALID_QUERIES = [
 
 
 def test_invalid_queries_are_refused() -> None:
-    run = trace.record(MessagePassingAttention(heads()), drawn(7, 12), LISTED)
+    run = trace.record(MessagePassingAttention(heads()), randn(7, 12), LISTED)
     assert_refusals((partial(query, run), error, match) for query, error, match in INVALID_QUERIES)
     form = StandardHeads.from_arrays(*(torch.randn(2, 4, 3) for _ in range(3)))
     with pytest.raises(ValueError, match="heads without W_O have values but no messages"):
-        recorded(form, torch.randn(7, 4), LISTED).norms()
+        record(form, torch.randn(7, 4), LISTED).norms()
 
 
 def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits and gradients do not depend on how many pairs are gathered at once."""
-    form, x = heads(), drawn(1, 7, 12).requires_grad_()
-    call = recorded(form, x, LISTED, score_mods.softcap(2.0))
+    form, x = heads(), randn(1, 7, 12).requires_grad_()
+    call = record(form, x, LISTED, score_mods.softcap(2.0))
     numbers = call.edge_index[:, [8, 1, 2, 3, 4, 5, 0, 7]]
     expected = call.logits(numbers)
     monkeypatch.setattr("gnn_attention.backends.call.GATHERED_BYTES", 1)

@@ -9,7 +9,7 @@ import torch
 from support import traces
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from support.traces import LISTED, TOKENS, drawn, heads, new_model
+from support.traces import LISTED, TOKENS, heads, new_model, randn
 
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, patterns
@@ -31,7 +31,7 @@ def assert_same(part, whole, pairs):
 @pytest.mark.parametrize("name", traces.GRAPHS)
 def test_selected_edges_have_the_values_of_the_whole_record(name, kind):
     """Edges are selected as pairs or as a graph, with interventions, in graphs that differ by head."""
-    layer, x, graph = MessagePassingAttention(heads(), backend="auto"), drawn(2, 7, 12), traces.GRAPHS[name]
+    layer, x, graph = MessagePassingAttention(heads(), backend="auto"), randn(2, 7, 12), traces.GRAPHS[name]
     intervention = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
     whole = trace.record(layer, x, graph, interventions=intervention).layers[0]
     for selection in (whole.edge_index[:, ::3], whole.edge_index[:, -1:]):
@@ -46,10 +46,10 @@ def test_biases_score_mods_and_gradients():
     def by_position(score, b, h, dst, src):
         return score * (1 + h) + (2 * dst - src) / 8
 
-    form, x = heads(), drawn(2, 7, 12).requires_grad_()
+    form, x = heads(), randn(2, 7, 12).requires_grad_()
     layer = MessagePassingAttention(form, by_position)
-    whole = trace.record(layer, x, LISTED, bias=drawn(4, 9)).layers[0]
-    part = trace.record(layer, x, LISTED, bias=drawn(4, 9), edges=[(6, 2), (4, 1)]).layers[0]
+    whole = trace.record(layer, x, LISTED, bias=randn(4, 9)).layers[0]
+    part = trace.record(layer, x, LISTED, bias=randn(4, 9), edges=[(6, 2), (4, 1)]).layers[0]
     assert part.edge_index.tolist() == [[6, 4], [2, 1]]
     assert_same(part, whole, [(6, 2), (4, 1)])
     assert_exact(part.weights((4, 1), heads=1), whole.weights((4, 1), heads=1))
@@ -72,7 +72,7 @@ def test_calls_of_some_layers():
 
 
 def test_invalid_selections_are_refused():
-    layer, x = MessagePassingAttention(heads()), drawn(7, 12)
+    layer, x = MessagePassingAttention(heads()), randn(7, 12)
     part = trace.record(layer, x, LISTED, edges=[(6, 2)])
     call, record = part.layers[0], partial(trace.record, layer, x, LISTED)
     assert_refusals(

@@ -37,7 +37,7 @@ def test_weights_and_messages(name, monkeypatch):
     """Weights and messages equal those of eager attention, for texts without padding."""
     hf_models.keep_float64(monkeypatch)
     inputs = hf_models.inputs(name)
-    model = hf_models.built(name, "eager")
+    model = hf_models.build64(name, "eager")
     with torch.no_grad():
         expected = sort_weights(model(**inputs, output_attentions=True))
         model.set_attn_implementation("gnn_attention")
@@ -71,7 +71,7 @@ PADDED += [("gpt2", "left", "mute"), ("gpt_oss", "left", "patch"), ("bert", "lef
 def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypatch):
     """Weights, logits, messages and updates of a text are the same in a batch and alone."""
     hf_models.keep_float64(monkeypatch)
-    model, inputs = hf_models.built(name, "gnn_attention"), hf_models.inputs(name, pad)
+    model, inputs = hf_models.build64(name, "gnn_attention"), hf_models.inputs(name, pad)
     pairs, is_token = [(0, 2), (1, 4), (0, 3), (2, 2)], inputs["attention_mask"].bool()
     inputs["position_ids"] = (is_token.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypa
 @pytest.mark.parametrize("pad", ["left", "right"])
 def test_a_pair_beyond_a_text_is_no_edge_of_it(pad):
     """A pair has weight 0 in shorter samples, and is refused if all samples are too short."""
-    model, inputs = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", pad)
+    model, inputs = hf_models.build64("llama", "gnn_attention"), hf_models.inputs("llama", pad)
     with torch.no_grad():
         layer = ga.trace.record(model, **inputs).layers[0]
     is_edge = layer.weights([(6, 7)])[:, 0] != 0
@@ -122,7 +122,7 @@ class Adapted(torch.nn.Module):
 
 def test_messages_through_an_adapter_are_unknown():
     """The linear map below an adapter is only a part of the projection."""
-    model = hf_models.built("llama", "gnn_attention")
+    model = hf_models.build64("llama", "gnn_attention")
     for layer in model.model.layers:
         layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj).to(model.dtype)
     with torch.no_grad():

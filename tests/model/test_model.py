@@ -1,4 +1,4 @@
-"""The small model: phases, graphs, backends, files, generation, and the scores of trained heads."""
+"""The small model runs along any graph on every backend, is saved and loaded, and generates text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exact() -> tuple[lm.LanguageModel, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def scores(exact: Any) -> dict[str, torch.Tensor]:
-    """Scores of the shipped model's heads, in float64, on the sequences of its training report."""
+    """Return the scores of the shipped model's heads in float64, on the sequences of its training report."""
     return {name: score(exact[0]) for name, score in SCORES.items()}
 
 
@@ -57,7 +57,8 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
     model, tokens = copy.deepcopy(exact[0]), exact[1]
     assert model.backend == "auto"
     expected = model(tokens)
-    unsupported = ("mixed", "flex", "varlen")  # not for a learned score_mod, or a CPU
+    # These do not support a learned score_mod, or a CPU.
+    unsupported = ("mixed", "flex", "varlen")
     for backend in (*(name for name in BACKENDS if name not in unsupported),):
         model.backend = backend
         assert model.backend == backend
@@ -82,7 +83,7 @@ def test_any_graph_may_be_given(tiny: lm.LanguageModel) -> None:
     assert torch.equal(tiny(tokens), tiny(tokens, patterns.causal(12)))
     graphs = [patterns.window(12, 3), patterns.full(12), patterns.strict_causal(12)]
     expected = [tiny(tokens, graph) for graph in graphs]
-    # each token attends to itself: the logits are a function of the token
+    # Each token attends only to itself, so its logits are a function of the token.
     assert_exact(tiny(tokens, patterns.window(12, 1))[:, 5:6], tiny(tokens[:, 5:6]))
     tiny.backend = "message_passing"
     assert_exact([tiny(tokens, graph) for graph in graphs], expected)
@@ -106,12 +107,12 @@ def test_the_shipped_file_is_small_and_says_how_it_was_made(shipped: Any, scores
     model, vocabulary, metadata = shipped
     assert lm.TRAINED.stat().st_size <= 2_000_000
     assert set(metadata) >= {"recipe", "seed", "training_loss", "held_out_loss", "corpus_sha256", *SCORES}
-    nothing = math.log(model.config.vocabulary_size)
-    assert metadata["uniform_loss"] == round(nothing, 4)
-    assert metadata["training_loss"] < metadata["held_out_loss"] < nothing / 2
+    uniform_loss = math.log(model.config.vocabulary_size)
+    assert metadata["uniform_loss"] == round(uniform_loss, 4)
+    assert metadata["training_loss"] < metadata["held_out_loss"] < uniform_loss / 2
     assert (model.training, len(vocabulary)) == (False, model.config.vocabulary_size)
     for name, score in scores.items():
-        # rounded to four digits
+        # The report rounds scores to four digits.
         assert error(score, torch.tensor(metadata[name], dtype=torch.float64)) <= 0.5e-4
 
 
@@ -119,25 +120,25 @@ def test_a_file_comes_back(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
     lm.save(tmp_path / "tiny.safetensors", tiny, vocabulary, {"seed": 3, "scores": [[0.5]]})
     rng_state = torch.get_rng_state()
-    loaded, words, metadata = lm.load(tmp_path / "tiny.safetensors")
-    assert (loaded.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
+    result, words, metadata = lm.load(tmp_path / "tiny.safetensors")
+    assert (result.config, words, metadata) == (TINY, vocabulary, {"seed": 3, "scores": [[0.5]]})
     for name, tensor in tiny.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor.half().float())
+        assert torch.equal(result.state_dict()[name], tensor.half().float())
     assert torch.equal(torch.get_rng_state(), rng_state)
-    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert all(parameter.requires_grad for parameter in result.parameters())
 
 
 def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
-    """A bias that leaves only one distance makes a head with known scores."""
+    """A head whose bias leaves only one distance has known scores."""
     with torch.no_grad():
         for layer in tiny.layers:
             layer.score_mod.table.fill_(-100.0)
-            # head 0 attends to the token before, head 1 to the third before, where length 4 has induction
+            # Head 0 attends to the previous token, head 1 to the third before, as induction does at length 4.
             layer.score_mod.table[[0, 1], [TINY.reach + 1, TINY.reach + 3]] = 100.0
     ones, zeros = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     previous = lm.previous_token_scores(tiny, samples=4)
     assert_exact(previous[:, 0], ones)
-    # receivers 1 and 2 have no third before: any weight there, of 127 receivers
+    # Of 127 receivers, 1 and 2 have no third token before and may have any weight.
     assert (previous[:, 1] <= 2 / 127).all()
     assert_exact(lm.induction_scores(tiny, length=4, samples=4), torch.stack([zeros, ones], 1))
 
@@ -176,15 +177,15 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_compiles_without_being_given_a_graph() -> None:
-    """The program makes the causal graph itself; other lengths and another graph work too."""
+    """A program makes the causal graph itself, and accepts other lengths and another graph."""
     torch.compiler.reset()
     trained = lm.load_trained()[0].double()
-    compiled = torch.compile(trained, backend="eager")
+    program = torch.compile(trained, backend="eager")
     tokens = torch.arange(8).unsqueeze(0)
     for length in (8, 6, 5):
-        assert_exact(compiled(tokens[:, :length]), trained(tokens[:, :length]))
+        assert_exact(program(tokens[:, :length]), trained(tokens[:, :length]))
     window = patterns.window(8, 2)
-    assert_exact(compiled(tokens, window), trained(tokens, window))
+    assert_exact(program(tokens, window), trained(tokens, window))
 
 
 GRAPHS = ["causal(99)", "window(99, 8) | sinks(99, 2)", "dilated(99, 6, 3)", "prefix(99, 3)", "window(99, 1)"]
@@ -203,7 +204,7 @@ def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
 
 @torch.no_grad()
 def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: Any) -> bool:
-    """Each token from ``start`` on is clearly the most likely one, in one pass in float64."""
+    """Return whether each token from ``start`` on is the most likely one in a single float64 pass."""
     logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, start - 1 : -1]
     first, second = logits.topk(2).values.unbind(-1)
     assert logits.dtype == torch.float64
@@ -250,11 +251,12 @@ def test_edges_that_are_cut_stay_cut(tiny: lm.LanguageModel) -> None:
 
 
 def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
-    """Two calls continue one text: the second gets only the new tokens."""
+    """Two calls continue one text, although the second call gets only the new tokens."""
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(40, 6) | patterns.sinks(40, 1)
     cache = KeyValueCache(graph, TINY.num_layers)
     first = lm.generate(tiny, tokens, 5, temperature=0.0, cache=cache)
-    assert cache.length == 7  # the last token is not yet in the cache
+    # The last token is not yet in the cache.
+    assert cache.length == 7
     turn = torch.tensor([*first[-1:].tolist(), 77, 78])
     second = lm.generate(tiny, turn, 6, temperature=0.0, cache=cache)
     assert second.tolist()[:3] == turn.tolist()
@@ -267,7 +269,7 @@ def raise_error(call: Any) -> Any:
 
 
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
-    """The cache is unchanged after an error."""
+    """Wrong arguments raise errors, after which the cache is unchanged."""
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
     too_small = "graph must have at least 13 tokens"
     cache_options = {"graph": patterns.window(9, 2), "cache": cache}

@@ -1,6 +1,4 @@
-"""The vocabulary gives the ids of version 0.1.0 and the merges of the theory; texts come back, and errors
-name the fault.
-"""
+"""The vocabulary has the ids of version 0.1.0 and the merges of the theory, and restores every text."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ tokenizers = needs("tokenizers")
 SENTENCE = "Llamas do not output words"
 TOKENS = (76, 333, 109, 390, 568, 363, 868, 749, 308, 268, 636)
 
-# The words of the paper's example. Each ends a line, and a line's end joins nothing, so the counts are the
-# paper's.
+# These are the words of the paper's example. Each ends a line, and no pair crosses the end of a line, so the
+# counts are those of the paper.
 PAPER = "low\n" * 5 + "lower\n" * 2 + "newest\n" * 6 + "widest\n" * 3
 
-# Computed by the pure Python code of version 0.1.0 with the vocabulary that ships.
+# The pure Python code of version 0.1.0 computed these ids with the vocabulary that ships.
 OLD_IDS = {
     SENTENCE: TOKENS,
     "def read(self, size=-1):\n    return self.buffer\n": (
@@ -65,8 +63,7 @@ def test_every_merge_joins_a_most_frequent_pair() -> None:
         counts = [pair for word in split for pair in pairwise(word)]
         assert counts.count(pair) == max(map(counts.count, counts)) >= 2
         split = [join(word, pair) for word in split]
-    # by hand: of equal counts either pair may come first, but every word becomes one piece, by 12 merges in
-    # all
+    # Of equal counts either pair may come first, but after 12 merges (by hand) every word is one piece.
     assert {b"est", b"low", b"lower", b"newest", b"widest"} <= set(vocabulary.vocabulary)
     assert len(vocabulary) == 256 + 12
     assert all(len(word) == 1 for word in split)
@@ -84,7 +81,7 @@ def test_every_text_comes_back(text: str) -> None:
 
 WORDS = [
     ["low", " lower"],
-    # the word takes the last space of its indentation
+    # A word takes the last space of its indentation.
     ["       ", " return", " x"],
     ["\n", "\n", "    ", "\n"],
     ["\t", "if", " a", " ", " ==", " b", ":"],
@@ -97,7 +94,7 @@ WORDS = [
 
 @pytest.mark.parametrize("words", WORDS)
 def test_no_piece_is_longer_than_a_word(words: list[str]) -> None:
-    # learned from many copies, a vocabulary holds every word whole and nothing beyond it
+    # A vocabulary that is learned from many copies has every word as one piece, and no longer piece.
     text = "".join(words)
     vocabulary = BytePair.learn((text + "\n") * 50, 2000)
     assert [vocabulary.vocabulary[token].decode() for token in vocabulary.encode(text)] == words
@@ -136,7 +133,6 @@ def test_what_is_refused() -> None:
 
 
 TOKENIZER = json.loads(MIXED.to_json())
-
 
 WRONG_TEXTS = [
     *("", "[]"),

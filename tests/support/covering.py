@@ -1,4 +1,4 @@
-"""Long tables of cases, whose rows are tests of which the default run takes a part."""
+"""Split long tables of cases: every row is a test, but the default run takes only some of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 
-def thinned(values: Iterable[Any], first: int = 0, every: int = 3) -> list[Any]:
-    """Return the values of a test's argument; all but one in ``every`` are slow tests.
+def thin(values: Iterable[Any], first: int = 0, every: int = 3) -> list[Any]:
+    """Return the values of a test's argument, and mark all but one in ``every`` as slow tests.
 
-    Tests of the same table have different ``first``, so that each row is in the default run of one of them.
+    Tests of the same table pass different ``first``, so that each row is in the default run of one of them.
     """
     cases = []
     for number, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Graphs, tokens and chunks for tests of decoding, and the dense formula in float64 over all tokens."""
+"""Make graphs, tokens and chunks for tests of decoding, and compute all tokens by a dense float64 formula."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import chain, cycle
 from typing import Any
 
 import torch
-from support.inputs import drawn
+from support.inputs import randn
 from torch import Tensor, nn
 
 from gnn_attention import StandardHeads, TokenGraph, algebra, patterns
@@ -18,7 +18,7 @@ PARENTS = [-1] + [(5 * i + 3) % i for i in range(1, N)]
 
 
 def listed() -> TokenGraph:
-    """Return causal edges in no order; some receivers are isolated."""
+    """Return a graph with a list of unsorted causal edges, in which some receivers are isolated."""
     ends = ((s, d) for d in range(N) for s in range(d + 1) if d not in (0, 4))
     pairs = [(s, d) for s, d in ends if (3 * s + 5 * d + s * d) % 4 == 0]
     pairs.sort(key=lambda pair: (pair[0] * 7 + pair[1] * 11) % 17)
@@ -26,13 +26,13 @@ def listed() -> TokenGraph:
 
 
 def later() -> TokenGraph:
-    """Return a square slice of a longer graph, whose tokens have positions 5, 6, ..."""
+    """Return a square part of a longer graph, whose tokens have the positions 5, 6, ..."""
     graph = patterns.window(N + 5, 4) | patterns.sinks(N + 5, 7)
     return graph.rows(5, N + 5).T.rows(5, N + 5).T
 
 
 HEADWISE = (patterns.window(N, 2), patterns.causal(N), patterns.sinks(N, 1), patterns.dilated(N, 3, 3))
-# Each graph has the smallest size of its first chunk.
+# Next to each graph stands the smallest size that its first chunk may have.
 GRAPHS: dict[str, tuple[TokenGraph, int]] = {
     "causal": (patterns.causal(N), 1),
     "strict causal": (patterns.strict_causal(N), 1),
@@ -53,12 +53,12 @@ CHUNKS = {"1": [1], "3": [3], "7": [7], "mixed": [2, 1, 6, 1, 1, 3]}
 
 
 def chunks(name: str, first: int) -> list[int]:
-    """Return the sizes of chunks, of which the first has at least ``first`` tokens."""
+    """Return the sizes of chunks; the first chunk has at least ``first`` tokens."""
     return cut(chain([max(first, CHUNKS[name][0])], cycle(CHUNKS[name])))
 
 
 def cut(sizes: Iterable[int]) -> list[int]:
-    """Return the first sizes, the last one reduced, such that their sum is N."""
+    """Return the first sizes up to a sum of N, with the last one reduced to fit."""
     chunk_sizes: list[int] = []
     for size in sizes:
         chunk_sizes.append(min(size, N - sum(chunk_sizes)))
@@ -68,14 +68,14 @@ def cut(sizes: Iterable[int]) -> list[int]:
 
 
 def tokens(batch: int = B, n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v with grouped heads and values of another width."""
+    """Return q, k and v with grouped heads; values have another width than keys."""
     shapes = ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE_DIM))
-    q, k, v = (drawn(batch, heads, n, width, seed=i, dtype=dtype) for i, (heads, width) in enumerate(shapes))
+    q, k, v = (randn(batch, heads, n, width, seed=i, dtype=dtype) for i, (heads, width) in enumerate(shapes))
     return q, k, v
 
 
 def absolute(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Score_mod that depends on every index."""
+    """Change a score by every index: this score_mod depends on sample, head and both absolute positions."""
     b, h, dst, src = (x.to(score.dtype) for x in (b, h, dst, src))
     return score + torch.sin(0.3 * dst + h) * torch.cos(0.7 * src) + 0.1 * b
 
@@ -101,12 +101,12 @@ def full_pass(
 
 
 def part(start: int, stop: int | None, *rows: Tensor) -> list[Tensor]:
-    """Tokens ``start .. stop - 1`` of q, k and v."""
+    """Return the tokens ``start .. stop - 1`` of q, k and v."""
     return [x[:, :, start:stop] for x in rows]
 
 
-def decoded(cache: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **options: Any) -> Tensor:
-    """Decode all tokens with a cache, chunk by chunk."""
+def decode(cache: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **options: Any) -> Tensor:
+    """Decode all tokens with a cache, chunk by chunk, and return their outputs."""
     outputs = []
     for q_chunk, k_chunk, v_chunk in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), strict=True):
         cache.append(k_chunk, v_chunk)
@@ -114,7 +114,7 @@ def decoded(cache: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], **opt
     return torch.cat(outputs, dim=2)
 
 
-def heads_with(bias: bool = True, **options: Any) -> StandardHeads:
+def make_heads(bias: bool = True, **options: Any) -> StandardHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         options = {"num_kv_heads": KV_HEADS} | options

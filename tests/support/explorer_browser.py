@@ -1,4 +1,4 @@
-"""Pages of the explorer in Chromium and Firefox, driven by the scenarios of ``tests/explorer/*.mjs``."""
+"""Open pages of the explorer in Chromium or Firefox, and run the scenarios of ``tests/explorer/*.mjs``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "explorer" / "run.mjs"
 BROWSERS = {"chromium": ("chromium", "chromium-browser"), "firefox": ("firefox-esr", "firefox")}
 
 
-def results(jobs: list[dict[str, Any]], seconds: int = 240, browser: str = "chromium") -> list[Any]:
+def run_jobs(jobs: list[dict[str, Any]], seconds: int = 240, browser: str = "chromium") -> list[Any]:
     """Run scenarios in one browser, assert that all passed, and return their results."""
     node, names = needs_node(), BROWSERS[browser]
     path = next((path for name in names if (path := shutil.which(name))), None)
@@ -29,7 +29,7 @@ def results(jobs: list[dict[str, Any]], seconds: int = 240, browser: str = "chro
     return [outcome["result"] for outcome in outcomes]
 
 
-def quiet(result: dict[str, Any]) -> None:
+def assert_quiet(result: dict[str, Any]) -> None:
     """Assert that a page had no errors and requested nothing but itself."""
     assert result["errors"] == []
     for url in result["requests"]:

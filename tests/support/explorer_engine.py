@@ -36,7 +36,7 @@ HOSTILE = [
 
 
 def tool(name: str, path: str | Path | None, install: str) -> str:
-    """Return the path of a tool. If it is missing, the test is skipped locally and fails under CI."""
+    """Return the path of a tool. If it is missing, skip the test, or fail it under CI."""
     if path and Path(path).exists():
         return str(path)
     assert not os.environ.get("CI"), f"{name} is missing: {install}"
@@ -44,7 +44,7 @@ def tool(name: str, path: str | Path | None, install: str) -> str:
 
 
 def needs_node() -> str:
-    """Return the path of node; esbuild is required, too."""
+    """Return the path of node, and require esbuild too."""
     tool("esbuild", WEB / "node_modules" / "esbuild", f"npm ci in {WEB.relative_to(WEB.parents[2])}")
     return tool("node", shutil.which("node"), "apt-get install nodejs npm")
 
@@ -60,13 +60,13 @@ def engine() -> Path:
 
 def ask(page: explorer.Page, questions: list[dict[str, Any]]) -> list[Any]:
     """Return the engine's answers to questions (see ``explorer/engine.mjs``), with arrays in base64."""
-    node, bundled = needs_node(), engine()
+    node, module = needs_node(), engine()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("data.json", "questions.json")]
         paths[0].write_text(text_of_data(page))
         paths[1].write_text(json.dumps(questions))
-        done = subprocess.run([node, SCRIPT, bundled, *paths], capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.split("\n")[:-1]]
+        process = subprocess.run([node, SCRIPT, module, *paths], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in process.stdout.split("\n")[:-1]]
 
 
 def text_of_data(page: explorer.Page) -> str:
@@ -84,7 +84,7 @@ def data_of(page: explorer.Page | Path) -> Any:
 
 
 def doubles(text: str, *shape: int) -> Tensor:
-    """Decode a Float64Array."""
+    """Decode a Float64Array from base64."""
     raw = bytearray(base64.b64decode(text))
     return torch.frombuffer(raw, dtype=torch.float64).view(*shape) if raw else torch.zeros(shape).double()
 

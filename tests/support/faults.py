@@ -1,4 +1,4 @@
-"""Backends with known faults."""
+"""Backends with known faults, which ``verify`` and the tests must find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tiled_groups(call):
 
 
 def _from_the_left(call):
-    """Decode as if the first row were token 0."""
+    """Run a later part of a graph as if its first receiver were token 0."""
     graph = call.graph
     if graph.dst_offset and call.bias is None:
         graph = convert.from_mask(graph.mask().roll(-graph.dst_offset, -1))
@@ -38,7 +38,7 @@ def _all_pairs(call):
 
 
 def _off_by(relative):
-    """Return a run whose outputs have a relative error, given by dtype."""
+    """Return a ``run`` whose outputs have the relative error that ``relative`` gives for their dtype."""
 
     def run(call):
         out, lse = reference.run(call)

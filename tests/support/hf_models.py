@@ -1,4 +1,4 @@
-"""Tiny models of many Hugging Face families, built from configs, and comparisons of two attentions.
+"""Build tiny models of many Hugging Face families from configs, and compare two implementations of attention.
 
 The logits of newly initialised models are so small that a missing softcap, bias or window would hardly show.
 Therefore q and k are made larger, and sinks and position biases are drawn at random.
@@ -16,7 +16,9 @@ import transformers
 from torch import nn
 
 import gnn_attention as ga
-import gnn_attention.huggingface  # makes "gnn_attention" an implementation of attention
+
+# This import registers "gnn_attention" as an implementation of attention.
+import gnn_attention.huggingface
 from gnn_attention import patterns
 
 VOCABULARY, TOKENS, BATCH = 64, 12, 3
@@ -30,14 +32,15 @@ PICTURES = {**SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
 
 @dataclass(frozen=True)
 class Family:
-    """A config class, a model class, the sizes of a model, and its kind of inputs."""
+    """A config class, a model class, sizes, a kind of inputs, and whether these include a mask of padding."""
 
     config: str
     model: str
     sizes: dict[str, Any] = field(default_factory=lambda: GROUPED)
     inputs: str = "text"
-    padded: bool = True  # True if the model takes a 2-D mask of padding
-    default: bool = False  # True for the default run, False for the slow tests
+    padded: bool = True
+    # Only these families are in the default run.
+    default: bool = False
 
 
 SEQ2SEQ = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
@@ -148,7 +151,7 @@ def build(name: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep float64 where norms, routers, the softmax of eager attention and generate cast to float32."""
+    """Keep float64 where norms, routers, the softmax of eager attention and ``generate`` cast to float32."""
 
     def keep(x: torch.Tensor, dtype: Any) -> Any:
         return x.dtype if (dtype, x.dtype) == (torch.float32, torch.float64) else dtype
@@ -171,13 +174,13 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def to_float64(model: Any) -> Any:
-    """Convert a model to float64, with a loop over experts, as torch's grouped matmul lacks float64."""
+    """Convert a model to float64; it loops over experts, because torch's grouped matmul lacks float64."""
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
     return model.double()
 
 
-def built(name: str, implementation: str = "eager", **changes: Any) -> Any:
+def build64(name: str, implementation: str = "eager", **changes: Any) -> Any:
     """Return a model of a family in float64 with an implementation of attention."""
     model = to_float64(build(name, **changes))
     model.set_attn_implementation(implementation)
@@ -192,7 +195,7 @@ def logits_of(model: Any, **inputs: Any) -> torch.Tensor:
 CACHES = {"own": {}, "static": {"cache_implementation": "static"}, "none": {"use_cache": False}}
 
 
-def generated(
+def generate(
     model: Any, inputs: dict[str, Any], implementation: str = "gnn_attention", **options: Any
 ) -> Any:
     """Generate greedily, and return the tokens and the scores of each step."""
@@ -211,17 +214,17 @@ def some_graph(listed: bool = False) -> ga.TokenGraph:
 
 
 def as_mask(graph: ga.TokenGraph) -> torch.Tensor:
-    """Return the mask of the first tokens of a graph with the four axes of SDPA."""
+    """Return the mask of a graph's first tokens, with the four axes of SDPA."""
     return graph.mask()[:TOKENS, :TOKENS].expand(BATCH, 1, TOKENS, TOKENS)
 
 
 def by_head() -> torch.Tensor:
-    """Return a mask for SDPA with another window for each head."""
+    """Return a mask for SDPA in which each head has its own window."""
     return torch.stack([patterns.window(TOKENS, h + 1).mask() for h in range(4)]).expand(BATCH, -1, -1, -1)
 
 
-def of_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGraph) -> torch.Tensor:
-    """Return the logits of SDPA with a mask or a graph."""
+def run_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGraph) -> torch.Tensor:
+    """Return the logits of a model with SDPA along a mask or a graph."""
     allowed = as_mask(allowed) if isinstance(allowed, ga.TokenGraph) else allowed
     model.set_attn_implementation("sdpa")
     logits = logits_of(model, input_ids=tokens, attention_mask=allowed)
@@ -243,7 +246,7 @@ def sharpen(model: Any) -> Any:
 
 
 def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Return inputs of a family; if padded ("left" or "right"), the rows have 12, 8 and 5 tokens."""
+    """Return inputs of a family; with padding on the "left" or "right", the rows have 12, 8 and 5 tokens."""
     rng = torch.Generator().manual_seed(1)
     text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=rng)
     mask = torch.ones_like(text)
@@ -274,7 +277,7 @@ def result(name: str, model: Any, inputs: dict[str, Any], **options: Any) -> tor
 
 
 def difference(name: str, model: Any, inputs: dict[str, Any]) -> float:
-    """Return the largest difference between our attention and eager, relative to the largest output."""
+    """Return the largest difference between our and eager attention, relative to the largest output."""
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = result(name, model, inputs)

@@ -5,7 +5,7 @@ import torch
 import gnn_attention as ga
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Return numbers drawn from N(0, 1)."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
@@ -38,6 +38,6 @@ def random_edges(num_dst, num_src, count, seed=0):
     return torch.stack([cells % max(num_src, 1), cells // max(num_src, 1)])
 
 
-def scattered(num_dst, num_src, count, seed=0):
+def random_graph(num_dst, num_src, count, seed=0):
     """Return the graph of :func:`random_edges`."""
     return ga.TokenGraph.from_edges(random_edges(num_dst, num_src, count, seed), num_dst, num_src)

@@ -1,4 +1,4 @@
-"""Graphs and calls for the kernel of ``rows``, with all options of attention in one table."""
+"""Graphs and calls for the kernel of ``rows``; one table of cases covers all options of attention."""
 
 from dataclasses import dataclass, field, replace
 
@@ -12,8 +12,8 @@ from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, softcap
 
 
-def with_slow(cases, quick):
-    """Mark all cases as slow tests but those in ``quick``."""
+def mark_slow(cases, quick):
+    """Mark all cases but those in ``quick`` as slow tests."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [
         case if case in quick else pytest.param(*value, marks=pytest.mark.slow)
@@ -22,7 +22,7 @@ def with_slow(cases, quick):
 
 
 def listed(num_dst, num_src, share, seed=0):
-    """Return a shuffled edge list with an isolated receiver, and one that attends to all."""
+    """Return a graph with shuffled edges; one receiver is isolated, and one attends to all senders."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.rand(num_dst, num_src, generator=rng) < share
     mask[num_dst // 5] = mask[:, 2] = True
@@ -76,7 +76,7 @@ class Case:
         k, v = (draw(self.batch, self.heads[1], graph.num_src, width) for width in self.widths)
         bias = None if self.bias is None else draw(*self.bias, graph.num_edges)
         if self.closed:
-            # Every edge of receiver 0 is closed, and every third edge of the others.
+            # Every edge of receiver 0 and every third edge of the others has the bias -inf.
             bias[..., (torch.arange(graph.num_edges) % 3 == 0) | (graph.edge_index[1] == 0)] = -torch.inf
         sinks = draw(self.heads[0]) if self.sinks else None
         wide_dtype = accumulation_dtype(dtype)
@@ -116,7 +116,7 @@ def run_attention(case, inputs, backend, seed=7):
 
 
 def gradients(out, lse, inputs):
-    """Return gradients of a weighted sum of out and lse, without the lse of isolated receivers."""
+    """Return the gradients of a weighted sum of out and lse that leaves out the lse of isolated receivers."""
     rng = torch.Generator().manual_seed(5)
     total = 0.0
     for x in (out, lse):
@@ -144,9 +144,9 @@ def check_against_the_reference(case, device):
 def lse_bound(q, k, scale, lse):
     """Return the largest error of an lse that is summed in float32, compared with float64.
 
-    A logit is a sum of products. Its exp, with 2 ulps, is summed over the in-edges, and a relative error of
-    the sum is an absolute error of its logarithm. The logarithm, with 2 ulps, and the sum with the shift are
-    rounded once more.
+    A logit is a sum of products. Its exp, which is off by up to 2 ulps, is summed over the in-edges, and a
+    relative error of this sum is an absolute error of its logarithm. The logarithm is off by up to 2 ulps,
+    too, and the shift is added with one more rounding.
     """
     products = float((q.double().abs().amax((0, 1)) @ k.double().abs().amax((0, 1)).T).max()) * abs(scale)
     logits = summation_bound(q.shape[-1] + 1, products, torch.float32)

@@ -19,6 +19,6 @@ class Letters:
 
 
 def llama():
-    """Return the model in eval mode, with attention of this library."""
+    """Return a model in eval mode that runs the attention of this library."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation="gnn_attention")).eval()

@@ -1,4 +1,4 @@
-"""Graphs for tests of plans, and functions that read plans back pair by pair."""
+"""Make graphs for tests of plans, and read plans back pair by pair."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gnn_attention.backends.plan.plan import EdgeRows, Groups, Piece, Strided
 
 
 def tokens(groups: Groups, number: int) -> Tensor:
+    """Return the tokens of one group of a rectangle."""
     if isinstance(groups, Strided):
         first = groups.start + number * groups.stride
         return torch.arange(first, first + groups.size)
@@ -49,12 +50,12 @@ def random_mask(num_dst: int, num_src: int, density: float, seed: int = 0) -> Te
 
 
 def _odd(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Rule that cannot be evaluated on ranges."""
+    """Return edges of a rule that cannot be evaluated on ranges."""
     return torch.sin((7 * dst + 3 * src).double()) > 0.3
 
 
 def _steps_down(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Rule of tiles of 64 whose first senders decrease and increase, unlike those of strided views."""
+    """Return edges whose first senders decrease and then increase from tile to tile, unlike strided views."""
     start = torch.tensor([256, 192, 128, 64, 0, 64, 128, 192])[dst // 64 % 8]
     return (src >= start) & (src < start + 128)
 

@@ -1,9 +1,9 @@
-"""Run a function on several gloo processes of this machine, within a deadline.
+"""Run a function in several gloo processes of this machine, within a deadline.
 
 ``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes
 with a process group and returns the four results. The function must be defined at the top of its module, and
-``torch.save`` must accept its arguments and results. The processes are forked from a server that has loaded
-torch once, so that a run takes a fraction of a second.
+``torch.save`` must accept its arguments and results. The processes are forked from a server that has
+loaded torch once, so a run takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gnn_attention.verify.measure import EXACT
 
 __all__ = ["run", "share"]
 
-# The server loads once the package and the imports of test modules.
+# The server imports these modules, which the package and the tests need, only once.
 PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"]
 PRELOADED += ["torch.distributed.fsdp", "gnn_attention.model", "examples.training", "pytest"]
 PRELOADED += ["gnn_attention.distributed", "gnn_attention.convert.catalogue", "gnn_attention.verify.oracle"]
 Tensors = Sequence[torch.Tensor]
-# After one rank fails, the others have this many seconds to fail, too.
+# After one rank fails, the other ranks have this many seconds to fail too.
 GRACE = 5.0
 
 
@@ -99,7 +99,7 @@ def _rank(rank: int, world_size: int, address: tuple[str, str, str], folder: str
 
 
 def _load_function(module: str, file: str, name: str) -> Callable[..., Any]:
-    """Return the function in this process; its module is loaded under its name in pytest."""
+    """Load the function's module under the name that it has in pytest, and return the function."""
     if module not in sys.modules:
         sys.path.insert(0, str(Path(file).parent))
         spec = importlib.util.spec_from_file_location(module, file)

@@ -1,4 +1,4 @@
-"""Tables of wrong calls, each of which must raise its error; a failure lists all that do not."""
+"""Check tables of wrong calls, each of which must raise its error; a failure lists all that do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def assert_refusals(cases: Iterable[tuple[Callable[[], object], Errors, str]]) -
 
 
 def assert_errors(table: str, names: Mapping[str, object]) -> None:
-    """Assert the errors of a table in text, with lines ``call -> Error: pattern``.
+    """Assert the errors of a text table whose lines read ``call -> Error: pattern``.
 
     >>> assert_errors("int('x') -> ValueError: invalid literal", {})
     """

@@ -1,4 +1,4 @@
-"""Heads, graphs and a model to trace, and the dense formula that recorded tensors must equal."""
+"""Make heads, graphs and a model to trace, and compute by a dense formula what a trace must record."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from support.inputs import drawn
 from support.inputs import heads as heads
+from support.inputs import randn
 from torch import Tensor, nn
 
 import gnn_attention as ga
@@ -40,10 +40,10 @@ PAIRS = {
 KINDS = {"cut": trace.cut, "mute": trace.mute}
 
 
-def redrawn(module: Any, seed: int = 0) -> Any:
-    """Convert a module to float64 and draw every parameter at random, biases and norms included."""
+def redraw(module: Any, seed: int = 0) -> Any:
+    """Convert a module to float64, and draw all of its parameters at random, biases and norms included."""
     for number, parameter in enumerate(module.double().parameters()):
-        parameter.data = drawn(*parameter.shape, seed=100 * seed + number) / 2
+        parameter.data = randn(*parameter.shape, seed=100 * seed + number) / 2
     return module
 
 
@@ -57,13 +57,13 @@ def new_model(backend: Any = "auto") -> lm.LanguageModel:
     return model
 
 
-def recorded(heads: Any, x: Any, graph: Any, *score_mod: Any, **options: Any) -> trace.LayerTrace:
-    """Record the one call of a layer with these heads."""
+def record(heads: Any, x: Any, graph: Any, *score_mod: Any, **options: Any) -> trace.LayerTrace:
+    """Record one call of a layer with these heads."""
     return trace.record(MessagePassingAttention(heads, *score_mod), x, graph, **options).layers[0]
 
 
 class Dense(NamedTuple):
-    """All tensors of attention by its dense formula in float64."""
+    """All tensors of attention, computed by its dense formula in float64."""
 
     logits: Tensor  # [B, H, dst, src]
     weights: Tensor
@@ -103,10 +103,10 @@ def cells(pairs: list[tuple[int, int]], heads: Any = None) -> Tensor:
     return mask
 
 
-def at(matrix: Tensor, pairs: Tensor) -> Tensor:
-    """Read the entries of pairs, ``[B, E, H, ...]``, from a matrix ``[B, H, dst, src, ...]``."""
+def take(matrix: Tensor, pairs: Tensor) -> Tensor:
+    """Return the entries of pairs, ``[B, E, H, ...]``, in a matrix ``[B, H, dst, src, ...]``."""
     return matrix[:, :, pairs[1], pairs[0]].transpose(1, 2)
 
 
-def one(src: int, dst: int) -> ga.TokenGraph:
+def one_edge(src: int, dst: int) -> ga.TokenGraph:
     return ga.convert.from_edge_index(torch.tensor([[src], [dst]]), 7)

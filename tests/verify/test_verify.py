@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.covering import thinned
+from support.covering import thin
 from support.faults import WRONG_BACKENDS
 
 from gnn_attention import verify
@@ -132,7 +132,7 @@ def run_checks(backend, *texts, condition=lambda check: True):
     return [check() for check in checks if all(text in check.label for text in texts) and condition(check)]
 
 
-@pytest.mark.parametrize(("label", "run"), thinned(WRONG.values()), ids=WRONG)
+@pytest.mark.parametrize(("label", "run"), thin(WRONG.values()), ids=WRONG)
 def test_a_wrong_backend_is_caught(label, run):
     results = run_checks(Backend("wrong", run), label, "float32]")
     assert results

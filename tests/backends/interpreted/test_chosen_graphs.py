@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.kernel_cases import record_launches, with_slow
+from support.kernel_cases import mark_slow, record_launches
 
 import gnn_attention as ga
 from gnn_attention.backends.gpu.kernels import _row_passes
@@ -62,7 +62,7 @@ def every_third(b, h, dst, src):
     return (dst - src - h - 2 * b) % 3 == 0
 
 
-@pytest.mark.parametrize("name", with_slow(RULES, ["by both"]))
+@pytest.mark.parametrize("name", mark_slow(RULES, ["by both"]))
 def test_a_rule_that_differs(name, device, monkeypatch):
     sizes = RULES[name]
     launches = record_launches(monkeypatch)

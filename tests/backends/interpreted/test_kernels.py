@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import kernel_cases
 from support.bounds import assert_rule, attention_truth
-from support.kernel_cases import CASES, GRAPH, GRAPHS, Case, check_against_the_reference, with_slow
+from support.kernel_cases import CASES, GRAPH, GRAPHS, Case, check_against_the_reference, mark_slow
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -37,12 +37,12 @@ QUICK = ("everything", "closed edges")
 QUICK += ("no edges", "no receivers", "no senders", "no samples")
 
 
-@pytest.mark.parametrize("case", with_slow(CASES, QUICK))
+@pytest.mark.parametrize("case", mark_slow(CASES, QUICK))
 def test_every_option(case, device, short_steps):
     check_against_the_reference(CASES[case], device)
 
 
-@pytest.mark.parametrize("name", with_slow(GRAPHS, ["wide"]))
+@pytest.mark.parametrize("name", mark_slow(GRAPHS, ["wide"]))
 def test_graphs_of_many_shapes(name, device):
     """Graphs with grouped heads and widths that are no powers of two, with and without a bias."""
     for bias in (None, ()):
@@ -50,7 +50,7 @@ def test_graphs_of_many_shapes(name, device):
 
 
 @pytest.mark.parametrize(
-    "case", with_slow(["everything", "groups of two", "closed edges"], ["groups of two"])
+    "case", mark_slow(["everything", "groups of two", "closed edges"], ["groups of two"])
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows are long on both sides, and the workspace holds few chunks at a time."""
@@ -71,7 +71,7 @@ DTYPES = [(torch.bfloat16, width) for width in (32, 80, 256)]
 DTYPES += [(torch.float16, 32), (torch.float32, 32)]
 
 
-@pytest.mark.parametrize(("dtype", "width"), with_slow(DTYPES, DTYPES[:1]))
+@pytest.mark.parametrize(("dtype", "width"), mark_slow(DTYPES, DTYPES[:1]))
 def test_errors_are_those_of_sdpa(dtype, width, device):
     """Errors are at most twice those of SDPA in the same dtype, three times for gradients."""
     inputs = Case(graph=FEW, widths=(width, width), batch=1).inputs(dtype, device)[:3]
@@ -87,7 +87,7 @@ def test_errors_are_those_of_sdpa(dtype, width, device):
 HIDDEN = [("v", torch.nan), ("k", torch.nan), ("q", torch.nan), ("v", torch.inf), ("v", -torch.inf)]
 
 
-@pytest.mark.parametrize(("name", "value"), with_slow(HIDDEN, HIDDEN[1:4:2]))
+@pytest.mark.parametrize(("name", "value"), mark_slow(HIDDEN, HIDDEN[1:4:2]))
 def test_a_token_that_is_not_finite_reaches_its_edges_alone(name, value, device):
     """No bit of other receivers changes, in outputs or in gradients of a loss over these."""
     clean_inputs = [x.detach() for x in Case(graph=FEW, batch=1).inputs(torch.float32, device)[:3]]
@@ -145,7 +145,7 @@ def test_strides(device):
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("axis", with_slow(range(3), [2]))
+@pytest.mark.parametrize("axis", mark_slow(range(3), [2]))
 def test_offsets_beyond_32_bits(axis, device):
     """Numbers may be 2^31 and more apart; the pages between them are never touched."""
     if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < 2**35:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import kernel_cases
 from support.bounds import assert_exact
-from support.kernel_cases import CASES, Case, check_against_the_reference, with_slow
+from support.kernel_cases import CASES, Case, check_against_the_reference, mark_slow
 
 import gnn_attention as ga
 from gnn_attention.backends.gpu import csr
@@ -30,7 +30,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", with_slow(PROGRAMS, ["two groups of two"]))
+@pytest.mark.parametrize("name", mark_slow(PROGRAMS, ["two groups of two"]))
 def test_every_option(name, device, monkeypatch):
     """Every pass takes this number of heads of a group, in several steps of two edges."""
     case, members = PROGRAMS[name]
@@ -40,7 +40,7 @@ def test_every_option(name, device, monkeypatch):
     check_against_the_reference(case, device)
 
 
-@pytest.mark.parametrize("name", with_slow(["two groups of two", "half a group"], ["half a group"]))
+@pytest.mark.parametrize("name", mark_slow(["two groups of two", "half a group"], ["half a group"]))
 def test_long_rows_in_chunks(name, device, monkeypatch):
     """Rows are long on both sides, and the workspace holds one sample and key/value head at a time."""
     monkeypatch.setattr(csr, "CHUNK", 2)

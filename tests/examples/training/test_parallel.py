@@ -69,9 +69,9 @@ def set_up(dtype):
     trainer.measure = lambda *_: {}
 
 
-def measure_errors(rank, world_size, recipe, wide):
+def measure_errors(rank, world_size, recipe, is_float64):
     """Return the relative errors of the losses and of the parameters for each layout."""
-    set_up(torch.float64 if wide else torch.float32)
+    set_up(torch.float64 if is_float64 else torch.float32)
     expected, parameters = train(recipe)
     largest = max(float(tensor.abs().max()) for tensor in parameters.values())
     errors = {}
@@ -94,19 +94,19 @@ BFLOAT16_BOUND = (20 / 45) ** 0.5 * torch.finfo(torch.bfloat16).eps / 2
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world_size", "batch", "precision", "wide", "allowed"),
+    ("world_size", "batch", "precision", "is_float64", "allowed"),
     [
-        # Two ranks share three windows.
+        # Two ranks share three windows, which do not divide evenly.
         (2, 3, "float32", False, FLOAT32_BOUND),
         (2, 4, "bfloat16", False, BFLOAT16_BOUND),
         (4, 5, "float32", True, EXACT),
     ],
 )
-def test_losses_are_those_of_one_process(world_size, batch, precision, wide, allowed):
+def test_losses_are_those_of_one_process(world_size, batch, precision, is_float64, allowed):
     # Parameters are rounded to float16 at the end, so close ones may become neighbours.
-    bounds = (allowed, torch.finfo(torch.float16).eps if wide else torch.inf)
+    bounds = (allowed, torch.finfo(torch.float16).eps if is_float64 else torch.inf)
     recipe = replace(SHORT, batch=batch, precision=precision)
-    for errors in ranks.run(world_size, measure_errors, recipe, wide, deadline=60.0):
+    for errors in ranks.run(world_size, measure_errors, recipe, is_float64, deadline=60.0):
         assert set(errors) == set(LAYOUTS[world_size])
         assert not {name: e for name, e in errors.items() if not (e[0] <= bounds[0] and e[1] <= bounds[1])}
 
@@ -128,10 +128,7 @@ def resume_on_ranks(rank, world_size, file, layout):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ((2, Layout()), (4, Layout(data="fsdp"))),
-        ((4, Layout(heads=2)), (2, Layout(tokens=2))),
-    ],
+    [((2, Layout()), (4, Layout(data="fsdp"))), ((4, Layout(heads=2)), (2, Layout(tokens=2)))],
 )
 def test_a_checkpoint_resumes_at_another_world_size(tmp_path, monkeypatch, before, after):
     monkeypatch.setattr(trainer, "measure", lambda *_: {})
@@ -150,13 +147,13 @@ def clip_gradients(rank, world_size):
     """Clip a tensor and DTensors of two meshes; return the norms before and after, and the gradients."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     parts = [torch.full((4,), 3.0), torch.full((2, 2), 4.0), torch.full((8,), 5.0)]
-    sharded = distribute_tensor(parts[1], mesh["a"], [Shard(0)])
-    whole = [parts[0], sharded, distribute_tensor(parts[2], mesh, [Shard(0), Replicate()])]
-    parameters = [nn.Parameter(torch.zeros_like(part)) for part in whole]
-    for parameter, part in zip(parameters, whole, strict=True):
+    shards = distribute_tensor(parts[1], mesh["a"], [Shard(0)])
+    tensors = [parts[0], shards, distribute_tensor(parts[2], mesh, [Shard(0), Replicate()])]
+    parameters = [nn.Parameter(torch.zeros_like(part)) for part in tensors]
+    for parameter, part in zip(parameters, tensors, strict=True):
         parameter.grad = part
     norms = [clip(parameters, 2.0), clip(parameters, 100.0)]
-    local = [getattr(part, "to_local", lambda part=part: part)() for part in whole]
+    local = [getattr(part, "to_local", lambda part=part: part)() for part in tensors]
     return [*norms, *(float(part.flatten()[0]) for part in local)]
 
 
@@ -165,9 +162,9 @@ def test_gradients_of_several_meshes_have_one_norm():
     norm = (4 * 9 + 4 * 16 + 8 * 25) ** 0.5
     expected = [norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))]
     for results in ranks.run(2, clip_gradients):
-        for value, true in zip(results, expected, strict=True):
+        for value, number in zip(results, expected, strict=True):
             # A result takes a sum of 16 squares, a root, a quotient and a product.
-            assert_sum(value, true, 20, true)
+            assert_sum(value, number, 20, number)
 
 
 def check_refusals(rank, world_size):
@@ -202,7 +199,7 @@ sys.exit(main())
 
 @pytest.mark.nightly
 def test_torchrun(tmp_path):
-    """The first rank prints and writes the report; its losses have 4 digits after the point."""
+    """The first rank prints and writes the report, whose losses are those of one process to four digits."""
     (tmp_path / "program.py").write_text(PROGRAM)
     launch = "-W ignore -m torch.distributed.run --standalone --nproc-per-node=2 program.py train --heads 2"
     options = "--steps 3 --pieces 260 --batch 4 --length 16 --precision float32"

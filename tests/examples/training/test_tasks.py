@@ -1,4 +1,4 @@
-"""NeighborsMatch: its samples, the effect of reach on the answers, and the accuracy of trained models."""
+"""NeighborsMatch has the samples of its paper, and only models with enough reach learn its answers."""
 
 import json
 
@@ -14,7 +14,7 @@ from gnn_attention import algebra
 
 @pytest.fixture
 def few_test_samples(monkeypatch):
-    """Few test samples, because they take most of the time."""
+    """Draw few test samples, because they take most of the time."""
     monkeypatch.setattr(tasks, "_TEST_SAMPLES", 64)
 
 
@@ -68,12 +68,12 @@ def cases(depth):
 @pytest.mark.parametrize(("graph", "layers", "reaches"), cases(3))
 def test_the_answer_depends_on_the_leaves_that_reach_the_root(graph, layers, reaches):
     """Other inputs at the leaves change the logits of the root, or leave every bit of them unchanged."""
-    task, other = (tasks.neighbours_match(3, samples=50, seed=seed) for seed in (0, 1))
+    task, other_task = (tasks.neighbours_match(3, samples=50, seed=seed) for seed in (0, 1))
     torch.manual_seed(0)
     reader = tasks.Reader(task.x.shape[-1], 4, layers, virtual=graph.num_dst - task.graph.num_dst).double()
     x = task.x.double()
-    changed = torch.where(task.leaves[:, None], other.x.double(), x)
-    same = reader(x, graph)[:, 0] == reader(changed, graph)[:, 0]
+    changed_x = torch.where(task.leaves[:, None], other_task.x.double(), x)
+    same = reader(x, graph)[:, 0] == reader(changed_x, graph)[:, 0]
     assert bool(same.all()) is not reaches
     assert tasks._reaches_leaf(task.graph, graph, layers) is reaches
 

@@ -1,4 +1,4 @@
-"""Training: its corpus, its loss, its reproducibility, its checkpoints and its command."""
+"""A training lowers the loss, is reproducible, resumes from checkpoints and has a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CORPUS = Corpus(
 
 @pytest.fixture(autouse=True)
 def short_reports(monkeypatch):
-    """Few windows and short sequences, because reports take most of the time."""
+    """Use few windows and short sequences, because reports take most of the time."""
     monkeypatch.setattr(metrics, "_REPORT_WINDOWS", 16)
     monkeypatch.setattr(metrics, "_HISTORY_WINDOWS", 8)
     for name in ("induction_scores", "previous_token_scores"):
@@ -32,7 +32,7 @@ def short_reports(monkeypatch):
 
 
 def test_the_corpus_is_split_by_the_names_of_its_files(tmp_path):
-    """Tests, generated files and other text are left out."""
+    """A file keeps its part if its content changes; tests, generated files and other text are left out."""
     for name in ("one.py", "two/three.py", "test/four.py", "_sysconfigdata_here.py", "note.txt", "five.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
@@ -49,7 +49,7 @@ def test_a_share_of_the_windows_repeats_a_stretch():
         settings, generator = Recipe(batch=400, length=32), torch.Generator().manual_seed(0)
         window = recipe.windows(tokens, settings, repeats, generator)
         steps = window.diff(dim=1)
-        # Each token is the one before plus 1, except where a stretch of n tokens starts again: minus n - 1.
+        # A token is the one before plus 1, or minus n - 1 where a stretch of n tokens starts again.
         back = steps.amin(1)
         assert low <= int((back < 0).sum()) <= high
         assert ((back == 1) | ((back <= -3) & (back >= -15))).all()
@@ -91,7 +91,7 @@ class StoppedError(Exception):
 
 
 def losses_of(checkpoint=None, stop=None, settings=SHORT):
-    """Return the loss of every step and the parameters; the training stops after step ``stop``."""
+    """Return the losses and parameters of a training that stops after step ``stop``."""
     losses = []
 
     def watch(step, loss):
@@ -105,7 +105,7 @@ def losses_of(checkpoint=None, stop=None, settings=SHORT):
 
 class TestCheckpoint:
     def test_a_resumed_training_is_identical(self, tmp_path):
-        """Losses and parameters agree bit by bit, and the seconds before the interruption count."""
+        """Losses and parameters agree bit by bit; the seconds before the interruption are counted."""
         expected, parameters = losses_of()
         checkpoint = Checkpoint(tmp_path / "saved.pt", every=6)
         with pytest.raises(StoppedError):

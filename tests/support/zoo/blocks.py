@@ -1,12 +1,10 @@
-"""Theorems of ``patterns.blocks``: the data are small integers with ties, and Python's sort repeats the
-selection.
-"""
+"""Theorems of ``patterns.blocks``: Python's sort repeats its selections on small integers with ties."""
 
 from support.zoo.content import grid, logit, point
 
 
 def largest_indices(values, k):
-    """The indices of the k largest values, the earlier first among equals."""
+    """Return the indices of the k largest values; among equal values the earlier index comes first."""
     return sorted(range(len(values)), key=lambda c: (-values[c], c))[:k]
 
 
@@ -15,7 +13,7 @@ def block_tokens(c, n, size=4):
 
 
 def selected_blocks(n, i):
-    """Three blocks of 4 tokens: the first, the token's own, and those of the largest logits."""
+    """Return three blocks of 4 tokens: the first, the token's own, and those of the largest logits."""
     forced = {0, i // 4}
     others = [c for c in range(i // 4 + 1) if c not in forced]
     return forced | {others[c] for c in largest_indices([logit(i, c) for c in others], 3 - len(forced))}
@@ -26,12 +24,12 @@ def is_selected_edge(n, i, j):
 
 
 def mean_product(i, total, size):
-    """The product of a query and the mean of some keys, a sum of two exact quarters."""
+    """Return the product of a query and the mean of some keys; it is exact, a sum of two quarters."""
     return sum(point(i, a) * total[a] for a in (0, 1)) / size
 
 
 def is_moba_edge(n, i, j):
-    """The token attends to its own block and the best earlier one."""
+    """Return whether j is in the token's own block or in the best earlier one."""
     totals = [[sum(point(j, a) - 4 for j in block_tokens(c, n)) for a in (0, 1)] for c in range(i // 4)]
     return j <= i and j // 4 in {i // 4, *largest_indices([mean_product(i, total, 4) for total in totals], 1)}
 
@@ -42,7 +40,7 @@ def bound(i, keys):
 
 
 def best_pages(n, i):
-    """The best two pages of the keys up to the token."""
+    """Return the best two pages of the keys up to the token."""
     pages = [[j for j in block_tokens(c, n) if j <= i] for c in range(i // 4 + 1)]
     return [pages[c] for c in largest_indices([bound(i, page) for page in pages], 2)]
 

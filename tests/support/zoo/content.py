@@ -1,12 +1,10 @@
-"""Theorems of ``patterns.content``: the data are small integers with ties, and Python's sort repeats the
-selection.
-"""
+"""Theorems of ``patterns.content``: Python's sort repeats its selections on small integers with ties."""
 
 import torch
 
 
 def grid(value, rows, columns, dtype=torch.float32):
-    """The values of a function of two integers as a tensor."""
+    """Return the values of a function of two integers as a tensor."""
     table = [[value(i, j) for j in range(columns)] for i in range(rows)]
     return torch.tensor(table, dtype=dtype).reshape(rows, columns)
 
@@ -16,7 +14,7 @@ def logit(i, j):
 
 
 def best_senders(i, candidates, k):
-    """The k senders of the largest logits, the earlier first among equals."""
+    """Return the k senders of the largest logits; among equal logits the earlier sender comes first."""
     return sorted(candidates, key=lambda j: (-logit(i, j), j))[:k]
 
 
@@ -41,7 +39,7 @@ def sign(i):
 
 
 def top_members(axis, n):
-    """The five points with the largest coordinates along an axis."""
+    """Return the five points with the largest coordinates along an axis."""
     return sorted(range(n), key=lambda i: (-point(i, axis), i))[:5]
 
 

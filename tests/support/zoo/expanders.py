@@ -1,4 +1,4 @@
-"""Theorems of ``patterns.expanders``; random graphs are built in another way from the same numbers."""
+"""Theorems of ``patterns.expanders``, whose random graphs are built in another way from the same numbers."""
 
 from functools import cache
 
@@ -22,7 +22,7 @@ def random_rows(n: int, r: int, seed: int, causal: bool) -> list[set[int]]:
 
 @cache
 def cycle_neighbours(n: int, d: int, seed: int) -> list[set[int]]:
-    """The neighbours of each token on d cycles."""
+    """Return the neighbours of each token on d random cycles."""
     generator, neighbours = torch.Generator().manual_seed(seed), [set() for _ in range(n)]
     for _ in range(d):
         order = torch.randperm(n, generator=generator).tolist()
@@ -33,17 +33,17 @@ def cycle_neighbours(n: int, d: int, seed: int) -> list[set[int]]:
 
 
 def word(number: int, k: int, length: int) -> str:
-    """The number in base k, most significant letter first."""
+    """Return the number in base k, with the most significant digit first."""
     return "".join(str(number // k**place % k) for place in reversed(range(length)))
 
 
 def cell(token: int, n: int) -> tuple[int, int, int]:
-    """The coordinates of a token on a grid of 3 by 2 by n."""
+    """Return the coordinates of a token on a grid of 3 by 2 by n."""
     return token // n // 2, token // n % 2, token % n
 
 
 def grid_edge(n: int, i: int, j: int) -> bool:
-    """Exactly one coordinate differs, and by one step round its axis."""
+    """Return whether exactly one coordinate differs, by one step round its axis."""
     gaps = [(x - y) % size for x, y, size in zip(cell(i, n), cell(j, n), (3, 2, n), strict=True)]
     steps = [(step, size) for step, size in zip(gaps, (3, 2, n), strict=True) if step]
     return len(steps) == 1 and steps[0][0] in (1, steps[0][1] - 1)

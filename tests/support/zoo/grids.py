@@ -6,53 +6,51 @@ Shape = tuple[int, ...]
 
 
 def coordinates(shape: Shape) -> list[Shape]:
-    """The coordinates of every token."""
+    """Return the coordinates of every token."""
     return list(product(*map(range, shape)))
 
 
 def pairs(shape: Shape, i: int, j: int) -> list[tuple[int, int, int]]:
-    """For each axis its size, the receiver's coordinate and the sender's."""
+    """Return, for each axis, its size, the receiver's coordinate and the sender's."""
     return list(zip(shape, coordinates(shape)[i], coordinates(shape)[j], strict=True))
 
 
 def nearest_coordinates(size: int, x: int, kernel: int, step: int = 1) -> list[int]:
-    """The ``kernel`` coordinates nearest to x among those at multiples of ``step``, the lower one
-    first.
-    """
+    """Return the ``kernel`` coordinates nearest to x at multiples of ``step``, the lower one first."""
     return sorted(range(x % step, size, step), key=lambda y: (abs(y - x), y))[:kernel]
 
 
 def in_neighbourhood(shape: Shape, kernel: Shape, i: int, j: int, dilation: Shape = (1, 1, 1)) -> bool:
-    """True if along each axis j is among the coordinates nearest to i."""
+    """Return whether, along each axis, j is among the coordinates nearest to i."""
     axes = zip(pairs(shape, i, j), kernel, dilation, strict=False)
     return all(y in nearest_coordinates(size, x, k, d) for (size, x, y), k, d in axes)
 
 
 def swin_window(size: int, x: int, window: int, shift: int) -> tuple[int, bool]:
-    """The window of x after a cyclic shift of the padded grid, and whether x wrapped around."""
+    """Return the window of x after a cyclic shift of the padded grid, and whether x wrapped around."""
     padded = -(-size // window) * window
     return (x - shift) % padded // window, x < shift
 
 
 def near_block(x: int, y: int, block: int, halo: int) -> bool:
-    """True if y is within ``halo`` of some coordinate of x's block."""
+    """Return whether y is within ``halo`` of some coordinate of x's block."""
     return any(abs(y - z) <= halo for z in range(x - x % block, x - x % block + block))
 
 
 def generation_time(i: int) -> tuple[int, int, int, int]:
-    """The time at which a pixel of a picture 6 wide is generated, by blocks of 2 x 3."""
+    """Return when a pixel of a picture 6 wide is generated, block by block of 2 x 3."""
     row, column = divmod(i, 6)
     return row // 2, column // 3, row, column
 
 
 def in_memory(i: int, j: int) -> bool:
-    """True if j lies in i's block, one row above it or two columns to its side."""
+    """Return whether j is in i's block, at most one row above it, or at most two columns to its side."""
     (top, left), (row, column) = (i // 12 * 2, i % 6 // 3 * 3), divmod(j, 6)
     return row in range(top - 1, top + 2) and column in range(left - 2, left + 5)
 
 
 def count_within(n: int, i: int, w: int, first: int = 0) -> int:
-    """The number of tokens in ``first .. n - 1`` less than w away from i."""
+    """Return the number of tokens in ``first .. n - 1`` that are less than w away from i."""
     return len({j for j in range(i - w + 1, i + w) if first <= j < n})
 
 

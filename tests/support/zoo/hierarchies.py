@@ -8,7 +8,7 @@ def power_edge(i: int, j: int) -> bool:
 
 
 def partners(n: int, i: int) -> set[int]:
-    """The block of token i and the blocks that differ from it in one binary digit."""
+    """Return the block of token i and the blocks that differ from it in one binary digit."""
     return {i // 3, *(i // 3 ^ digit for digit in (1, 2, 4, 8))}
 
 
@@ -21,7 +21,7 @@ def num_nodes(n: int) -> int:
 
 
 def context_nodes(n: int, k: int, i: int, side: int) -> list[int]:
-    """The senders of token i on one side: k nodes a level, then up to the parent of the next node."""
+    """Return the senders of token i on one side: k nodes a level, then on from the parent of the next."""
     sizes, senders, at, half = level_sizes(n), [], i + side, False
     for level, size in enumerate(sizes):
         for _ in range(k):
@@ -48,12 +48,11 @@ def longnet_edge(i: int, j: int, pairs: list[tuple[int, int]], head: int) -> boo
 
 
 def neighbourhood(n: int, i: int, size: int) -> range:
-    """The tokens of the block of i and of the two blocks next to it."""
+    """Return the tokens of the block of i and of the two blocks next to it."""
     return range(max(0, i - i % size - size), min(n, i - i % size + 2 * size))
 
 
 FIRST, THIRD = (1, 2, 3, 5, 8, 13), (6, 10, 16, 26)
-
 
 ROWS = """
 log_sparse(n): j <= i and binary_ones(i - j) <= 1

@@ -10,13 +10,13 @@ def global_positions(n: int) -> list[int]:
 
 
 def num_blocks(n: int) -> int:
-    """The number of blocks of two tokens."""
+    """Return the number of blocks of two tokens."""
     return (n + 1) // 2
 
 
 @cache
 def random_blocks(size: int, hubs: tuple[int, ...], num_random: int, head: int, seed: int) -> dict:
-    """The random blocks of each block but the hubs, from a permutation for each row of each head."""
+    """Return the random blocks of each block but the hubs, drawn by one permutation per head and row."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(head + 1):
         table = {}
@@ -38,14 +38,14 @@ def bigbird_edge(n: int, i: int, j: int, num_random: int, head: int = 0, seed: i
 
 
 def etc_edge(n: int, i: int, j: int, num_random: int) -> bool:
-    """Nodes 0 and 1 are global."""
+    """Return whether (i, j) is an edge of BigBird-ETC, in which the nodes 0 and 1 are global."""
     row, column = i // 2 - 1, j // 2 - 1
     near = i < 2 or j < 2 or column in (row - 1, row, row + 1)
     return near or column in random_blocks(num_blocks(n), (), num_random, 0, 0)[row]
 
 
 def star_edge(n: int, i: int, j: int) -> bool:
-    """Node 0 is the relay, nodes 1 .. n are satellites on a ring, and their embeddings follow."""
+    """Return whether (i, j) is an edge; nodes are a relay, a ring of n satellites and their embeddings."""
     if i == 0:
         return j <= n
     return i <= n and j in (0, (i - 2) % n + 1, i, i % n + 1, i + n)

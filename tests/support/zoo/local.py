@@ -4,7 +4,7 @@ from support.zoo.row import once
 
 
 def cache_entries(i: int, start: int, recent: int) -> list[int]:
-    """The entries of a cache of ``start`` first and ``recent`` last tokens after token i is added."""
+    """Return what a cache of the ``start`` first and ``recent`` last tokens holds after token i is added."""
     entries: list[int] = []
     for token in range(i + 1):
         while len(entries) >= start + recent:
@@ -14,7 +14,7 @@ def cache_entries(i: int, start: int, recent: int) -> list[int]:
 
 
 def depth(n: int, largest: int) -> int:
-    """One layer up to the size that one layer covers, then two layers."""
+    """Return the layers to full reach: one up to the size that one layer covers, then two."""
     return once(n) if n <= largest else 2
 
 

@@ -1,4 +1,4 @@
-"""The reader of the tables of theorems, and closed formulas that many rows share."""
+"""Read the tables of theorems; the module also has the closed formulas that many rows share."""
 
 import math
 from collections.abc import Callable
@@ -14,13 +14,14 @@ class Row:
     """The theorems about a builder, in formulas that do not use the library.
 
     A row of a table reads ``graph: edge``, then indented ``word=formula; word=formula``. The formulas are
-    Python of the size n, the receiver i and the sender j. ``edge`` is the definition, ``degree`` the
-    in-degree in closed form where there is one. ``layers``: the fewest layers after which every token has
-    received from every token that it may receive from (``src <= dst`` if ``causal``, else all), its own state
-    carried along; None = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed cycle besides
-    self loops; as ``causal`` unless stated. ``nodes``: how many tokens, or receivers and senders.
-    ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name cannot
-    say it all. That something does *not* hold is tested at the largest size.
+    Python expressions of the size n, the receiver i and the sender j. ``edge`` defines the graph, and
+    ``degree`` is the in-degree, if it has a closed form. ``layers`` is the smallest number of layers after
+    which every token has received from every token that it may receive from (``src <= dst`` if ``causal``,
+    else all) and has kept its own state; it is None if this never happens. ``causal`` is True unless
+    ``symmetric``. ``acyclic`` says that self loops are the only directed cycles; it defaults to ``causal``.
+    ``nodes`` is the number of tokens, or the numbers of receivers and senders. ``named_at`` is a size at
+    which the graph's name, read as Python, builds the graph again; it is None if the name says too little.
+    A property that does *not* hold is tested at the largest size.
     """
 
     def __init__(self, head: str, clauses: str, scope: dict[str, object]):
@@ -46,7 +47,7 @@ class Row:
         self.named_at: int | None = constants.get("named_at", 5)
 
     def nodes(self, n: int) -> tuple[int, int]:
-        """``(num_dst, num_src)``."""
+        """Return ``(num_dst, num_src)``."""
         nodes = self._nodes(n)
         return nodes if isinstance(nodes, tuple) else (nodes, nodes)
 
@@ -56,13 +57,14 @@ CONSTANTS = ("causal", "symmetric", "acyclic", "sizes", "named_at")
 
 
 def read(table: str, helpers: dict[str, object]) -> list[Row]:
-    """The rows of a table; ``helpers`` are the functions of its module."""
+    """Return the rows of a table, whose formulas may use ``helpers``, the functions of its module."""
     scope = {**vars(math), **vars(patterns), "torch": torch, **SHARED, **helpers}
     rows: list[list[str]] = []
     for line in table.strip().splitlines():
         if not line.startswith(" "):
             rows.append([line, ""])
-        else:  # A line with eight spaces continues the head of the row.
+        else:
+            # A line with eight spaces continues the head of the row.
             continues_head = line.startswith("        ") and not rows[-1][1]
             rows[-1][0 if continues_head else 1] += " " + line.strip()
     return [Row(head, clauses, scope) for head, clauses in rows]
@@ -73,17 +75,17 @@ def triangle(n: int) -> int:
 
 
 def steps(distance: int, stride: int) -> int:
-    """The number of steps of ``stride`` that cover a distance."""
+    """Return the number of steps of ``stride`` that cover a distance."""
     return max(0, -(-distance // stride))
 
 
 def once(n: int) -> int:
-    """The layers to full reach if one is enough: a single token needs none."""
+    """Return the layers to full reach if one is enough; a single token needs none."""
     return int(n > 1)
 
 
 def never(n: int) -> int | None:
-    """The layers to full reach if some token is never reached by another."""
+    """Return the layers to full reach if some token is never reached by another."""
     return None if n > 1 else 0
 
 
@@ -92,7 +94,7 @@ def binary_ones(number: int) -> int:
 
 
 def log2(n: int) -> int:
-    """The logarithm rounded down, 0 for n = 0."""
+    """Return the binary logarithm rounded down, or 0 for n = 0."""
     return max(n.bit_length() - 1, 0)
 
 

@@ -2,7 +2,7 @@
 
 
 def lengths(n: int) -> list[int]:
-    """Three documents, one of them empty."""
+    """Return the lengths of three documents, one of which is empty."""
     return [n // 3, 0, n - n // 3]
 
 
@@ -11,28 +11,19 @@ def document(n: int, i: int) -> int:
 
 
 def answers(n: int) -> list[int]:
-    """Three answers to a prompt of ``n // 2`` tokens, one of them empty."""
+    """Return the lengths of three answers to a prompt of ``n // 2`` tokens; one answer is empty."""
     return [n // 4, 0, n - n // 2 - n // 4]
 
 
 def dialogue_senders(n: int, i: int) -> list[int]:
-    """The senders of token i: the prompt and the answer of i up to i, or the prompt up to i if i is in the
-    prompt.
-    """
+    """Return the tokens up to i of the prompt and, if i is in an answer, of this answer."""
     prompt, first = range(n // 2), range(n // 2, n // 2 + n // 4)
     answer = first if i in first else range(n // 2 + n // 4, n)
     return list(range(i + 1)) if i in prompt else [*prompt, *range(answer.start, i + 1)]
 
 
-LAST = [
-    0,
-    2,
-    2,
-    3,
-    6,
-    6,
-    6,
-]  # of seven tokens: text, an image of two, text, an image of three; the last token of each group
+# Of seven tokens - text, an image of two, text, an image of three - the last token of the group of each.
+LAST = [0, 2, 2, 3, 6, 6, 6]
 
 
 def groups(n: int) -> list[int]:
@@ -44,7 +35,7 @@ def rank(n: int, i: int) -> int:
 
 
 def order(n: int) -> list[int]:
-    """The permutation whose inverse is ``rank``; 7 and n have no common divisor."""
+    """Return the permutation whose inverse is ``rank``; 7 and n must have no common divisor."""
     return sorted(range(n), key=lambda i: rank(n, i))
 
 
@@ -53,7 +44,7 @@ def middle(n: int) -> tuple[int, int]:
 
 
 def psm_senders(n: int, i: int) -> list[int]:
-    """The tokens that are generated up to token i: prefix, then suffix, then middle."""
+    """Return the tokens generated up to token i, in the order prefix, suffix, middle."""
     start, stop = middle(n)
     if i < start:
         return [*range(i + 1)]
@@ -61,13 +52,13 @@ def psm_senders(n: int, i: int) -> list[int]:
 
 
 def spm_senders(n: int, i: int) -> list[int]:
-    """The tokens that are generated up to token i: suffix, then prefix, then middle."""
+    """Return the tokens generated up to token i, in the order suffix, prefix, middle."""
     stop = middle(n)[1]
     return [*range(stop, i + 1)] if i >= stop else [*range(i + 1), *range(stop, n)]
 
 
 def diffusion_edge(n: int, i: int, j: int) -> bool:
-    """Noised tokens send to their noised block, clean ones to later blocks and to their own clean block."""
+    """Return whether noised j is in the noised block of i, or clean j in an earlier or i's clean block."""
     (receiver_is_clean, x), (sender_is_clean, y) = divmod(i, n), divmod(j, n)
     if not sender_is_clean:
         return not receiver_is_clean and y // 3 == x // 3

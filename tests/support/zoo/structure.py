@@ -6,7 +6,7 @@ from gnn_attention import TokenGraph
 
 
 def graph_of_pairs(pairs, n):
-    """A graph from (src, dst) pairs."""
+    """Return a graph of (src, dst) pairs."""
     edges = torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).t()
     return TokenGraph.from_edges(edges, n, coalesce=True)
 

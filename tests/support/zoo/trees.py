@@ -5,21 +5,17 @@ from itertools import accumulate, chain
 
 
 def parents(n: int) -> list[int]:
-    """A forest of two binary trees: the roots are 0 and 1, the parent of i is i // 2 - 1 (so 2, 3 hang on 0
-    and 4, 5 on 1).
-    """
+    """Return the parents in a forest of binary trees: 0 and 1 are roots, the parent of i is i // 2 - 1."""
     return [-1 if i < 2 else i // 2 - 1 for i in range(n)]
 
 
 def depth(i: int) -> int:
-    """How many tokens of that forest stand above token i: 0 for the tokens 0 and 1, 1 for 2 to 5, 2 for 6 to
-    13.
-    """
+    """Return the depth of a token in that forest: 0 for the tokens 0 and 1, 1 for 2 to 5, 2 for 6 to 13."""
     return math.floor(math.log2(i + 2)) - 1
 
 
 def ancestors(n: int, i: int) -> list[int]:
-    """The path from i to its root, i first."""
+    """Return the path from i to its root, which begins with i."""
     path = [i]
     while parents(n)[path[-1]] >= 0:
         path.append(parents(n)[path[-1]])
@@ -27,7 +23,7 @@ def ancestors(n: int, i: int) -> list[int]:
 
 
 def decoding_senders(n: int, i: int) -> list[int]:
-    """A prompt of ``n // 2`` tokens, the rest such a forest below it: the tokens before i on its path."""
+    """Return the tokens up to i on its path, in a prompt of ``n // 2`` tokens with such a forest below it."""
     prompt = n // 2
     return (
         [*range(prompt), *(prompt + token for token in ancestors(n, i - prompt))]
@@ -36,13 +32,8 @@ def decoding_senders(n: int, i: int) -> list[int]:
     )
 
 
-PATHS = {
-    0: [0],
-    1: [0, 1],
-    2: [0, 2],
-    3: [0, 1, 3],
-    4: [0, 2, 4],
-}  # a prompt, two answers, one of them empty, and on from both
+# Segment 0 is a prompt, 1 and 2 are answers to it, and 3 and 4 continue them.
+PATHS = {0: [0], 1: [0, 1], 2: [0, 2], 3: [0, 1, 3], 4: [0, 2, 4]}
 
 
 def segments(n: int) -> list[range]:
@@ -55,7 +46,7 @@ def segment(n: int, i: int) -> int:
 
 
 def conversation_senders(n: int, i: int) -> list[int]:
-    """The whole sequence that the segment of token i ends, cut off after i."""
+    """Return the sequence that ends with the segment of token i, cut off after i."""
     sequence = list(chain.from_iterable(segments(n)[k] for k in PATHS[segment(n, i)]))
     return sequence[: sequence.index(i) + 1]
 
@@ -70,9 +61,7 @@ DOCUMENTS: dict[int, list[list[int]]] = {
 
 
 def anchor_groups(n: int) -> list[list[int]]:
-    """Document, sections and sentences, each as its anchor with the next smaller anchors or words: a token
-    attends to all of its groups.
-    """
+    """Return groups, each an anchor with the next smaller anchors or words; a token attends to its groups."""
     token = iter(range(num_tokens(n)))
     groups = [[next(token)]]
     for section in DOCUMENTS[n]:
