@@ -68,7 +68,7 @@ TESTS = {
 EQUIVALENT = {
     # On the machines that run tests, no device with autocast has a name after "meta" in the alphabet.
     "attend": ('device >= "meta" or',),
-    # Graphs that differ by head are refused earlier.
+    # Graphs that vary by head are refused earlier.
     "backends/tiles": ("select_slice(call.graph, 0, -1)",),
     # All tensors are on one device; some changes matter only on a GPU.
     "backends/flex": (

@@ -48,7 +48,7 @@ class Study:
 
     @torch.no_grad()
     def loss(self, graph: Any) -> float:
-        # For graphs that differ by head, `rows` is the fastest backend that needs no plan of tiles.
+        # For graphs that vary by head, `rows` is the fastest backend that needs no plan of tiles.
         backend = "rows" if isinstance(graph, PrunedGraphs) else "dense"
         with use_graph(self.model, graph), attending(backend):
             return float(self.losses(self.model(self.ids, use_cache=False).logits).mean())

@@ -204,7 +204,7 @@ class AttentionInfo:
         """Return ``exp(logit - lse)`` of every edge, or of ``edges`` only, before dropout.
 
         The order is that of ``graph.edge_index``. ``edges`` are indices ``[K]`` into it, or pairs
-        ``[2, K]`` of senders and receivers. Raises ValueError if the graph differs by head or sample,
+        ``[2, K]`` of senders and receivers. Raises ValueError if the graph varies by head or sample,
         or if a pair is not an edge, and IndexError if an index is out of range.
         """
         index = self._edge_indices(edges)
@@ -219,7 +219,7 @@ class AttentionInfo:
         return scores if bias is None else scores + bias.to(scores.dtype).index_select(2, index)
 
     def weight_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
-        """Return all weights before dropout, 0 at non-edges; the graph may differ by head or sample.
+        """Return all weights before dropout, 0 at non-edges; the graph may vary by head or sample.
 
         ``rows=(start, stop)`` limits the tokens x tokens matrix to receivers ``start`` to ``stop - 1``.
         """

@@ -237,7 +237,7 @@ def test_wrong_indices_of_edges_are_named():
     for indices in (torch.ones(45).bool(), torch.tensor([1.0])):
         with pytest.raises(TypeError, match=f"edges must be integers, .* got {indices.dtype}; .*nonzero"):
             info.weights(indices)
-    with pytest.raises(ValueError, match=r"differs by head has no single edge list"):
+    with pytest.raises(ValueError, match=r"varies by head has no single edge list"):
         ga.attend(*qkv(), FOUR_HEADS, return_info=True)[1].weights()
 
 
@@ -270,7 +270,7 @@ WRONG_CALLS = [
     (TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention", {"graph": CAUSAL.mask()}),
     (ValueError, r"does not fit q with 9 receivers and k with 9 .*rows\(", {"graph": patterns.causal(8)}),
     (ValueError, r"has heads=3, but q has heads=4", {"graph": THREE_HEADS}),
-    (ValueError, r"differs by head has no single edge list", {"graph": FOUR_HEADS, "bias": torch.zeros(3)}),
+    (ValueError, r"varies by head has no single edge list", {"graph": FOUR_HEADS, "bias": torch.zeros(3)}),
     (ValueError, r"backend must be one of 'auto', 'dense', .*'rows', .*got 'fast'", {"backend": "fast"}),
     (TypeError, r"backend must be a name or a gnn_attention.Backend, got int", {"backend": 3}),
     (ValueError, r"dropout must be a probability in \[0, 1\), got 1.0", {"dropout": 1.0}),

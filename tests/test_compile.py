@@ -179,7 +179,7 @@ def test_attend_is_compiled_by_inductor(row):
         check(row, "inductor")
 
 
-# The message-passing path refuses a graph that differs by head.
+# The message-passing path refuses a graph that varies by head.
 LAYERS = [("given", "auto"), ("window", "message_passing"), ("window", "auto"), ("by head", "auto")]
 
 

@@ -5,7 +5,7 @@ tokens (disjoint sum, Cartesian product). ``tokens`` selects and adds tokens. ``
 
 The result is a rule that evaluates the operands' rules; only ``closure`` enumerates edges. Except in
 ``stacks``, the result stores an edge list if all operands do, in the order that the docstring states.
-Graphs may differ by head and by sample, except along the axis that ``stacks`` adds.
+Graphs may vary by head and by sample, except along the axis that ``stacks`` adds.
 The results of ``products`` and of ``restrict`` begin at position 0.
 
 All functions raise TypeError for an argument of the wrong type, and IndexError for a token that

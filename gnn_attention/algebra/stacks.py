@@ -19,7 +19,7 @@ NODES = ("num_dst", "num_src", "dst_offset", "src_offset")
 def per_head(*graphs: TokenGraph) -> TokenGraph:
     """Return one graph with ``heads = len(graphs)``, whose ``select(head=k)`` is graph k.
 
-    The graphs may differ by sample, not by head. All rules are evaluated for every pair of tokens.
+    The graphs may vary by sample, not by head. All rules are evaluated for every pair of tokens.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
@@ -32,7 +32,7 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
     """Return one graph with ``batch = len(graphs)``, whose ``select(batch=k)`` is graph k.
 
-    The graphs may differ by head, not by sample. All rules are evaluated for every pair of tokens.
+    The graphs may vary by head, not by sample. All rules are evaluated for every pair of tokens.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()

@@ -30,7 +30,7 @@ def stack(graphs: Layers) -> list[TokenGraph]:
     for index, graph in enumerate(layers):
         checks.instance(f"graphs[{index}]", graph, TokenGraph)
         if graph.varying_axes:
-            raise ValueError(f"graphs: {graph!r} differs by {graph.varying_axes}: use select(batch, head)")
+            raise ValueError(f"graphs: {graph!r} varies by {graph.varying_axes}: use select(batch, head)")
         if not is_square(graph):
             raise ValueError(f"graphs must be square, got {graph!r}: compose graphs of other tokens by @")
         if graph.frame != layers[0].frame:

@@ -77,7 +77,7 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
 def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs graphs"]:
     """Compute the Jaccard index ``len(A & B) / len(A | B)`` of each pair of graphs, or 1 if both are empty.
 
-    In a list of ``graphs`` (of layers, steps, ...), each pair is compared. If the graphs differ by head
+    In a list of ``graphs`` (of layers, steps, ...), each pair is compared. If the graphs vary by head
     or sample, the index is the mean over heads and samples. In a single graph, each pair of heads is
     compared. :func:`diff` describes a difference. ValueError unless tokens, heads and samples agree.
 

@@ -64,7 +64,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """Compare two graphs: count the edges that only one of them has, and describe the difference in words.
 
     TypeError unless both are graphs. ValueError if their tokens differ (compare the same rows of
-    both), or if one of them differs by head or sample (compare one ``select(batch, head)`` of each).
+    both), or if one of them varies by head or sample (compare one ``select(batch, head)`` of each).
 
     >>> from gnn_attention import patterns
     >>> print(diff(patterns.window(9, 3), patterns.window(9, 4)))
@@ -77,7 +77,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     for name, graph in (("first", first), ("second", second)):
         checks.instance(name, graph, TokenGraph)
         if graph.varying_axes:
-            raise ValueError(f"{name} {graph!r} differs by {graph.varying_axes}: use select(batch, head)")
+            raise ValueError(f"{name} {graph!r} varies by {graph.varying_axes}: use select(batch, head)")
     if first.frame != second.frame:
         raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
     only_first, only_second = first - second, second - first

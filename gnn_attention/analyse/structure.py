@@ -77,7 +77,7 @@ class Summary:
 def summary(graph: TokenGraph) -> Summary:
     """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
-    ValueError for a graph that differs by head or sample: pass one ``select(batch, head)`` of it.
+    ValueError for a graph that varies by head or sample: pass one ``select(batch, head)`` of it.
 
     >>> from gnn_attention import patterns
     >>> print(summary(patterns.window(100, 4)))
@@ -95,7 +95,7 @@ def summary(graph: TokenGraph) -> Summary:
     """
     checks.instance("graph", graph, TokenGraph)
     if graph.varying_axes:
-        raise ValueError(f"{graph!r} differs by {graph.varying_axes}: use select(batch, head)")
+        raise ValueError(f"{graph!r} varies by {graph.varying_axes}: use select(batch, head)")
     in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
     isolated_dst = (in_degree == 0).nonzero().flatten().tolist()
     isolated_src = (out_degree == 0).nonzero().flatten().tolist()

@@ -49,7 +49,7 @@ class Capabilities:
     """The calls that a backend supports; an option is True, False, or the one device type that supports it.
 
     ``devices`` and ``dtypes`` are empty if all are supported. ``varying_graphs``: the backend runs graphs
-    that differ by sample or head; otherwise ``attend`` passes it one slice at a time. ``cached``: support
+    that vary by sample or head; otherwise ``attend`` passes it one slice at a time. ``cached``: support
     depends only on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel needs
     finite tokens, so ``attend`` checks them, unless the backend is passed as a value. ``parallel_edges``:
     "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)

@@ -102,7 +102,7 @@ def explain(
 
     ``device`` is None or "cpu" for this machine's CPU, or "cuda" for any GPU, present or not. The
     default ``dtype`` is float32 on a CPU and bfloat16 on a GPU. Costs are for one sample, or for
-    ``graph.batch`` samples if the graph differs by sample. For "cuda", backends are listed in the
+    ``graph.batch`` samples if the graph varies by sample. For "cuda", backends are listed in the
     order in which they are tried, without costs. Raises ValueError for another device, and
     TypeError if ``graph`` or ``dtype`` has the wrong type.
 
@@ -377,7 +377,7 @@ def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[
 def _count_work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return dense_work(graph)
-    # If the graph differs by sample or head, the first slice represents all of them.
+    # If the graph varies by sample or head, the first slice represents all of them.
     return memoized(WORK[name], select_slice(graph, 0, 0)) if name in WORK else None
 
 

@@ -6,7 +6,7 @@ bits (``_flex_block_mask``) and takes 1.1 to 1.4 times as long as the graph's ow
 symbolic. A new kernel is compiled for a call that has another
 
 * dtype, device, number of threads, number of heads, channels, scale, or layout of q, k and v;
-* kind of batch (one sample or many) or of graph (it may differ by sample, by head, by both or by neither);
+* kind of batch (one sample or many) or of graph (it may vary by sample, by head, by both or by neither);
 * size of the table (``_flex_block_mask.CAPACITIES``), or a score_mod with other numbers or shapes.
 """
 

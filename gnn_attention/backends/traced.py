@@ -162,7 +162,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
         )
     if graph.block_size:
         return _attend_to_blocks(call, graph)
-    # If the index differs by query head, each head has its own senders, so k and v are repeated.
+    # If the index varies by query head, each head has its own senders, so k and v are repeated.
     heads = call.k.shape[1] if graph.heads is None else call.q.shape[1]
     k, v = (edge_softmax.per_query_head(x, heads) for x in (call.k, call.v))
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0

@@ -76,11 +76,11 @@ class TokenCache:
         """Continue sample i from the past of sample ``index[i]``, as in beam search.
 
         Samples may be repeated or left out. Raises TypeError unless ``index`` lists integers,
-        IndexError if a sample is out of range, and ValueError if the graph differs by sample.
+        IndexError if a sample is out of range, and ValueError if the graph varies by sample.
         """
         self._check_complete("reorder")
         if self.graph.batch is not None:
-            raise ValueError(f"reorder: {self.graph!r} differs by sample, so no sample can move")
+            raise ValueError(f"reorder: {self.graph!r} varies by sample, so no sample can move")
         samples = torch.tensor(checks.integers("index", index, "samples"), dtype=torch.int64, device="cpu")
         for batch in {x.shape[0] for buffers in self._buffers for x in buffers}:
             if not all(0 <= sample < batch for sample in samples.tolist()):

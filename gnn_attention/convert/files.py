@@ -123,7 +123,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph in the format that the extension of ``path`` names; :func:`load` reads it back.
 
     Raises TypeError for anything but a graph, and ValueError for an unknown extension, for receivers and
-    senders that are not the same tokens 0 .. n-1, and for a graph that differs by head or sample.
+    senders that are not the same tokens 0 .. n-1, and for a graph that varies by head or sample.
 
     >>> import tempfile
     >>> from gnn_attention import patterns

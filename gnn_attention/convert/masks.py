@@ -26,7 +26,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
 
     Raises TypeError for other objects, and for a dtype that does not fit the meaning. Raises
     ValueError for NaN or +inf, a wrong number of axes, 0 heads or samples, and a bias on edges that
-    differ by head or sample. A float mask may be an adjacency if it excludes no pair and has only
+    vary by head or sample. A float mask may be an adjacency if it excludes no pair and has only
     ones, or zeros and positive numbers; without a meaning, it raises ValueError, too.
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
@@ -99,7 +99,7 @@ def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph
         return _from_table(edges)
     if not (edges == edges[:1, :1]).all():
         raise ValueError(
-            "this additive mask holds a bias, and its edges differ by head or sample: "
+            "this additive mask holds a bias, and its edges vary by head or sample: "
             "pass a score_mod and a bool mask instead"
         )
     graph = _from_table(edges[:1, :1])

@@ -1,6 +1,6 @@
 """The halo of a rank: exactly the senders of other ranks to which its receivers attend.
 
-In a graph that differs by head or sample, a sender belongs to the halo if any head of any sample
+In a graph that varies by head or sample, a sender belongs to the halo if any head of any sample
 attends to it, because all heads of a token are sent together.
 """
 

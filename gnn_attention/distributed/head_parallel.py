@@ -42,7 +42,7 @@ class HeadwiseParallel(ParallelStyle):
 
     ``update = all_reduce(sum over local heads of weighted messages) + b_O``; every rank has the
     whole states before and after. All forms of heads, score_mods, a bias for each edge (per head or
-    not), graphs that differ by head, and dropout give the same results as in one process. Attention
+    not), graphs that vary by head, and dropout give the same results as in one process. Attention
     weights are gathered. Key/value heads are on the ranks of the query heads that they serve.
 
     Raises ValueError if the number of heads, or of key/value heads, is not a multiple of the number

@@ -48,9 +48,9 @@ def mask(
 ) -> Figure:
     """Draw the mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
-    A graph that differs by head is drawn as one small mask for each head (up to 64).
+    A graph that varies by head is drawn as one small mask for each head (up to 64).
     ``labels`` name the receivers in order, and the senders too if they are the same tokens.
-    Raises ValueError above 4096 tokens a side, and for a graph that differs by sample.
+    Raises ValueError above 4096 tokens a side, and for a graph that varies by sample.
     """
     is_by_head = isinstance(graph, TokenGraph) and not graph.batch and ax is None
     count = graph.heads or 0 if is_by_head else 0

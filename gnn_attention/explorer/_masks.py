@@ -112,7 +112,7 @@ def _read_choice(value: Any, tokens: int, size: int) -> Choice:
         kind = type(graph).__name__
         raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {kind}")
     if graph.varying_axes:
-        raise ValueError(f"{graph!r} differs by head or sample: take graph.select(batch, head)")
+        raise ValueError(f"{graph!r} varies by head or sample: take graph.select(batch, head)")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
         raise ValueError(
             f"a graph must be square, over at least the {tokens} tokens of the text ({size} with room), "

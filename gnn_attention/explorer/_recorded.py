@@ -129,7 +129,7 @@ def _score_mod_bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
 
 def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
     if call.graph.heads is not None:
-        raise NotImplementedError(f"{call.graph!r} differs by head: a page shows one graph for each layer")
+        raise NotImplementedError(f"{call.graph!r} varies by head: a page shows one graph for each layer")
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 

@@ -84,7 +84,7 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
     A pair is an edge if it is in a full block, or in a partial one where ``mask_mod`` is True. The graph
-    differs by head or sample if the lists of the mask do. Raises TypeError for other objects.
+    varies by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns
     >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)
@@ -127,7 +127,7 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     """Return the graph as packed documents with one window for all of them.
 
     No edge may join two documents. Each document must be causal, full or local. Raises ValueError
-    for any other graph, and for one that is not square or differs by head or sample.
+    for any other graph, and for one that is not square or varies by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_varlen(patterns.documents([3, 1, 2]))
@@ -156,7 +156,7 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
 
     The last receiver is aligned with the last sender, as in flash-attention. ``window(n, w)`` is
     ``(w - 1, 0)``, because w counts the token itself. Raises ValueError for a graph that is not
-    such a window, or that differs by head or sample.
+    such a window, or that varies by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9))

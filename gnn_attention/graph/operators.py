@@ -100,7 +100,7 @@ class GraphOperators(Frozen):
     def __matmul__(self: G, other: G) -> G:
         """Return the graph of two hops, first along ``other``, then along ``self``, stored as a list.
 
-        Raises ValueError if the inner tokens do not match, or if a graph differs by head or sample.
+        Raises ValueError if the inner tokens do not match, or if a graph varies by head or sample.
         """
         if not isinstance(other, GraphOperators):
             return NotImplemented

@@ -41,7 +41,7 @@ class TokenGraph(GraphOperators):
     or the functions of ``gnn_attention.convert``. Operators combine them: ``| & - ^ ~``, ``.T``
     (reversed edges), ``@`` (two hops) and ``** k`` (k hops).
 
-    ``heads`` is the number of heads if the graph differs by head, otherwise None. ``batch`` is the
+    ``heads`` is the number of heads if the graph varies by head, otherwise None. ``batch`` is the
     same for samples. ``dst_offset`` and ``src_offset`` are the absolute positions of the first
     receiver and the first sender. Score_mods receive absolute positions.
 
@@ -219,7 +219,7 @@ class TokenGraph(GraphOperators):
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
         Edges from a list or an index keep their order. Others are sorted by receiver, then sender. The result
-        is cached: do not write into it. ValueError if the graph differs by head or sample or is too large.
+        is cached: do not write into it. ValueError if the graph varies by head or sample or is too large.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -227,7 +227,7 @@ class TokenGraph(GraphOperators):
         """Return :attr:`edge_index` on ``device``. The copy is cached."""
         if self.heads is not None or self.batch is not None:
             raise ValueError(
-                f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single "
+                f"edge_index of {self!r}: a graph that varies by {self.varying_axes} has no single "
                 "edge list; use mask(), or select(batch, head) for one slice"
             )
         return memoized(derived.edge_index, self, device)

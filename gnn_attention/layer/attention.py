@@ -106,7 +106,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
         Raises:
             ValueError, TypeError, IndexError: there is no graph or a second one, or x, g and size do not fit.
-            NotImplementedError: the graph differs by head or sample on the message-passing path.
+            NotImplementedError: the graph varies by head or sample on the message-passing path.
         """
         if (g is None) == (edge_index is None):
             raise TypeError(
@@ -175,7 +175,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         """Run the four steps: nodes are ``[N, H, D]``, edges ``[E, H]``, after any batch axis."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
-                f"the message-passing path needs one edge list, but {call.graph!r} differs by head or "
+                f"the message-passing path needs one edge list, but {call.graph!r} varies by head or "
                 "sample: use backend='auto' without hooks, explainers and overridden steps"
             )
         q, k, v = [pyg.arrange_by_node(x, call, batched) for x in (call.q, call.k, call.v)]

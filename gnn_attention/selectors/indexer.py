@@ -117,7 +117,7 @@ class Indexer(nn.Module):
         warm-up, on the chosen graph in the sparse stage. States and attention are treated as constants,
         so only the indexer has a gradient. Weights are computed from lse in chunks, and chunks of rows are
         computed again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
-        Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph differs by head.
+        Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph varies by head.
         """
         graph = checks.instance("info", info, AttentionInfo).call.graph
         if graph.heads is not None:

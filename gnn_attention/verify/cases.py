@@ -79,7 +79,7 @@ class GraphCase:
 
 
 def graph_cases() -> Iterator[GraphCase]:
-    """Yield graphs, most of them asymmetric; some have isolated receivers or differ by head or sample."""
+    """Yield graphs, most of them asymmetric; some have isolated receivers or vary by head or sample."""
     # No local variable keeps a graph, so each graph is freed when its user drops it.
     n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]

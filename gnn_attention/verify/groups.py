@@ -60,7 +60,7 @@ def build_checks(
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
             skipped = f"{backend.name}: it assumes finite tokens, so NaN is not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
-            skipped = "message passing needs one edge list, and this graph differs by head or sample"
+            skipped = "message passing needs one edge list, and this graph varies by head or sample"
         run = partial(run_row, device, name_backend(backend), row)
         name = ", ".join(factors.values())
         check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)

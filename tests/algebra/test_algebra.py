@@ -62,7 +62,7 @@ def shared_graphs(draw: st.DrawFn, num_dst: int, num_src: int) -> TokenGraph:
 
 @st.composite
 def sliced_graphs(draw: st.DrawFn, num_dst: int, num_src: int, heads: int = 2, batch: int = 3) -> TokenGraph:
-    """Draw a graph that is shared, or differs by head, by sample, or by both."""
+    """Draw a graph that is shared, or varies by head, by sample, or by both."""
     kind = draw(st.sampled_from(["shared", "shared", "heads", "batch", "both"]))
     if kind == "shared":
         return draw(shared_graphs(num_dst, num_src))

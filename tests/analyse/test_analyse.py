@@ -179,7 +179,7 @@ witness(causal(4), 0, 1, layers=1.5) -> TypeError: layers must be an integer, go
 path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
 components(cross(3, 4)) -> ValueError: must be square
-summary(PER_HEAD) -> ValueError: differs by head: use select\(batch, head\)
+summary(PER_HEAD) -> ValueError: varies by head: use select\(batch, head\)
 diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got 3 of type int
 diameter(window(8193, 1)) -> ValueError: takes at most 8192 tokens, got .*: use
 """
@@ -192,7 +192,7 @@ class TestErrors:
     def test_wrong_layers(self):
         causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
-            (PER_HEAD, ValueError, r"differs by head: use select\(batch, head\)"),
+            (PER_HEAD, ValueError, r"varies by head: use select\(batch, head\)"),
             (patterns.cross(3, 4), ValueError, "must be square, .*: compose .* by @"),
             (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
             ([], ValueError, "at least one layer's graph, got an empty list"),

@@ -119,7 +119,7 @@ class TestWords:
         for first, second, match in [
             (WINDOW, patterns.window(12, 3), r"same tokens, got .*window\(9, 3\).*window\(12, 3\)"),
             (CAUSAL.rows(0, 3), CAUSAL.rows(2, 5), "same tokens"),
-            (windows, WINDOW, r"first .* differs by head: use select\(batch, head\)"),
+            (windows, WINDOW, r"first .* varies by head: use select\(batch, head\)"),
         ]:
             with pytest.raises(ValueError, match=match):
                 analyse.diff(first, second)

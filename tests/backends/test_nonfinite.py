@@ -94,7 +94,7 @@ OPTIONS = {
     "dropout": {"dropout": 0.4},
     "sinks": {"sink_logits": torch.arange(4.0).double()},
 }
-# A graph that differs by head or sample has no single order of edges, so it takes no bias.
+# A graph that varies by head or sample has no single order of edges, so it takes no bias.
 RANGES = [x for x in product(LONG, OPTIONS) if x[0] in ("listed", "rows") or x[1] != "bias"]
 
 

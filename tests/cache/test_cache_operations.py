@@ -202,7 +202,7 @@ WRONG = [
     (lambda: THREE.reorder([0, 2]), IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
     (lambda: THREE.reorder([0.5]), TypeError, r"each of index must be an integer, got 0.5"),
     (lambda: THREE.reorder([[0]]), TypeError, r"each of index must be an integer, got \[0\]"),
-    (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "differs by sample"),
+    (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "varies by sample"),
 ]
 
 

@@ -142,7 +142,7 @@ class TestMasksWithNumbers:
 
     def test_numbers_need_one_edge_order(self):
         mask = torch.tensor([[[0.5, -INF]], [[0.5, 0.0]]])
-        with pytest.raises(ValueError, match="holds a bias, and its edges differ by head or sample"):
+        with pytest.raises(ValueError, match="holds a bias, and its edges vary by head or sample"):
             convert.from_mask(mask)
 
 
@@ -207,8 +207,8 @@ def test_what_is_no_graph_is_refused():
         (lambda: convert.from_pyg(empty), ValueError, "neither an edge_index nor an"),
         (lambda: convert.to_pyg(causal, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
         (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
-        (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
-        (lambda: convert.to_networkx(varied), ValueError, "differs by head"),
+        (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "varies by head"),
+        (lambda: convert.to_networkx(varied), ValueError, "varies by head"),
     ]
     assert_refusals(cases)
 

@@ -290,7 +290,7 @@ def test_causal_biases_of_torch(sizes, align):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sparse_masks(layout):
-    """True is an edge, and a stored False is not; a mask may differ by head."""
+    """True is an edge, and a stored False is not; a mask may vary by head."""
     mask = torch.tensor(ADJACENCY).t().bool()
     sparse = mask.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
     sparse.values()[0] = False

@@ -330,7 +330,7 @@ class TestRefusals:
         [
             (patterns.cross(3, 4), "receivers and senders must be the same tokens from 0 on"),
             (patterns.causal(6).rows(2, 4), "must be the same tokens from 0 on"),
-            (patterns.duo_attention(16, 2, [1], 4), "a graph that differs by head has no single edge list"),
+            (patterns.duo_attention(16, 2, [1], 4), "a graph that varies by head has no single edge list"),
         ],
     )
     def test_what_no_file_holds(self, graph, match, tmp_path):

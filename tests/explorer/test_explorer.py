@@ -89,7 +89,7 @@ class TestData:
             ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
             ({"graph": "window(5, 2)"}, ValueError, r"the 11 tokens of the text \(27 with .*n stands for 27"),
-            ({"graph": per_head}, ValueError, "differs by head or sample"),
+            ({"graph": per_head}, ValueError, "varies by head or sample"),
             ({"masks": 3}, TypeError, "masks must be TokenGraphs or expressions"),
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
             ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),

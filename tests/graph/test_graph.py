@@ -105,7 +105,7 @@ def per_both(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def family(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
-    """Return graphs that differ by head, by sample, and by both."""
+    """Return graphs that vary by head, by sample, and by both."""
     return {
         "heads": TokenGraph.from_rule(per_head, num_dst, num_src, heads=2),
         "batch": TokenGraph.from_rule(per_sample, num_dst, num_src, batch=3),

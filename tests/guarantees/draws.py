@@ -109,7 +109,7 @@ class Draw:
 
     @cached_property
     def edges(self) -> list[tuple[int, int]] | None:
-        """Pairs ``(src, dst)`` in the order of a per-edge bias; None if the graph differs by sample or head."""
+        """Pairs ``(src, dst)`` in the order of a per-edge bias; None if the graph varies by sample or head."""
         if self.graph.batch is not None or self.graph.heads is not None:
             return None
         edges = self._graph_draw[2]

@@ -101,7 +101,7 @@ WRONG_MASKS = [
 
 
 def test_a_fresh_doge_generates():
-    """At first its dynamic mask is 1.0 everywhere, and its selections differ by head and sample."""
+    """At first its dynamic mask is 1.0 everywhere, and its selections vary by head and sample."""
     model, batch = build64("doge", keep_window_size=64), inputs("doge")
     for part in model.model.layers:
         nn.init.zeros_(part.self_attn.A)

@@ -290,7 +290,7 @@ def test_attention_is_the_only_step_between_tokens():
 
 
 def test_graphs_of_other_shapes():
-    """The audit supports cross-attention and graphs that differ by head."""
+    """The audit supports cross-attention and graphs that vary by head."""
     layer, queries = MessagePassingAttention(StandardHeads(WIDTH, 2), backend="dense"), torch.randn(3, WIDTH)
 
     def call_along(graph):
@@ -402,7 +402,7 @@ THREE = Apply(lambda x: x[:, :3])
 WRONG = [
     ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .* with T = 8, got \(7, 4\)"),
     ({"graph": patterns.causal(5000)}, ValueError, "1 to 4096 tokens"),
-    ({"graph": ga.algebra.per_sample(CAUSAL, LOOPS)}, ValueError, r"differs by sample: audit graph\.select"),
+    ({"graph": ga.algebra.per_sample(CAUSAL, LOOPS)}, ValueError, r"varies by sample: audit graph\.select"),
     ({"module": THREE, "graph": patterns.cross(3, 8), "layers": 2}, ValueError, "layers must be 1 for"),
     ({"module": nn.Flatten()}, ValueError, r"floating states \[B, dst, ...\].*got shape \[1, 32\]"),
     ({"module": Apply(lambda x: x.log())}, ValueError, "returns NaN or inf .* first at receiver"),

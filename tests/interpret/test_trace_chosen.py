@@ -30,7 +30,7 @@ def assert_same(part, whole, pairs):
 @pytest.mark.parametrize("kind", [None, *traces.KINDS])
 @pytest.mark.parametrize("name", traces.GRAPHS)
 def test_selected_edges_have_the_values_of_the_whole_record(name, kind):
-    """Edges are selected as pairs or as a graph, with interventions, in graphs that differ by head."""
+    """Edges are selected as pairs or as a graph, with interventions, in graphs that vary by head."""
     layer, x, graph = MessagePassingAttention(heads(), backend="auto"), randn(2, 7, 12), traces.GRAPHS[name]
     intervention = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
     whole = trace.record(layer, x, graph, interventions=intervention).layers[0]

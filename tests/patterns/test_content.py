@@ -87,7 +87,7 @@ class TestHeadsAndSamples:
             for head in range(3):
                 assert graph.select(sample, head) == build(data[sample, head])
         assert by_head.select(0, 2) == build(data[0, 2])
-        # A graph that differs by head accepts any sample, and a graph that differs by sample any head.
+        # A graph that varies by head accepts any sample, and a graph that varies by sample any head.
         dst, src = torch.arange(by_head.num_dst).unsqueeze(1), torch.arange(by_head.num_src)
         assert torch.equal(by_head.rule(torch.tensor(9), torch.tensor(1), dst, src), by_head.mask()[1])
         assert torch.equal(by_sample.rule(torch.tensor(1), torch.tensor(9), dst, src), by_sample.mask()[1, 0])

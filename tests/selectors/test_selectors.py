@@ -165,7 +165,7 @@ def compute_loss(module, x, q, k, mask):
 
 
 def sample_graph(x):
-    """Return a graph that differs by sample, in which receiver 5 is isolated."""
+    """Return a graph that varies by sample, in which receiver 5 is isolated."""
     index = make_indexer(k=2).select(x, x).mask()[:, 0].float().topk(2).indices
     index[:, 5] = -1
     index[:, 0, 1] = index[:, 1, 1] = -1

@@ -48,7 +48,7 @@ def _plan_on_device(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
 
 
 def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = None) -> Pair:
-    """Run a plain call on a graph that differs by sample or head; ``plan`` is for the folded tokens.
+    """Run a plain call on a graph that varies by sample or head; ``plan`` is for the folded tokens.
 
     ``has_in_edges`` replaces ``call.has_in_edges`` if the edges of the graph are not known yet.
     """

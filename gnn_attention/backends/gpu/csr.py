@@ -1,6 +1,6 @@
 """A graph in CSR form, with its transpose, for a GPU. Each edge takes 12 bytes.
 
-If a graph differs by sample or head, the tokens of its slices are numbered one slice after another,
+If a graph varies by sample or head, the tokens of its slices are numbered one slice after another,
 so that one launch computes all slices. Rows are built on the device of q.
 
 Long rows are split into chunks, so that no program runs long after all others. The partial results

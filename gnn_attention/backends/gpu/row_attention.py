@@ -28,7 +28,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Compute ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
 
-    If the graph differs by sample or head, the call must be plain. These axes are folded into the
+    If the graph varies by sample or head, the call must be plain. These axes are folded into the
     token axis, so that one launch computes all slices.
     """
     graph = call.graph

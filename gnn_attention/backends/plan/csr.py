@@ -1,6 +1,6 @@
 """Lists of edges in CSR form, with the transpose. Their int32 indices allow fewer than 2^31 edges.
 
-A graph that differs by sample or head becomes a single list. The tokens of its slices are numbered
+A graph that varies by sample or head becomes a single list. The tokens of its slices are numbered
 one slice after another, and :func:`fold` arranges the tokens of q, k and v in this order.
 """
 

@@ -83,7 +83,7 @@ def is_estimated(graph: TokenGraph) -> bool:
 
 
 def num_edges(graph: TokenGraph) -> int:
-    """Count or estimate the edges of a graph, in all slices if it differs by sample or head."""
+    """Count or estimate the edges of a graph, in all slices if it varies by sample or head."""
     first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
@@ -179,7 +179,7 @@ def mixed_work(graph: TokenGraph) -> Work:
 
 
 def rows_work(graph: TokenGraph) -> Work:
-    # If the graph differs by sample or head, this is the mean over its slices.
+    # If the graph varies by sample or head, this is the mean over its slices.
     slices = (graph.batch or 1) * (graph.heads or 1)
     return Work(calls=4, edges=num_edges(graph) // slices, nodes=graph.num_dst)
 

@@ -124,7 +124,7 @@ def _read_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, 
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quote(value)}")
     for graph in graphs:
         if graph.batch is not None:
-            raise ValueError(f"graph {graph!r} differs by sample: audit graph.select(batch=...)")
+            raise ValueError(f"graph {graph!r} varies by sample: audit graph.select(batch=...)")
         if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MAX_TOKENS:
             raise ValueError(f"graph must have 1 to {MAX_TOKENS} tokens, got {graph!r}: audit a shorter one")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):

@@ -66,7 +66,7 @@ def detect(
 
     ``model`` is a language model, or another module with attention layers of this library that takes
     tokens. It obeys ``trace.intervene`` and ``use_graph``. ``template`` is a name in :data:`TEMPLATES`,
-    or a function from tokens to a graph, which may differ by sample and head. Raises ValueError if
+    or a function from tokens to a graph, which may vary by sample and head. Raises ValueError if
     layers differ in their number of heads or the graph has another size, TypeError if the template
     returns no graph. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
 

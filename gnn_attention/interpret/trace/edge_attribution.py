@@ -50,7 +50,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PrunedGraphs:
-    """The pruned graph of each layer, which differs by head, for ``use_graph(model, pruned)``.
+    """The pruned graph of each layer, which varies by head, for ``use_graph(model, pruned)``.
 
     ``count`` pairs of head and edge remain, and ``share`` is their fraction of all pairs.
     """

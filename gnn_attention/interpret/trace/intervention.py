@@ -237,7 +237,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
 
     TypeError for other arguments and IndexError for unknown layers or heads are raised before
     anything changes. The layer's call raises ValueError for a pair that is no edge of its graph,
-    and NotImplementedError for a graph that differs by head on the message-passing path, for a
+    and NotImplementedError for a graph that varies by head on the message-passing path, for a
     per-edge bias with an intervention on some heads, or if hooks force the message-passing path.
 
     >>> import torch

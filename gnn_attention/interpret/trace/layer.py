@@ -35,7 +35,7 @@ class LayerTrace:
     or None for all heads. Values of edges are ``[B, edges, heads]``; B is 1 for a single sequence.
 
     Tokens are numbered without padding on the left, as in :func:`intervene`: in every tensor here, this
-    padding is behind the tokens. If the graph differs by head or sample, the union of its edges is
+    padding is behind the tokens. If the graph varies by head or sample, the union of its edges is
     listed. A listed edge then has weight 0 in the heads and samples that lack it; a pair that is not
     listed raises an error. In a decoding step with a cache, the first receiver has number 0.
 

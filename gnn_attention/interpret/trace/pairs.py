@@ -38,7 +38,7 @@ def read_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
 
 
 def union_of_edges(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """Return the edges of all samples and heads together, sorted if the graph differs by any of them."""
+    """Return the edges of all samples and heads together, sorted if the graph varies by any of them."""
     if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_compute_union, graph)
@@ -86,7 +86,7 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
 
 
 def restrict_bias(bias: Any, graph: TokenGraph, subgraph: TokenGraph) -> Any:
-    """Restrict a bias that differs by edge to the edges of a subgraph; return any other bias."""
+    """Restrict a bias that varies by edge to the edges of a subgraph; return any other bias."""
     is_per_edge = isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] == graph.num_edges != 1
     if not is_per_edge:
         return bias

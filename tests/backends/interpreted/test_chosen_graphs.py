@@ -1,4 +1,4 @@
-"""Graphs that differ by sample, head or both, by index or rule: one launch computes all slices."""
+"""Graphs that vary by sample, head or both, by index or rule: one launch computes all slices."""
 
 import pytest
 import torch

@@ -131,9 +131,9 @@ export interface Engine {
   /** reach[l][t]: 1 if token t of the start is heard of by `token` after l + 1 layers of this mask and edits (any head). The
    *  token itself always is. Layers that the model does not have take the edits of layer "all". */
   reach(options: { mask: number; edits: Edit[]; token: number; layers: number; size: number }): Uint8Array[];
-  /** Whether mask number `mask` has the edge, in that layer: the own masks of a record may differ by layer. */
+  /** Whether mask number `mask` has the edge, in that layer: the own masks of a record may vary by layer. */
   has(mask: number, src: number, dst: number, layer: number): boolean;
-  /** Whether mask number `mask` differs by layer. */
+  /** Whether mask number `mask` varies by layer. */
   varies(mask: number): boolean;
   /** The text of a token of the vocabulary ("" for a record). */
   text(id: number): string;
