@@ -74,14 +74,14 @@ def page(
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")
     source = _read_source(text, model, checks.size("room", room), layers)
-    count, room = len(source.tokens), source.room
-    choices = _masks.choices_of_user(graphs, count, room)
-    zoo = _masks.zoo(count, room) if menu is None else _masks.choices_of_user(menu, count, room)
+    num_tokens, room = len(source.tokens), source.room
+    choices = _masks.make_user_choices(graphs, num_tokens, room)
+    zoo = _masks.zoo(num_tokens, room) if menu is None else _masks.make_user_choices(menu, num_tokens, room)
     title = _default_title(source, text) if title is None else title
     data = _make_data(source, title, choices, zoo)
     if source.model["kind"] == "model":
-        data["typed"] = _masks.choices_of_typed_text(graphs)
-    return Page(assemble_page(title, data), title, count)
+        data["typed"] = _masks.make_typed_text_data(graphs)
+    return Page(assemble_page(title, data), title, num_tokens)
 
 
 def _read_source(text: Any, model: Any, room: int, layers: Any) -> Source:
@@ -92,11 +92,11 @@ def _read_source(text: Any, model: Any, room: int, layers: Any) -> Source:
         model = language_model.load(path)[:2]
         model_name = path.stem
     elif name is not None and name.endswith(".safetensors"):
-        raise FileNotFoundError(f"model {quote(name)} is no file: gnn_attention.model.save writes one")
+        raise FileNotFoundError(f"model {quote(name)} is not a file: gnn_attention.model.save writes one")
     module, *tokenizers = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(module, language_model.LanguageModel):
         if len(tokenizers) != 1 or not isinstance(tokenizers[0], BytePair):
-            raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
+            raise TypeError("a LanguageModel needs its vocabulary: pass model=(model, vocabulary)")
         if layers is not None:
             raise ValueError(f"layers={quote(layers)} is for a Hugging Face model: others need all layers")
         return pack_model(text, module, tokenizers[0], model_name, room)
@@ -125,8 +125,8 @@ def _list_graphs(name: str, graphs: Any) -> list[Any]:
 def _default_title(source: Source, text: Any) -> str:
     if not isinstance(text, str):
         # Without a tokenizer, each token's text is its id. Then the title is the model's name.
-        has_texts = any(piece != str(token) for token, piece in source.tokens)
-        text = "".join(piece for _, piece in source.tokens) if has_texts else ""
+        has_texts = any(token_text != str(token) for token, token_text in source.tokens)
+        text = "".join(token_text for _, token_text in source.tokens) if has_texts else ""
     lines = (" ".join(line.split()) for line in text.split("\n"))
     line = " ⏎ ".join(filter(None, lines)) or str(source.model["name"])
     return line if len(line) <= MAX_TITLE_LENGTH else f"{line[:MAX_TITLE_LENGTH]}..."
@@ -134,7 +134,7 @@ def _default_title(source: Source, text: Any) -> str:
 
 def _make_data(source: Source, title: str, choices: list[Choice], zoo: list[Choice]) -> dict[str, Any]:
     """Return the data of a page, in the form of ``web/src/types.ts``."""
-    masks = _masks.add_distinct([_masks.choice_of_model(source.graph), *choices], zoo)
+    masks = _masks.add_distinct([_masks.make_model_choice(source.graph), *choices], zoo)
     return {
         "version": 1,
         "title": title,

@@ -11,7 +11,7 @@ import torch
 from gnn_attention import algebra, patterns
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.convert import expressions
-from gnn_attention.explorer._pack import EACH_ITS_OWN, encode_mask
+from gnn_attention.explorer._pack import UNION_NAME, encode_mask
 from gnn_attention.graph import TokenGraph
 
 # Graphs for texts typed on the page have 96 tokens, as if the text had 24 and the room were 72.
@@ -20,21 +20,21 @@ TYPED_SIZE, TYPED_ROOM = 96, 72
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph to choose, over ``tokens`` tokens. ``mask`` is padded to the size of text and room."""
+    """A graph of ``num_tokens`` tokens to choose. ``mask`` is padded to the size of text and room."""
 
     name: str
     meaning: str
     mask: Bool[Tensor, "size size"]
-    tokens: int
+    num_tokens: int
 
     def to_json(self) -> dict[str, Any]:
         record = {"name": self.name, "meaning": self.meaning, "bits": encode_mask(self.mask)}
-        return record | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
+        return record | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.num_tokens}
 
 
-def choice_of_model(graph: TokenGraph) -> Choice:
+def make_model_choice(graph: TokenGraph) -> Choice:
     n = graph.num_dst
-    if graph.name == EACH_ITS_OWN:
+    if graph.name == UNION_NAME:
         meaning = "The model's own graphs, which differ from layer to layer."
     elif graph == patterns.causal(n):
         meaning = "The model's own graph: every token attends to itself and all tokens before it."
@@ -45,14 +45,14 @@ def choice_of_model(graph: TokenGraph) -> Choice:
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
-def zoo(tokens: int, room: int) -> list[Choice]:
+def zoo(num_tokens: int, room: int) -> list[Choice]:
     """Return patterns of the library: causal graphs first, then two that look ahead.
 
     >>> [choice.name for choice in zoo(6, 16)][:3]
     ['strict_causal(22)', 'window(22, 5)', 'window(22, 4) | sinks(22, 1)']
     """
-    n = tokens + room
-    half = -(-tokens // 2)
+    n = num_tokens + room
+    half = -(-num_tokens // 2)
     w = max(2, round(math.sqrt(n)))
     block = max(1, w // 2)
     binary_tree = patterns.tree([-1, *((token - 1) // 2 for token in range(1, n))])
@@ -85,40 +85,40 @@ def add_distinct(choices: list[Choice], candidates: Iterable[Choice]) -> list[Ch
     return choices
 
 
-def choices_of_typed_text(graphs: Iterable[Any]) -> dict[str, Any]:
-    """Return the graphs for a text typed on the page. Of ``graphs``, only expressions are used."""
-    tokens = TYPED_SIZE - TYPED_ROOM
+def make_typed_text_data(graphs: Iterable[Any]) -> dict[str, Any]:
+    """Return the graphs for text typed on the page. Of ``graphs``, only expressions are used."""
+    num_tokens = TYPED_SIZE - TYPED_ROOM
     user_choices: list[Choice] = []
     for expression in (graph for graph in graphs if isinstance(graph, str)):
         with contextlib.suppress(ValueError):
-            user_choices += choices_of_user([expression], tokens, TYPED_ROOM)
-    causal = choice_of_model(patterns.causal(TYPED_SIZE))
-    masks = [choice.to_json() for choice in add_distinct([causal, *user_choices], zoo(tokens, TYPED_ROOM))]
-    return {"size": TYPED_SIZE, "start": min(1, len(user_choices)), "masks": masks}
+            user_choices += make_user_choices([expression], num_tokens, TYPED_ROOM)
+    causal = make_model_choice(patterns.causal(TYPED_SIZE))
+    choices = add_distinct([causal, *user_choices], zoo(num_tokens, TYPED_ROOM))
+    return {"size": TYPED_SIZE, "start": min(1, len(user_choices)), "masks": [c.to_json() for c in choices]}
 
 
-def choices_of_user(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """Turn the user's graphs into choices. An expression may use n, which is tokens + room.
+def make_user_choices(graphs: Iterable[Any], num_tokens: int, room: int) -> list[Choice]:
+    """Turn the user's graphs into choices. An expression may use n, which is num_tokens + room.
 
-    >>> choices_of_user(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
+    >>> make_user_choices(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
     """
-    return [g if isinstance(g, Choice) else _read_choice(g, tokens, tokens + room) for g in graphs]
+    return [g if isinstance(g, Choice) else _read_choice(g, num_tokens, num_tokens + room) for g in graphs]
 
 
-def _read_choice(value: Any, tokens: int, size: int) -> Choice:
+def _read_choice(value: Any, num_tokens: int, size: int) -> Choice:
     graph = expressions.parse(value, n=size) if isinstance(value, str) else value
     if not isinstance(graph, TokenGraph):
         kind = type(graph).__name__
         raise TypeError(f"a graph must be a TokenGraph or an expression such as 'window(n, 4)', got {kind}")
     if graph.varying_axes:
-        raise ValueError(f"{graph!r} varies by head or sample: take graph.select(batch, head)")
-    if graph.num_dst != graph.num_src or graph.num_dst < tokens:
+        raise ValueError(f"{graph!r} varies by head or sample: use graph.select(batch, head)")
+    if graph.num_dst != graph.num_src or graph.num_dst < num_tokens:
         raise ValueError(
-            f"a graph must be square, over at least the {tokens} tokens of the text ({size} with room), "
+            f"a graph must be square, over at least the {num_tokens} tokens of the text ({size} with room), "
             f"got {graph!r}; n stands for {size}"
         )
-    count = min(graph.num_dst, size)
+    num_shown = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
-    mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
-    return Choice(graph.name, f"Your graph, with {int(mask.sum()):,} edges.", mask, count)
+    mask[:num_shown, :num_shown] = algebra.restrict(graph, range(num_shown)).mask()
+    return Choice(graph.name, f"Your graph, with {int(mask.sum()):,} edges.", mask, num_shown)

@@ -18,7 +18,7 @@ from gnn_attention.model.tokenizer import BytePair
 
 Text = str | Sequence[int]
 # If layers have different graphs, the page shows their union under this name.
-EACH_ITS_OWN = "each layer's own"
+UNION_NAME = "each layer's own"
 # The page draws and computes every pair of tokens, so it limits their number.
 MAX_TOKENS = 512
 # Browsers are slow to open a page whose encoded model has more characters.
@@ -48,8 +48,8 @@ def encode_tensor(tensor: Tensor) -> dict[str, Any]:
     if tensor.dtype != torch.bfloat16:
         half = tensor.half()
         tensor = half if torch.equal(half.double(), tensor.double()) else tensor.float()
-    raw = tensor.flatten().view(torch.uint8).numpy()
-    data = base64.b64encode(raw.tobytes()).decode("ascii")
+    array = tensor.flatten().view(torch.uint8).numpy()
+    data = base64.b64encode(array.tobytes()).decode("ascii")
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "data": data}
 
 
@@ -67,15 +67,15 @@ def check_length(tokens: Sequence[Any] | Tensor) -> None:
     if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if (n := len(tokens)) > MAX_TOKENS:
-        raise ValueError(f"text_or_tokens has {n} tokens, at most {MAX_TOKENS} fit: shorten it, or give ids")
+        raise ValueError(f"text_or_tokens has {n} tokens, at most {MAX_TOKENS} fit: shorten it, or pass ids")
 
 
 def check_size(model: dict[str, Any], advice: str) -> None:
     """Raise ValueError for an encoded model that is too large for a page."""
-    size = len(json.dumps(model))
-    if size > MAX_CHARACTERS:
+    num_characters = len(json.dumps(model))
+    if num_characters > MAX_CHARACTERS:
         raise ValueError(
-            f"{model['name']} would make a page of {size / 1e6:,.0f} MB, "
+            f"{model['name']} would make a page of {num_characters / 1e6:,.0f} MB, "
             f"at most {MAX_CHARACTERS / 1e6:.0f}: {advice}"
         )
 
@@ -89,17 +89,17 @@ def pack_model(text: Text, model: LanguageModel, vocabulary: BytePair, name: str
     (11, 128, TokenGraph(causal(27): 27 src -> 27 dst))
     """
     if not isinstance(text, str):
-        # Decoding raises an error for ids that are no tokens.
+        # Decoding raises an error for ids that are not tokens.
         vocabulary.decode(text)
     ids = vocabulary.encode(text) if isinstance(text, str) else list(text)
     check_length(ids)
     if len(ids) + room > MAX_TOKENS + 64:
         raise ValueError(f"room must leave at most {MAX_TOKENS + 64} tokens in all, got {len(ids)} + {room}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
-    token_of = {piece: token for token, piece in enumerate(vocabulary.vocabulary)}
-    merges = [token_of[piece] for pair in vocabulary.merges for piece in pair]
+    token_ids = {piece: token for token, piece in enumerate(vocabulary.vocabulary)}
+    merges = [token_ids[piece] for pair in vocabulary.merges for piece in pair]
     encoded = _encode_model(model, name) | {"vocabulary": texts, "merges": merges}
-    check_size(encoded, "take a smaller model")
+    check_size(encoded, "use a smaller model")
     tokens = [(token, texts[token]) for token in ids]
     return Source(tokens, encoded, patterns.causal(len(ids) + room), room)
 
@@ -107,8 +107,8 @@ def pack_model(text: Text, model: LanguageModel, vocabulary: BytePair, name: str
 def _encode_model(model: LanguageModel, name: str) -> dict[str, Any]:
     config, state = model.config, model.state_dict()
     with torch.device("meta"):
-        standard = LanguageModel(config)
-    if keys := sorted(set(state) ^ set(standard.state_dict())):
+        standard_model = LanguageModel(config)
+    if keys := sorted(set(state) ^ set(standard_model.state_dict())):
         raise ValueError(f"model must be a LanguageModel with standard, bias-free heads; differs in {keys}")
     if not all(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in model.blocks):
         raise ValueError("model must be made of the blocks of gnn_attention.model, with a GELU in each")

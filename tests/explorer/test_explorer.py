@@ -84,7 +84,7 @@ class TestData:
         bias[0].unembedding = torch.nn.Linear(12, 256)
         for options, error, match in (
             ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
-            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, at most 512 fit: shorten it, or give ids"),
+            ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, at most 512 fit: shorten it, or pass ids"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
             ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
@@ -92,7 +92,7 @@ class TestData:
             ({"graph": per_head}, ValueError, "varies by head or sample"),
             ({"masks": 3}, TypeError, "masks must be TokenGraphs or expressions"),
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
-            ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),
+            ({"model": model}, TypeError, r"needs its vocabulary: pass model=\(model, vocabulary\)"),
             ({"model": no_gelu}, ValueError, "with a GELU in each"),
             ({"model": bias}, ValueError, r"bias-free heads; differs in \['unembedding.bias'\]"),
         ):
@@ -235,7 +235,7 @@ class TestCommand:
             ([""], "text must not be empty: pass one such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
-            (["a", "--model", "none.safetensors"], "model 'none.safetensors' is no file"),
+            (["a", "--model", "none.safetensors"], "model 'none.safetensors' is not a file"),
         ],
     )
     def test_wrong_arguments(self, arguments, words, tmp_path, monkeypatch, capsys) -> None:

@@ -160,7 +160,7 @@ class TestRecorded:
         t5 = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
         pair, linear = transformers.T5Model(transformers.T5Config(**t5)), torch.nn.Linear(2, 2)
         for ids, model, kind, match in (
-            (TEXT, llama, TypeError, r"needs the model's tokenizer: give model=\(model, tokenizer\)"),
+            (TEXT, llama, TypeError, r"needs the model's tokenizer: pass model=\(model, tokenizer\)"),
             ([1, 2], linear, TypeError, "model must be a Hugging Face text model or a LanguageModel"),
             ([1, 2], pair, NotImplementedError, "has an encoder and a decoder"),
         ):
@@ -171,7 +171,7 @@ class TestRecorded:
         with monkeypatch.context() as patched:
             patched.setattr(_pack, "MAX_CHARACTERS", 1000)
             with pytest.raises(
-                ValueError, match="LlamaModel would make a page of 0 MB, at most 0: take fewer"
+                ValueError, match="LlamaModel would make a page of 0 MB, at most 0: use fewer"
             ):
                 explorer.page([1, 2], llama)
         with torch.no_grad():

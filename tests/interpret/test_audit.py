@@ -164,7 +164,7 @@ NARROW = [patterns.window(T, 3) - LOOPS, patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5]
 
 @pytest.mark.parametrize(("backend", "form", "graph"), thin(product(BACKENDS, FORMS, NARROW)))
 def test_our_layer_is_exact_on_every_backend(backend, form, graph):
-    """A pair that is no edge carries nothing, not even a NaN (docs/semantics.md, 3)."""
+    """A pair that is not an edge carries nothing, not even a NaN (docs/semantics.md, 3)."""
     layer = MessagePassingAttention(form(StandardHeads(WIDTH, 2, bias=True)), backend=backend)
     verdict = audit(layer, graph, SHAPE)
     assert verdict.exact, verdict
@@ -415,7 +415,7 @@ WRONG = [
     ({**IDS, "embedding": "word", "inputs": torch.zeros(1, T)}, ValueError, "integer token ids in .*float32"),
     ({**IDS, "embedding": "word", "inputs": torch.full((1, T), -1)}, IndexError, "got -1 .. -1"),
     ({**IDS, "module": nn.Linear(3, 3)}, ValueError, "the module has 0 embeddings"),
-    (IDS, ValueError, r"2 embeddings .'word', 'place'.*: give embedding='name'"),
+    (IDS, ValueError, r"2 embeddings .'word', 'place'.*: pass embedding='name'"),
     ({**IDS, "embedding": "place"}, ValueError, "not called with the token ids"),
 ]
 

@@ -201,7 +201,7 @@ def test_wrong_arguments_are_named(llama):
     with pytest.raises(ValueError, match="edges must be one graph over the tokens"):
         trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
     a = trace.attribute(llama, IDS, last_loss)
-    with pytest.raises(ValueError, match=r"amount must be a share \(0.0 .. 1.0\) .* got 1.5"):
+    with pytest.raises(ValueError, match=r"amount must be a fraction \(0.0 .. 1.0\) .* got 1.5"):
         a.keep(1.5)
     with pytest.raises(ValueError, match=r"layer must be one of \[0, 1\], got 2"):
         a.scores(2)
@@ -213,7 +213,7 @@ def test_effects_do_not_depend_on_the_receivers_at_once(llama, order, monkeypatc
     edge_index = patterns.full(TOKENS).edge_index
     edges = convert.from_edge_index(edge_index[:, list(range(edge_index.shape[1]))[order]], TOKENS, TOKENS)
     attribution = trace.attribute(llama, IDS, token_losses, edges)
-    monkeypatch.setattr(edge_attribution, "CHUNK_SIZE", 4)
+    monkeypatch.setattr(edge_attribution, "RECEIVERS_PER_CHUNK", 4)
     small_chunks = trace.attribute(llama, IDS, token_losses, edges)
     for layer in range(LAYERS):
         assert_exact(small_chunks.scores(layer), attribution.scores(layer))

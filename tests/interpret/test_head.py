@@ -104,7 +104,7 @@ def test_rotary_logits_by_distance(rotary, gain):
         for dst, src in ((7, 4), (4, 7), (0, 0), (9, 0)):
             logit = q[head, dst] @ k[0, head // 2, src]
             assert_exact(x[dst] @ circuit.pattern_at(dst - src).full() @ x[src], logit.detach())
-        with pytest.raises(ValueError, match=rf"head {head} of StandardHeads.* is rotary.*take pattern_at\("):
+        with pytest.raises(ValueError, match=rf"head {head} of StandardHeads.* is rotary.*use pattern_at\("):
             _ = circuit.pattern
 
 
@@ -140,7 +140,7 @@ def test_refusals():
         (partial(of, make_heads(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
         (lambda: of(make_heads(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),
         (partial(of, two_widths, 0, gain), ValueError, "gain needs heads of one width"),
-        (partial(of, make_block(), 0, gain), ValueError, "gain must not be given with a Block"),
+        (partial(of, make_block(), 0, gain), ValueError, "gain must not be passed with a Block"),
         (lambda: without_output.message, ValueError, "without W_O have values but no messages"),
         (lambda: without_output.writes, ValueError, r"without W_O .*: they write no states"),
         (partial(top_tokens, ones(4), ones(9, 3)), ValueError, r"must fit embedding .* \[4\] and \[9, 3\]"),

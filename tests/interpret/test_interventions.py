@@ -199,7 +199,7 @@ def test_no_tensor_has_tokens_by_tokens_elements() -> None:
     assert sizes.largest < call.edge_index.shape[1] * 8 * width / 4, sizes.largest
 
 
-NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
+NO_EDGE = r"-> {} is not an edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 
 
 def patch_from(count: int, *edges: Any, copies: int = 1, **options: Any) -> trace.Intervention:

@@ -201,7 +201,7 @@ def test_refusals():
         pass
     with pytest.raises(IndexError, match=r"heads must be in 0 \.\. 3"):
         trace.record(model, tokens, interventions=trace.mute(heads=4))
-    with pytest.raises(ValueError, match="2 -> 1 is no edge"):
+    with pytest.raises(ValueError, match="2 -> 1 is not an edge"):
         trace.record(model, tokens, interventions=trace.cut([(0, 1), (2, 1)]))
     with pytest.raises(ValueError, match="too short"):
         trace.record(model, tokens, interventions=trace.cut(ga.patterns.causal(2)))

@@ -105,7 +105,7 @@ WRONG = [
     *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
     (SPACE.edit, (X, SPACE.reject(randn(WIDTH, seed=7)), 1.0), ORTHOGONAL),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[.*\], got \[4\]"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be a scalar or \[.*\], got \[4\]"),
     (SPACE.overlap, (OTHER,), "same width, got 9 and 4"),
 ]
 

@@ -87,7 +87,7 @@ def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     assert_exact(call.update, expected.update)
     if kind:
         with pytest.raises(
-            NotImplementedError, match="bias= excludes an intervention on some heads: take all"
+            NotImplementedError, match="bias= excludes interventions on some heads: select all"
         ):
             record(form, x, LISTED, bias=bias, interventions=traces.KINDS[kind](pairs, heads=1))
 
@@ -240,7 +240,7 @@ def test_modules_that_cannot_be_recorded() -> None:
 
 
 INVALID_QUERIES = [
-    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: it carried nothing"),
+    (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is not an edge .*: it carried nothing"),
     (lambda run: run.layers[0].overlap([(7, 0)]), IndexError, "is not a sender: expected 0 .. 6"),
     (lambda run: run.layers[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
     (lambda run: run.layers[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),

@@ -77,9 +77,9 @@ def test_invalid_selections_are_refused():
     call, record = part.layers[0], partial(trace.record, layer, x, LISTED)
     assert_refusals(
         [
-            (partial(record, edges=[(0, 1)]), ValueError, "0 -> 1 is no edge .* nothing to record"),
+            (partial(record, edges=[(0, 1)]), ValueError, "0 -> 1 is not an edge .* nothing to record"),
             (partial(record, edges=patterns.causal(6)), ValueError, "7"),
             (partial(record, layers=1), IndexError, "layers must be in 0 .. 0, the attention layers, got 1"),
-            (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is no edge"),
+            (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is not an edge"),
         ]
     )

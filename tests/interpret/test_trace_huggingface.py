@@ -102,7 +102,7 @@ def test_a_pair_beyond_a_text_is_no_edge_of_it(pad):
         layer = ga.trace.record(model, **inputs).layers[0]
     is_edge = layer.weights([(6, 7)])[:, 0] != 0
     assert is_edge.all(1).tolist() == [True, True, False]
-    with pytest.raises(ValueError, match="7 -> 6 is no edge"):
+    with pytest.raises(ValueError, match="7 -> 6 is not an edge"):
         layer.weights([(7, 6)])
 
 

@@ -74,7 +74,7 @@ def audit(
         dtype: dtype of the copy. Use float32 if the module cannot run in float64 (``grouped_mm`` in
             mixtures of experts). The audit then misses flows that are smaller than rounding errors.
         seed: seed of the random inputs and cotangents.
-        inputs: further inputs to probe, such as real texts, or states that open a gate: a tensor
+        inputs: further inputs to probe, such as real text, or states that open a gate: a tensor
             ``[B, T, width]`` of states or ``[B, T]`` of token ids, or a list of such tensors.
         watch: called after each forward pass with the number of passes so far and the expected total.
 
@@ -130,10 +130,10 @@ def _read_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, 
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
             raise ValueError(f"graphs must be square, over the same tokens, got {graphs[0]!r} and {graph!r}")
     # An edge of any head counts as an edge.
-    return tuple(g if g.heads is None else _graph_of_mask(g.mask().any(0), g, g.name) for g in graphs)
+    return tuple(g if g.heads is None else _to_graph(g.mask().any(0), g, g.name) for g in graphs)
 
 
-def _graph_of_mask(mask: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
+def _to_graph(mask: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
     graph = TokenGraph.from_edges(mask.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
     return replace(graph, dst_offset=like.dst_offset, src_offset=like.src_offset)
 
@@ -172,7 +172,7 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     if name is None:
         return lambda module, x: module(x)
     if not isinstance(graph, TokenGraph):
-        raise ValueError(f"the module's forward takes one {name}, got a list of graphs: give call=")
+        raise ValueError(f"the module's forward takes one {name}, got a list of graphs: pass call=")
     if name == "edge_index":
         return lambda module, x: module(x, edge_index=graph.edges_on(x.device))
     return lambda module, x: module(x, **{name: graph})
@@ -181,10 +181,10 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
 def _make_verdict(
     graphs: Sequence[TokenGraph], bounds: Bounds, gradients: Tensor, flows: dict[str, Tensor], runner: Runner
 ) -> Verdict:
-    first, allowed = graphs[0], bounds.after[-1]
-    # A NaN alone is no proof of a flow.
+    first_graph, allowed = graphs[0], bounds.after[-1]
+    # A NaN alone does not prove a flow.
     flow = flows["jacobian"] | flows["perturbation"]
-    square = is_square(first)
+    square = is_square(first_graph)
     leak_pairs = _list_pairs(flow & ~allowed)
     paths = find_leak_paths(runner, leak_pairs, bounds) if leak_pairs and square else {}
     leaks = []
@@ -196,8 +196,8 @@ def _make_verdict(
     return Verdict(
         graphs=tuple(graphs),
         layers=len(bounds.hops),
-        allowed=_graph_of_mask(allowed, first, "allowed"),
-        flow=_graph_of_mask(flow, first, "flow"),
+        allowed=_to_graph(allowed, first_graph, "allowed"),
+        flow=_to_graph(flow, first_graph, "flow"),
         leaks=tuple(leaks),
         unused=_list_pairs(allowed & ~flow & ~self_loops),
         poisoned=_list_pairs(flows["nan"] & ~allowed & ~flow),

@@ -42,14 +42,14 @@ class Bounds:
     hops: Sequence[Bool[Tensor, "dst src"]]
 
     @classmethod
-    def of(cls, graphs: Sequence[TokenGraph], layers: int) -> "Bounds":
+    def of(cls, graphs: Sequence[TokenGraph], num_layers: int) -> "Bounds":
         """Return the bounds of layers that use the graphs in turn; several layers need square graphs."""
         square = is_square(graphs[0])
-        if layers > 1 and not square:
-            raise ValueError(f"layers must be 1 for {graphs[0]!r}, which is not square, got {layers}")
+        if num_layers > 1 and not square:
+            raise ValueError(f"layers must be 1 for {graphs[0]!r}, which is not square, got {num_layers}")
         identity = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
         masks = [graph.mask() | identity if square else graph.mask() for graph in graphs]
-        after, hops = [identity], [masks[layer % len(masks)] for layer in range(layers)]
+        after, hops = [identity], [masks[layer % len(masks)] for layer in range(num_layers)]
         for hop in hops:
             after.append(hop.float() @ after[-1].float() > 0)
         return cls(after, hops)
@@ -77,10 +77,10 @@ def _find_paths(sample: Sample, runner: Runner, leaks: list[Pair], bounds: Bound
     hops = _find_hops(runner, sample, layers)
     senders = list(dict.fromkeys(src for src, _ in leaks))
     changes = _iterate_changes(runner, sample, torch.tensor(senders, device="cpu"), layers)
-    entrances = {src: _find_entrance(src, events, bounds) for src, events in changes}
+    names = {src: _find_leaking_module(src, events, bounds) for src, events in changes}
     paths: dict[Pair, LeakPath] = {}
     for src in senders:
-        layer = type(runner.module).__name__ if entrances.get(src) == "" else entrances.get(src)
+        layer = type(runner.module).__name__ if names.get(src) == "" else names.get(src)
         receivers = [dst for sender, dst in leaks if sender == src]
         for dst, tokens in _find_cheapest_paths(src, receivers, hops, bounds).items():
             paths[src, dst] = LeakPath(tokens, layer)
@@ -95,18 +95,18 @@ def _find_hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[B
         states, copies = sample.differentiable_copies(len(receivers))
         events, output = record_events(runner, copies, layers)
         stages = [states, *(event.states for event in events if event.is_layer), output]
-        sizes = [runner.gradient_sizes(y, receivers, x, generator, True) for x, y in pairwise(stages)]
+        sizes = [runner.compute_gradient_sizes(y, receivers, x, generator, True) for x, y in pairwise(stages)]
         chunks.append([size > 0 for size in sizes])
-    return [torch.cat(stage) for stage in zip(*chunks, strict=True)]
+    return [torch.cat(masks) for masks in zip(*chunks, strict=True)]
 
 
-def _find_entrance(src: int, events: "list[Event]", bounds: Bounds) -> str | None:
-    # "" names the audited module. Its input is allowed, even if it is token ids and thus no event.
+def _find_leaking_module(src: int, events: "list[Event]", bounds: Bounds) -> str | None:
+    # The audited module is named "". Its input is allowed, even if no event records it (token ids).
     input_is_allowed = {"": True}
     num_layers = 0
-    by_layer = sum(event.is_layer for event in events) == len(bounds.hops)
+    has_layer_bounds = sum(event.is_layer for event in events) == len(bounds.hops)
     for event in events:
-        allowed = bounds.after[num_layers if by_layer else -1][:, src]
+        allowed = bounds.after[num_layers if has_layer_bounds else -1][:, src]
         num_layers += event.is_layer
         is_allowed = not bool((event.states & ~allowed).any())
         if event.is_input:
@@ -122,21 +122,21 @@ def _find_cheapest_paths(
     """Find the paths with the fewest undeclared hops, and among these the fewest hops."""
     identity = bounds.after[0]
     num_layers = len(hops) - 1
-    # No hop is declared before layer 1. If the numbers of layers differ, every allowed pair is declared.
+    # No hop is declared before layer 1. If another number of layers ran, every allowed pair is declared.
     reach = [bounds.after[-1]]
-    by_layer = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
-    origins = []
+    layer_hops = bounds.hops if num_layers == len(bounds.hops) else reach * num_layers
+    predecessors = []
     cost = torch.where(identity[src], 0, UNREACHABLE)
-    for hop, declared in zip(hops, [identity, *by_layer] if num_layers else reach, strict=True):
-        price = torch.where(identity, 0, torch.where(declared, 1, 1 + UNDECLARED_COST))
-        price = price.masked_fill(~(hop | identity), UNREACHABLE)
-        cost, origin = (cost + price).clamp(max=UNREACHABLE).min(1)
-        origins.append(origin)
+    for hop, declared in zip(hops, [identity, *layer_hops] if num_layers else reach, strict=True):
+        hop_cost = torch.where(identity, 0, torch.where(declared, 1, 1 + UNDECLARED_COST))
+        hop_cost = hop_cost.masked_fill(~(hop | identity), UNREACHABLE)
+        cost, predecessor = (cost + hop_cost).clamp(max=UNREACHABLE).min(1)
+        predecessors.append(predecessor)
     paths: dict[int, tuple[int, ...]] = {}
     for dst in receivers:
         path = [dst]
-        for origin in reversed(origins):
-            path.insert(0, int(origin[path[0]]))
+        for predecessor in reversed(predecessors):
+            path.insert(0, int(predecessor[path[0]]))
         # A token at which information stays during a layer occurs twice in ``path``.
         paths[dst] = tuple(dict.fromkeys(path)) if cost[dst] < UNREACHABLE else (src, dst)
     return paths
@@ -156,7 +156,7 @@ class Event:
 
 
 def record_events(
-    runner: Runner, sample: Sample, layers: frozenset[str], by_ids: bool = False
+    runner: Runner, sample: Sample, layers: frozenset[str], use_ids: bool = False
 ) -> tuple[list[Event], Float[Tensor, "batch dst channels"]]:
     """Run the module; return all states that enter or leave submodules, in order, and the output."""
     events: list[Event] = []
@@ -178,7 +178,7 @@ def record_events(
             hook = partial(append_input, name)
             hooks.enter_context(part.register_forward_pre_hook(hook, with_kwargs=True))
             hooks.enter_context(part.register_forward_hook(partial(append_output, name)))
-        output = runner.run(sample, by_ids)
+        output = runner.run(sample, use_ids)
     return events, output
 
 
@@ -186,12 +186,12 @@ def record_events(
 def _iterate_changes(
     runner: Runner, sample: Sample, senders: Int[Tensor, " senders"], layers: frozenset[str]
 ) -> Iterator[tuple[int, list[Event]]]:
-    """Yield each sender with the tokens it changes in each event. Skip chunks that change calls."""
+    """Yield each sender and the tokens it changes in each event, if the same modules are called."""
     for chunk in torch.split(senders, runner.hooked_batch_size):
-        before, _ = record_events(runner, sample.repeat(len(chunk)), layers, by_ids=True)
-        after, _ = record_events(runner, runner.perturb_senders(sample, chunk, 1), layers, by_ids=True)
-        calls = [[(e.name, e.is_input, e.states.shape) for e in events] for events in (before, after)]
-        if calls[0] != calls[1]:
+        before, _ = record_events(runner, sample.repeat(len(chunk)), layers, use_ids=True)
+        after, _ = record_events(runner, runner.perturb_senders(sample, chunk, 1), layers, use_ids=True)
+        keys = [[(e.name, e.is_input, e.states.shape) for e in events] for events in (before, after)]
+        if keys[0] != keys[1]:
             continue
         pairs = zip(before, after, strict=True)
         changed = [replace(a, states=differs(b.states, a.states).cpu()) for b, a in pairs]
@@ -199,27 +199,27 @@ def _iterate_changes(
             yield sender, [replace(event, states=event.states[row]) for event in changed]
 
 
-def _attention_names(runner: Runner) -> frozenset[str]:
+def _find_attention_names(runner: Runner) -> frozenset[str]:
     parts = runner.module.named_modules()
     return frozenset(name for name, part in parts if isinstance(part, MessagePassingAttention))
 
 
 @torch.no_grad()
 def count_attention_calls(runner: Runner) -> int:
-    events, _ = record_events(runner, runner.probes[0], _attention_names(runner))
+    events, _ = record_events(runner, runner.probes[0], _find_attention_names(runner))
     return sum(event.is_layer for event in events)
 
 
 @torch.no_grad()
 def _find_layers(runner: Runner, sample: Sample) -> frozenset[str]:
-    attention = _attention_names(runner)
-    called = {event.name for event in record_events(runner, sample, frozenset())[0] if event.is_input}
-    if attention & called:
-        return attention
+    attention_names = _find_attention_names(runner)
+    called_names = {event.name for event in record_events(runner, sample, frozenset())[0] if event.is_input}
+    if attention_names & called_names:
+        return attention_names
     parts = runner.module.named_modules()
     lists = {name: part for name, part in parts if isinstance(part, (nn.ModuleList, nn.Sequential))}
     for name in sorted(lists, key=lambda name: (name.count("."), -len(lists[name]))):
         members = frozenset(f"{name}.{child}" if name else child for child, _ in lists[name].named_children())
-        if members and members <= called:
+        if members and members <= called_names:
             return members
     return frozenset()

@@ -82,7 +82,7 @@ class Verdict:
         if self.crosses_samples:
             remarks.append(
                 "samples of a batch influence one another (statistics over the batch, or a module that takes "
-                "[T, B, width]: then give call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
+                "[T, B, width]: then pass call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
             )
         return tuple(remarks)
 
@@ -114,12 +114,12 @@ class Verdict:
 
     def _summary(self) -> str:
         num_loops = self.allowed.num_dst if is_square(self.allowed) else 0
-        pairs = self.allowed.num_edges - num_loops
+        num_pairs = self.allowed.num_edges - num_loops
         if self.exact:
-            return f"exact, information flows along all {pairs} allowed pairs and nowhere else"
+            return f"exact, information flows along all {num_pairs} allowed pairs and nowhere else"
         faults = [_pluralize(len(self.leaks), "leak")] if self.leaks else []
         faults += ["samples influence one another"] if self.crosses_samples else []
-        unused = f", {len(self.unused)} of {pairs} allowed pairs unused" if self.unused else ""
+        unused = f", {len(self.unused)} of {num_pairs} allowed pairs unused" if self.unused else ""
         return ", ".join(faults or ["no leak"]) + unused
 
 

@@ -18,8 +18,8 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 Call = Callable[[nn.Module, Tensor], Any]
 Pairs = Bool[Tensor, "dst src"]
-# Neither the output numbers nor the pairs of tokens of a pass exceed this: 64 MB in float64.
-MAX_PASS_SIZE = 2**23
+# Neither the entries of the output nor the pairs of tokens of a pass exceed this: 64 MB in float64.
+MAX_PASS_ENTRIES = 2**23
 # A gradient that is zero by chance at one random input is almost surely not zero at a second one.
 NUM_RANDOM_PROBES = 2
 # A difference of up to this many units in the last place is rounding, not a change.
@@ -33,13 +33,13 @@ class Sample:
     states: Float[Tensor, "batch tokens width"]
     ids: Int[Tensor, "batch tokens"] | None = None
 
-    def repeat(self, count: int) -> "Sample":
-        states = self.states.expand(count, *self.states.shape[1:]).clone()
-        return Sample(states, None if self.ids is None else self.ids.expand(count, -1).clone())
+    def repeat(self, num_copies: int) -> "Sample":
+        states = self.states.expand(num_copies, *self.states.shape[1:]).clone()
+        return Sample(states, None if self.ids is None else self.ids.expand(num_copies, -1).clone())
 
-    def differentiable_copies(self, count: int) -> "tuple[Tensor, Sample]":
+    def differentiable_copies(self, num_copies: int) -> "tuple[Tensor, Sample]":
         """Return states to differentiate by, and copies for the module, which may overwrite them."""
-        copies = self.repeat(count)
+        copies = self.repeat(num_copies)
         states = copies.states.requires_grad_()
         return states, Sample(states.clone(), copies.ids)
 
@@ -80,7 +80,7 @@ class Runner:
             self.embedding = _find_embedding(module, self.module, embedding)
             self.usable_ids = _list_usable_ids(self.embedding)
         self.batch_size, self.crosses_samples = batch_size, False
-        self.probes = [self.draw(number) for number in range(NUM_RANDOM_PROBES)]
+        self.probes = [self.draw(index) for index in range(NUM_RANDOM_PROBES)]
         self.probes += [self._make_sample(value) for value in inputs]
         self._check_finite()
         if batch_size > 1:
@@ -91,71 +91,71 @@ class Runner:
         """A batch size below T, so that hooks can tell states ``[T, B, ...]`` from ``[B, T, ...]``."""
         return max(1, min(self.batch_size, self.shape[0] - 1))
 
-    def draw(self, number: int) -> Sample:
+    def draw(self, seed_offset: int) -> Sample:
         """Return a random input: states from N(0, 1), or the embeddings of random token ids."""
-        generator = torch.Generator().manual_seed(self.seed + number)
+        generator = torch.Generator().manual_seed(self.seed + seed_offset)
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
         index = torch.randint(len(self.usable_ids), (1, self.shape[0]), generator=generator)
         return self._embed_ids(self.usable_ids[index])
 
-    def _make_sample(self, value: Tensor) -> Sample:
+    def _make_sample(self, states_or_ids: Tensor) -> Sample:
         if self.embedding is None:
-            return Sample(value.to(self.device, self.dtype))
-        size = len(self.embedding.weight)
-        if not bool(((value >= 0) & (value < size)).all()):
-            ids = f"{int(value.min())} .. {int(value.max())}"
-            raise IndexError(f"inputs must be ids of the model's tokenizer, 0 .. {size - 1}, got {ids}")
-        return self._embed_ids(value.long())
+            return Sample(states_or_ids.to(self.device, self.dtype))
+        ids, num_ids = states_or_ids, len(self.embedding.weight)
+        if not bool(((ids >= 0) & (ids < num_ids)).all()):
+            span = f"{int(ids.min())} .. {int(ids.max())}"
+            raise IndexError(f"inputs must be ids of the model's tokenizer, 0 .. {num_ids - 1}, got {span}")
+        return self._embed_ids(ids.long())
 
     def _embed_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
         ids = ids.to(self.device)
         with torch.no_grad():
             return Sample(self.embedding(ids), ids)
 
-    def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
+    def perturb_senders(self, sample: Sample, senders: Int[Tensor, " batch"], seed_offset: int) -> Sample:
         """Repeat the sample for each sender, and change the sender's input at random."""
-        replacement, copies = self.draw(number), sample.repeat(len(senders))
+        replacement, copies = self.draw(seed_offset), sample.repeat(len(senders))
         rows = torch.arange(len(senders), device=self.device)
         senders = senders.to(self.device)
         if copies.ids is None or replacement.ids is None:
             copies.states[rows, senders] += replacement.states[0, senders]
         else:
-            # If the drawn id equals the old one, the next usable id is taken.
+            # If the drawn id equals the old one, the next usable id is used.
             next_index = torch.searchsorted(self.usable_ids, replacement.ids.cpu()) + 1
             next_ids = self.usable_ids[next_index % len(self.usable_ids)].to(self.device)
             new_ids = torch.where(replacement.ids == copies.ids[:1], next_ids, replacement.ids)
             copies.ids[rows, senders] = new_ids[0, senders]
         return copies
 
-    def run(self, sample: Sample, by_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
-        """Return the output for the ids (``by_ids``), or for the states in place of embeddings."""
+    def run(self, sample: Sample, use_ids: bool = False) -> Float[Tensor, "batch dst channels"]:
+        """Return the output for the ids (``use_ids``), or for the states in place of embeddings."""
         self.num_passes += 1
         # The audit restores the caller's random state at its end.
         torch.manual_seed(self.seed)
-        with self._replace_embeddings(sample, by_ids):
+        with self._replace_embeddings(sample, use_ids):
             output = self.call(self.module, sample.states if sample.ids is None else sample.ids)
         if self.watch is not None:
             self.watch(self.num_passes, max(self.num_passes, self.expected_passes))
         return self._read_output(output, len(sample.states))
 
-    def gradients(self, probe: int) -> Float[Tensor, "dst src"]:
+    def compute_gradients(self, probe_index: int) -> Float[Tensor, "dst src"]:
         """Return the sizes of the gradients at a probe, for a random cotangent at each receiver."""
         rows = []
-        generator = self.cotangent_generator(probe)
+        generator = self.cotangent_generator(probe_index)
         identity = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
         for receivers in torch.split(identity, self.batch_size):
-            states, copies = self.probes[probe].differentiable_copies(len(receivers))
-            rows.append(self.gradient_sizes(self.run(copies), receivers, states, generator))
+            states, copies = self.probes[probe_index].differentiable_copies(len(receivers))
+            rows.append(self.compute_gradient_sizes(self.run(copies), receivers, states, generator))
         return torch.cat(rows)
 
-    def cotangent_generator(self, probe: int) -> torch.Generator:
+    def cotangent_generator(self, probe_index: int) -> torch.Generator:
         # A gradient may be orthogonal to the inputs, so cotangents need other random numbers.
-        return torch.Generator().manual_seed(self.seed + probe + 2**31)
+        return torch.Generator().manual_seed(self.seed + probe_index + 2**31)
 
     @staticmethod
-    def gradient_sizes(
+    def compute_gradient_sizes(
         y: Tensor, receivers: Tensor, x: Tensor, generator: torch.Generator, retain: bool = False
     ) -> Float[Tensor, "batch src"]:
         """Return the largest gradient entry at each token of x, for a random cotangent on y."""
@@ -170,94 +170,94 @@ class Runner:
         # A NaN counts as a flow, since it is not zero.
         return sizes.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def find_changed(self, senders: Int[Tensor, " batch"], probe: int) -> Bool[Tensor, "batch dst"]:
+    def find_changed(self, senders: Int[Tensor, " batch"], probe_index: int) -> Bool[Tensor, "batch dst"]:
         """Find the receivers whose output changes when the input of one sender is replaced."""
-        sample = self.probes[probe]
-        before = self.run(sample.repeat(len(senders)), by_ids=True)
+        sample = self.probes[probe_index]
+        before = self.run(sample.repeat(len(senders)), use_ids=True)
         # The replacements are drawn with seeds that no probe uses.
-        after = self.run(self.perturb_senders(sample, senders, probe + len(self.probes)), by_ids=True)
+        after = self.run(self.perturb_senders(sample, senders, probe_index + len(self.probes)), use_ids=True)
         return differs(before, after).cpu()
 
-    def find_nan(self, senders: Int[Tensor, " batch"], probe: int) -> Bool[Tensor, "batch dst"]:
+    def find_nan(self, senders: Int[Tensor, " batch"], probe_index: int) -> Bool[Tensor, "batch dst"]:
         """Find the receivers whose output is NaN when the state of one sender is NaN."""
-        copies = self.probes[probe].repeat(len(senders))
+        copies = self.probes[probe_index].repeat(len(senders))
         copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
         return self.run(copies).isnan().any(-1).cpu()
 
-    def _choose_batch_size(self, limit: int) -> tuple[int, bool]:
+    def _choose_batch_size(self, max_batch_size: int) -> tuple[int, bool]:
         """Return the batch size, and whether samples of a batch influence one another."""
         first, second = self.draw(-1), self.draw(-2)
 
         def run_pair(a: Sample, b: Sample) -> Tensor:
             ids = None if a.ids is None or b.ids is None else torch.cat([a.ids, b.ids])
-            return self.run(Sample(torch.cat([a.states, b.states]), ids), by_ids=True)
+            return self.run(Sample(torch.cat([a.states, b.states]), ids), use_ids=True)
 
-        twins = run_pair(first, first)
+        first_first = run_pair(first, first)
         first_second = run_pair(first, second)
         second_first = run_pair(second, first)
-        crosses_samples = bool(differs(twins, torch.cat([first_second[:1], second_first[1:]])).any())
-        is_repeatable = not bool(differs(twins[:1], twins[1:]).any())
+        crosses_samples = bool(differs(first_first, torch.cat([first_second[:1], second_first[1:]])).any())
+        is_repeatable = not bool(differs(first_first[:1], first_first[1:]).any())
         if crosses_samples or not is_repeatable:
             return 1, crosses_samples
-        max_samples = MAX_PASS_SIZE // max(twins[0].numel(), self.num_dst * self.shape[0])
-        return max(1, min(limit, max_samples)), crosses_samples
+        max_samples = MAX_PASS_ENTRIES // max(first_first[0].numel(), self.num_dst * self.shape[0])
+        return max(1, min(max_batch_size, max_samples)), crosses_samples
 
     def _check_finite(self) -> None:
         for sample in self.probes:
             with torch.no_grad():
-                is_bad = ~self.run(sample).isfinite().all(-1)
-            if bool(is_bad.any()):
-                receiver = int(is_bad[0].nonzero()[0])
+                is_nonfinite = ~self.run(sample).isfinite().all(-1)
+            if bool(is_nonfinite.any()):
+                receiver = int(is_nonfinite[0].nonzero()[0])
                 raise ValueError(
-                    f"the module returns NaN or inf for finite inputs, first at receiver {receiver}: mend it "
+                    f"the module returns NaN or inf for finite inputs, first at receiver {receiver}: fix it "
                     "first (perhaps the receiver is isolated, and its softmax is NaN)"
                 )
 
-    def _read_output(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
+    def _read_output(self, output: Any, num_samples: int) -> Float[Tensor, "batch dst channels"]:
         """Return the output named logits or last_hidden_state, else the first floating tensor."""
-        by_name = output if isinstance(output, Mapping) else {}
-        candidates = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
+        fields = output if isinstance(output, Mapping) else {}
+        candidates = [fields.get("logits"), fields.get("last_hidden_state"), *floating_tensors(output)]
         y = next((states for states in candidates if states is not None), None)
-        if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
+        if y is None or y.dim() < 2 or y.shape[:2] != (num_samples, self.num_dst):
             shape = type(output).__name__ if y is None else f"shape {list(y.shape)}"
             raise ValueError(
-                f"the module must return floating states [B, dst, ...] = [{samples}, {self.num_dst}, ...], "
-                f"got {shape}: give call=lambda module, x: ... that returns them, or samples=1"
+                f"the module must return floating states [B, dst, ...] = [{num_samples}, {self.num_dst}, ...]"
+                f", got {shape}: pass call=lambda module, x: ... that returns them, or samples=1"
             )
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
 
     @contextmanager
-    def _replace_embeddings(self, sample: Sample, by_ids: bool) -> Iterator[None]:
+    def _replace_embeddings(self, sample: Sample, use_ids: bool) -> Iterator[None]:
         """Make the embedding return the sample's states. Decoding embeds one chunk at a time."""
-        num_replaced = 0
+        num_replaced_tokens = 0
         ids, states = sample.ids, sample.states
-        if self.embedding is None or ids is None or by_ids:
+        if self.embedding is None or ids is None or use_ids:
             yield
             return
 
         def replace_output(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-            nonlocal num_replaced
+            nonlocal num_replaced_tokens
             chunk_ids = arguments[0] if arguments else None
             if not isinstance(chunk_ids, Tensor) or chunk_ids.dim() != 2:
                 return output
-            start = 0 if chunk_ids.shape == ids.shape else num_replaced % ids.shape[1]
+            start = 0 if chunk_ids.shape == ids.shape else num_replaced_tokens % ids.shape[1]
             chunk = slice(start, start + chunk_ids.shape[1])
             if not torch.equal(chunk_ids, ids[:, chunk]):
                 return output
-            num_replaced += chunk_ids.shape[1]
+            num_replaced_tokens += chunk_ids.shape[1]
             return states[:, chunk]
 
         with self.embedding.register_forward_hook(replace_output):
             yield
-        if not num_replaced:
-            raise ValueError("embedding was not called with the token ids: give the one that is")
+        if not num_replaced_tokens:
+            raise ValueError("embedding was not called with the token ids: pass the one that is")
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
     """Return for each token whether its state differs by more than rounding. A NaN equals a NaN."""
     before, after = before.flatten(2), after.flatten(2)
-    largest = before.nan_to_num().abs().amax((1, 2), keepdim=True)
-    rounding = ROUNDING_ULPS * torch.finfo(before.dtype).eps * largest
+    max_entry = before.nan_to_num().abs().amax((1, 2), keepdim=True)
+    rounding = ROUNDING_ULPS * torch.finfo(before.dtype).eps * max_entry
     exceeds = ~((before - after).abs() <= rounding)
     return (exceeds & ~(before.isnan() & after.isnan()) & (before != after)).any(-1)
 
@@ -290,13 +290,13 @@ def _find_embedding(module: nn.Module, clone: nn.Module, embedding: nn.Module | 
             raise ValueError(f"embedding must be a submodule or the name of one, got {quote(embedding)}")
         return clone.get_submodule(names[0])
     if hasattr(clone, "get_input_embeddings"):
-        declared: nn.Module = clone.get_input_embeddings()  # type: ignore[operator]
-        return declared
+        input_embedding: nn.Module = clone.get_input_embeddings()  # type: ignore[operator]
+        return input_embedding
     tables = {name: part for name, part in clone.named_modules() if isinstance(part, nn.Embedding)}
     if len(tables) != 1:
         raise ValueError(
-            f"the module has {len(tables)} embeddings {list(tables)}: give embedding='name' of the one that "
-            "takes the token ids, or input_shape=(T, width) for states"
+            f"the module has {len(tables)} embeddings {list(tables)}: pass embedding='name' of the one "
+            "that takes the token ids, or input_shape=(T, width) for states"
         )
     return next(iter(tables.values()))
 
@@ -313,24 +313,24 @@ def _list_usable_ids(embedding: nn.Module) -> Int[Tensor, " ids"]:
 
 def detect_flows(runner: Runner, tolerance: float) -> tuple[Float[Tensor, "dst src"], dict[str, Pairs]]:
     """Return gradients as fractions of the largest one, and the pairs that each detector finds."""
-    probes = range(len(runner.probes))
-    passes_by_receiver = math.ceil(runner.num_dst / runner.batch_size)
-    passes_by_sender = math.ceil(runner.shape[0] / runner.batch_size)
-    runner.expected_passes = runner.num_passes + len(probes) * (passes_by_receiver + 3 * passes_by_sender)
-    sizes = torch.stack([runner.gradients(probe) for probe in probes]).amax(0)
-    largest = float(sizes.masked_fill(~sizes.isfinite(), 0.0).max())
+    indices = range(len(runner.probes))
+    num_dst_chunks = math.ceil(runner.num_dst / runner.batch_size)
+    num_src_chunks = math.ceil(runner.shape[0] / runner.batch_size)
+    runner.expected_passes = runner.num_passes + len(indices) * (num_dst_chunks + 3 * num_src_chunks)
+    sizes = torch.stack([runner.compute_gradients(index) for index in indices]).amax(0)
+    max_size = float(sizes.masked_fill(~sizes.isfinite(), 0.0).max())
     flows = {
-        "jacobian": sizes > tolerance * largest,
+        "jacobian": sizes > tolerance * max_size,
         "perturbation": _detect_by_sender(runner, runner.find_changed),
         "nan": _detect_by_sender(runner, runner.find_nan),
     }
-    return sizes / (largest or 1.0), flows
+    return sizes / (max_size or 1.0), flows
 
 
 @torch.no_grad()
-def _detect_by_sender(runner: Runner, find: Callable[[Int[Tensor, " batch"], int], Tensor]) -> Pairs:
-    """Return the pairs for which ``find(senders, probe) [senders, dst]`` is True at any probe."""
+def _detect_by_sender(runner: Runner, detector: Callable[[Int[Tensor, " batch"], int], Tensor]) -> Pairs:
+    """Return pairs for which ``detector(senders, index) [senders, dst]`` is True at any probe."""
     chunks = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.batch_size)
-    probes = range(len(runner.probes))
-    by_probe = [torch.cat([find(senders, probe) for senders in chunks]) for probe in probes]
-    return torch.stack(by_probe).any(0).T
+    indices = range(len(runner.probes))
+    masks = [torch.cat([detector(senders, index) for senders in chunks]) for index in indices]
+    return torch.stack(masks).any(0).T

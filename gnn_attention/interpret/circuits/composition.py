@@ -29,7 +29,7 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     for name, circuit in (("earlier", earlier), ("later", later)):
         checks.instance(name, circuit, Circuit)
     reader = _compress(_select_reader(later, kind, distance).T)
-    return float(_norm_of_product(_compress(earlier.message), reader))
+    return float(_product_norm(_compress(earlier.message), reader))
 
 
 def compositions(
@@ -41,15 +41,15 @@ def compositions(
     ``relative=True`` divides by ``width ** -0.5``, so that unrelated heads score about 1.
     """
     kind = checks.choice("kind", kind, KINDS)
-    rows = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
-    writers = [[_compress(head.message) for head in row] for row in rows]
-    readers = [[_compress(_select_reader(head, kind).T) for head in row] for row in rows]
-    scores = writers[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
-    for later in range(len(rows)):
+    circuits = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
+    writers = [[_compress(head.message) for head in heads] for heads in circuits]
+    readers = [[_compress(_select_reader(head, kind).T) for head in heads] for heads in circuits]
+    scores = writers[0][0].new_zeros([len(circuits), len(circuits[0])] * 2)
+    for later in range(len(circuits)):
         for earlier in range(later):
-            pairs = [[_norm_of_product(A, B) for A in writers[earlier]] for B in readers[later]]
-            scores[later, :, earlier] = torch.tensor(pairs)
-    return scores * rows[0][0].message.shape[1] ** 0.5 if relative else scores
+            norms = [[_product_norm(A, B) for A in writers[earlier]] for B in readers[later]]
+            scores[later, :, earlier] = torch.tensor(norms)
+    return scores * circuits[0][0].message.shape[1] ** 0.5 if relative else scores
 
 
 def _select_reader(later: Circuit, kind: str, distance: int | None = None) -> FactoredMatrix:
@@ -65,11 +65,11 @@ def _compress(matrix: FactoredMatrix) -> Float[Tensor, "rank width"]:
     return rows / rows.norm() if bool(rows.any()) else rows
 
 
-def _norm_of_product(writer: Tensor, reader: Tensor) -> Tensor:
+def _product_norm(writer: Tensor, reader: Tensor) -> Tensor:
     if writer.shape[1] != reader.shape[1]:
         raise ValueError(
             f"the earlier head writes states of width {writer.shape[1]}, the later reads vectors of width "
-            f"{reader.shape[1]}: take heads of one residual stream"
+            f"{reader.shape[1]}: use heads of one residual stream"
         )
     norm: Tensor = (writer @ reader.to(writer).mT).norm()
     return norm

@@ -26,8 +26,8 @@ class Circuit:
     ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces apply to
     states before that norm, each divided by its root mean square. :func:`of` reads the gain of a Block.
 
-    Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for
-    Transformer Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
+    Sources: S0.5, S0.6, S1.1, S1.24 of docs/sources.md; Elhage et al. 2021, "A Mathematical Framework
+    for Transformer Circuits" (QK and OV circuits); ``fold_ln`` in TransformerLens (gain).
     """
 
     heads: StandardHeads
@@ -45,7 +45,7 @@ class Circuit:
         Raises ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no ``W_P``.
         """
         if self.heads.rotary is not None:
-            raise ValueError(f"{self!r} is rotary, so W_P varies: take pattern_at(dst - src)")
+            raise ValueError(f"{self!r} is rotary, so W_P varies: use pattern_at(dst - src)")
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
@@ -112,7 +112,7 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
     heads = source
     if isinstance(source, Block):
         if gain is not None:
-            raise ValueError("gain must not be given with a Block, which has one: pass block.attention")
+            raise ValueError("gain must not be passed with a Block, which has one: pass block.attention")
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads

@@ -19,7 +19,7 @@ class Subspace:
 
     :meth:`spanned_by` computes the span of any vectors. ``U + V`` contains all sums of a vector in
     U and a vector in V. States are rows, ``[*, width]``. Raises ValueError for a basis whose
-    columns are not orthonormal. Sources: seeds S1.24 and S1.25.
+    columns are not orthonormal. Sources S1.24 and S1.25 of docs/sources.md.
 
     >>> plane = Subspace.spanned_by(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]).double())
     >>> state, projection = torch.tensor([[3.0, 4.0, 5.0], [3.0, 4.0, 0.0]]).double()
@@ -48,8 +48,8 @@ class Subspace:
         rows = directions.detach().reshape(-1, directions.shape[-1])
         eps = float(torch.finfo(rows.dtype).eps)
         tolerance = min(eps * max(rows.shape), math.sqrt(eps))
-        _, values, right = torch.linalg.svd(rows.to(accumulation_dtype(rows.dtype)), full_matrices=False)
-        return cls(right[values > tolerance * values[:1]].mT.contiguous())
+        _, S, Vh = torch.linalg.svd(rows.to(accumulation_dtype(rows.dtype)), full_matrices=False)
+        return cls(Vh[tolerance * S[:1] < S].mT.contiguous())
 
     @property
     def dim(self) -> int:
@@ -92,7 +92,7 @@ class Subspace:
         """Set the coordinate along a direction (seed S1.25): ``x + (value - x . u) u``.
 
         ``u`` is the projection of ``direction`` onto the subspace, scaled to length 1. ``value`` is
-        one number, or one for each state. Raises ValueError for a direction orthogonal to the
+        a scalar, or one value for each state. Raises ValueError for a direction orthogonal to the
         subspace, or for values of another shape.
         """
         self._check_states("x", x)
@@ -100,14 +100,14 @@ class Subspace:
         if direction.dim() != 1:
             raise ValueError(f"direction must be one vector [{self.width}], got {list(direction.shape)}")
         projection = self.project(direction)
-        total, length = direction.norm(), projection.norm()
-        if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * total):
-            lengths = f"{total:.3g}, {length:.3g} in it"
-            raise ValueError(f"direction must not be orthogonal to the subspace, got length {lengths}")
-        unit: Tensor = (projection / length).to(x)
+        total_norm, norm = direction.norm(), projection.norm()
+        if not bool(norm > torch.finfo(direction.dtype).eps ** 0.5 * total_norm):
+            norms = f"{total_norm:.3g}, {norm:.3g} in it"
+            raise ValueError(f"direction must not be orthogonal to the subspace, got length {norms}")
+        unit: Tensor = (projection / norm).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
-            raise ValueError(f"value must be one number or {list(x.shape[:-1])}, got {list(value.shape)}")
+            raise ValueError(f"value must be a scalar or {list(x.shape[:-1])}, got {list(value.shape)}")
         edited: Tensor = x + (value - x @ unit).unsqueeze(-1) * unit
         return edited
 

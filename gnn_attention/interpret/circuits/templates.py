@@ -33,7 +33,7 @@ def duplicate_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[0, 0, 2], [2, 3, 3]]
     """
     rows = _read_tokens(tokens)
-    return patterns.clusters(_labels(tokens, rows)) - patterns.window(rows.shape[1], 1)
+    return patterns.clusters(_make_labels(tokens, rows)) - patterns.window(rows.shape[1], 1)
 
 
 def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
@@ -48,11 +48,11 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     rows = _read_tokens(tokens)
     # Nothing precedes the first token, so it is preceded here by an id that no token has.
     before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
-    return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
+    return patterns.clusters(_make_labels(tokens, rows), _make_labels(tokens, before))
 
 
-_ALL = (previous_token, duplicate_token, induction)
-TEMPLATES: Mapping[str, Template] = {template.__name__: template for template in _ALL}
+_BUILT_IN = (previous_token, duplicate_token, induction)
+TEMPLATES: Mapping[str, Template] = {template.__name__: template for template in _BUILT_IN}
 
 
 def detect(
@@ -84,22 +84,22 @@ def detect(
     graph = checks.instance("template", template(rows), TokenGraph)
     with torch.no_grad():
         layers = record(model, rows).layers
-        counts = sorted({layer.q.shape[1] for layer in layers})
-        if len(counts) != 1:
-            raise ValueError(f"model must have the same number of heads in all layers, got {counts}")
+        head_counts = sorted({layer.q.shape[1] for layer in layers})
+        if len(head_counts) != 1:
+            raise ValueError(f"model must have the same number of heads in all layers, got {head_counts}")
         return torch.stack([_match_heads(layer, graph) for layer in layers])
 
 
 def _match_heads(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
     weights = layer.weights().mT
-    batch, heads, _ = weights.shape
-    is_fitting = template.shape4[2:] == layer.graph.shape4[2:]
-    if not is_fitting or template.batch not in (None, batch) or template.heads not in (None, heads):
+    batch_size, num_heads, _ = weights.shape
+    is_same_size = template.shape4[2:] == layer.graph.shape4[2:] and template.batch in (None, batch_size)
+    if not is_same_size or template.heads not in (None, num_heads):
         raise ValueError(f"template must have the tokens, samples and heads of {layer!r}, got {template!r}")
-    template_weights = weights * pairs.is_edge(template, layer.edge_index, batch, heads)
+    template_weights = weights * pairs.is_edge(template, layer.edge_index, batch_size, num_heads)
     # A receiver counts even if none of its edges in the template is an edge of the model.
-    receivers = (template.in_degree().to(weights.device).expand(batch, heads, -1) > 0).sum((0, 2))
-    return template_weights.sum((0, 2)) / receivers.clamp(min=1)
+    in_degree = template.in_degree().to(weights.device).expand(batch_size, num_heads, -1)
+    return template_weights.sum((0, 2)) / (in_degree > 0).sum((0, 2)).clamp(min=1)
 
 
 def _read_tokens(tokens: Any) -> Int[Tensor, "batch tokens"]:
@@ -111,6 +111,6 @@ def _read_tokens(tokens: Any) -> Int[Tensor, "batch tokens"]:
     return tokens.reshape(-1, tokens.shape[-1]).long()
 
 
-def _labels(tokens: Tensor, rows: Tensor) -> Tensor:
+def _make_labels(tokens: Tensor, rows: Tensor) -> Tensor:
     # patterns.clusters takes labels [T] for one sequence, or [B, 1, T] for several.
     return rows[0] if tokens.dim() == 1 else rows.unsqueeze(1)

@@ -35,7 +35,7 @@ from gnn_attention.interpret.trace.run import Run, record
 Metric = Callable[[Tensor], Tensor]
 KINDS = ("cut", "mute", "slope")
 # Weights are computed for this many receivers and all senders at once.
-CHUNK_SIZE = 256
+RECEIVERS_PER_CHUNK = 256
 
 
 class Effect(NamedTuple):
@@ -76,8 +76,8 @@ class Attribution:
     effects: Mapping[str, Mapping[int, Float[Tensor, "heads edges"]]]
 
     def __repr__(self) -> str:
-        pairs = sum(scores.numel() for scores in next(iter(self.effects.values())).values())
-        counts = f"layers: {len(self.graphs)}, pairs of head and edge: {pairs:,}"
+        num_pairs = sum(scores.numel() for scores in next(iter(self.effects.values())).values())
+        counts = f"layers: {len(self.graphs)}, pairs of head and edge: {num_pairs:,}"
         return f"Attribution({counts}, effects: {', '.join(self.effects)})"
 
     @property
@@ -97,11 +97,11 @@ class Attribution:
         effects: list[Effect] = []
         for layer in self.layers:
             scores = self.scores(layer, without)
-            pairs = self.edge_index(layer)
-            largest = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
-            for index in largest.tolist():
+            edge_index = self.edge_index(layer)
+            indices = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
+            for index in indices.tolist():
                 head, edge = divmod(index, scores.shape[1])
-                src, dst = pairs[:, edge].tolist()
+                src, dst = edge_index[:, edge].tolist()
                 effects.append(Effect(layer, head, src, dst, float(scores[head, edge])))
         return sorted(effects, key=lambda effect: -abs(effect.change))[:k]
 
@@ -110,9 +110,9 @@ class Attribution:
 
         Args:
             amount: how many pairs of head and edge remain, as a fraction (a float up to 1.0) or as a
-                number (an int). If pairs with equal slopes do not all fit, all of them are removed.
+                count (an int). If pairs with equal slopes do not all fit, all of them are removed.
             at_least: number of in-edges that each receiver keeps in each head, sinks included.
-            sinks: number of first tokens that keep all out-edges. These edges and those of
+            sinks: number of leading tokens that keep all out-edges. These edges and those of
                 at_least count towards the amount, but are kept even if they exceed it.
 
         >>> from gnn_attention import patterns
@@ -125,22 +125,22 @@ class Attribution:
         >>> pruned(0, 0, 3).mask().int().tolist()
         [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
-        pairs = sum(self.scores(layer, "slope").numel() for layer in self.layers)
-        is_share = isinstance(amount, float) and 0 <= amount <= 1
-        is_count = isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs
-        if not (is_share or is_count):
-            kind = checks.describe_type(amount)
-            raise ValueError(f"amount must be a share (0.0 .. 1.0) or a count (0 .. {pairs:,}), got {kind}")
+        num_pairs = sum(self.scores(layer, "slope").numel() for layer in self.layers)
+        is_fraction = isinstance(amount, float) and 0 <= amount <= 1
+        is_count = isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= num_pairs
+        if not (is_fraction or is_count):
+            expected = f"a fraction (0.0 .. 1.0) or a count (0 .. {num_pairs:,})"
+            raise ValueError(f"amount must be {expected}, got {checks.describe_type(amount)}")
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
-        sizes = {layer: self._measure_slopes(layer, at_least, sinks) for layer in self.layers}
-        all_sizes = torch.cat([values.flatten() for values in sizes.values()])
-        num_removed = pairs - (round(amount * pairs) if is_share else int(amount))
-        threshold = float(all_sizes.kthvalue(num_removed).values) if num_removed else -1.0
-        is_kept = {layer: (values > threshold) | values.isinf() for layer, values in sizes.items()}
+        slopes = {layer: self._measure_slopes(layer, at_least, sinks) for layer in self.layers}
+        all_slopes = torch.cat([sizes.flatten() for sizes in slopes.values()])
+        num_removed = num_pairs - (round(amount * num_pairs) if is_fraction else int(amount))
+        threshold = float(all_slopes.kthvalue(num_removed).values) if num_removed else -1.0
+        is_kept = {layer: (sizes > threshold) | sizes.isinf() for layer, sizes in slopes.items()}
         count = sum(int(mask.count_nonzero()) for mask in is_kept.values())
         graphs = {layer: self._prune_graph(layer, mask) for layer, mask in is_kept.items()}
-        return PrunedGraphs(graphs, count, count / pairs)
+        return PrunedGraphs(graphs, count, count / num_pairs)
 
     def _measure_slopes(self, layer: int, at_least: int, sinks: int) -> Float[Tensor, "heads edges"]:
         """Return the absolute value of each slope, or infinity for an edge that must be kept."""
@@ -149,11 +149,11 @@ class Attribution:
         sizes = self.scores(layer, "slope").float().abs()
         sizes[:, src < sinks] = torch.inf
         for head_sizes in sizes if at_least else ():
-            table = head_sizes.new_full((graph.num_dst, graph.num_src), -1.0)
-            table[dst, src] = head_sizes
-            largest = table.topk(min(at_least, graph.num_src), dim=1).indices
-            table.scatter_(1, largest, torch.inf)
-            head_sizes.copy_(table[dst, src])
+            matrix = head_sizes.new_full((graph.num_dst, graph.num_src), -1.0)
+            matrix[dst, src] = head_sizes
+            top_src = matrix.topk(min(at_least, graph.num_src), dim=1).indices
+            matrix.scatter_(1, top_src, torch.inf)
+            head_sizes.copy_(matrix[dst, src])
         return sizes
 
     def _prune_graph(self, layer: int, is_kept: Bool[Tensor, "heads edges"]) -> TokenGraph:
@@ -185,7 +185,7 @@ def attribute(
     Args:
         model: a Hugging Face model whose attention is ``"gnn_attention"``, or a module with
             attention layers of this library that takes tokens, such as a :class:`LanguageModel`.
-            Inside ``use_graph``, the model runs along that graph.
+            Inside ``use_graph``, the model runs on that graph.
         ids: tokens ``[B, T]``, without padding. The effect of an edge is the change of the metric
             when the edge is removed from all samples at once.
         metric: a function of the logits ``[B, T, vocabulary]`` that returns a scalar, or a vector,
@@ -211,24 +211,24 @@ def attribute(
     with torch.inference_mode(False), torch.enable_grad():
         run = _record_with_gradients(model, ids)
         traces = sorted(run.layers, key=lambda trace: trace.number)
-        layer_numbers = [trace.number for trace in traces]
-        if len(set(layer_numbers)) < len(layer_numbers):
-            raise ValueError(f"each layer must call attention once in a pass, got layers {layer_numbers}")
+        layer_indices = [trace.number for trace in traces]
+        if len(set(layer_indices)) < len(layer_indices):
+            raise ValueError(f"each layer must call attention once in a pass, got layers {layer_indices}")
         layers = [_LayerEffects.of(trace, edges) for trace in traces]
         value = metric(getattr(run.output, "logits", run.output))
         if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
             raise TypeError(f"metric must return a differentiable scalar or vector, got {quote(value)}")
         is_vector = value.dim() == 1
-        count = checks.size("projections", projections, 1) if is_vector else 1
+        num_passes = checks.size("projections", projections, 1) if is_vector else 1
         outputs = tuple(layer.trace.z for layer in layers)
-        for n in reversed(range(count)):
+        for index in reversed(range(num_passes)):
             signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
             scalar = (value * signs).sum() if is_vector else value
-            gradients = torch.autograd.grad(scalar, outputs, retain_graph=n > 0, materialize_grads=True)
+            gradients = torch.autograd.grad(scalar, outputs, retain_graph=index > 0, materialize_grads=True)
             for layer, gradient in zip(layers, gradients, strict=True):
                 layer.add_effects(gradient, is_vector)
     for layer in layers:
-        layer.effects.div_(count)
+        layer.effects.div_(num_passes)
         if is_vector:
             layer.effects.sqrt_()
     effects = {kind: {x.trace.number: x.effects[i] for x in layers} for i, kind in enumerate(KINDS)}
@@ -247,8 +247,8 @@ def prune(
     """Prune the model's graphs step by step to a ``share`` of the pairs of head and edge.
 
     For a share up to 0.15, the first step keeps 0.15 to 0.3 of the pairs, and each further step
-    half as many. Each step computes all effects again along the graphs of the previous step, so a
-    pruned edge may return. ``first`` holds the effects along the model's own graph, if they are
+    half as many. Each step computes all effects again on the graphs of the previous step, so a
+    pruned edge may return. ``first`` holds the effects on the model's own graph, if they are
     already computed. ``watch`` is called with the share of each step after the first. The other
     arguments and errors are those of :func:`attribute`, ``Attribution.keep`` and ``use_graph``.
     """
@@ -297,15 +297,15 @@ class _LayerEffects:
         if call.dropout:
             raise ValueError("attribute needs calls without dropout, which is random: call model.eval()")
         if call.bias is not None:
-            raise ValueError("attribute needs layers without bias=: give the bias as a score_mod")
+            raise ValueError("attribute needs layers without bias=: pass the bias as a score_mod")
         if trace._changed_values:
             raise ValueError("messages of some edges are changed: leave the context of trace.intervene")
-        sizes = own_graph.num_dst, own_graph.num_src
+        shape = own_graph.num_dst, own_graph.num_src
         if edges is None and not own_graph.varying_axes:
             edges = own_graph
         elif edges is None:
-            edges = TokenGraph.from_distinct_edges(trace.edge_index, *sizes, "attributed edges")
-        if (edges.num_dst, edges.num_src) != sizes or edges.varying_axes:
+            edges = TokenGraph.from_distinct_edges(trace.edge_index, *shape, "attributed edges")
+        if (edges.num_dst, edges.num_src) != shape or edges.varying_axes:
             raise ValueError(f"edges must be one graph over the tokens of {own_graph!r}, got {edges!r}")
         dtype, num_heads = accumulation_dtype(call.q.dtype), call.q.shape[1]
         memory.check("attribute", 3 * dtype.itemsize * num_heads * edges.num_edges, "ask for fewer edges")
@@ -316,16 +316,16 @@ class _LayerEffects:
         return cls(trace, edges, is_edge, effects)
 
     @torch.no_grad()
-    def add_effects(self, gradient: Float[Tensor, "batch heads dst dim"], squared: bool) -> None:
+    def add_effects(self, gradient: Float[Tensor, "batch heads dst dim"], is_vector: bool) -> None:
         """Add the effects, summed over samples, or their squares if the metric is a vector."""
         gradient = gradient.to(self.effects.dtype)
         g_dot_o = (gradient * self.trace.z).sum(-1)
-        chunk_of_edge = self.graph.edge_index[1] // CHUNK_SIZE
+        chunk_of_edge = self.graph.edge_index[1] // RECEIVERS_PER_CHUNK
         chunks = torch.split(chunk_of_edge.argsort(stable=True), chunk_of_edge.bincount().tolist())
-        for (number, edges), head in product(enumerate(chunks), range(gradient.shape[1])):
-            rows = slice(number * CHUNK_SIZE, (number + 1) * CHUNK_SIZE)
+        for (chunk_index, edges), head in product(enumerate(chunks), range(gradient.shape[1])):
+            rows = slice(chunk_index * RECEIVERS_PER_CHUNK, (chunk_index + 1) * RECEIVERS_PER_CHUNK)
             src, dst = self.graph.edge_index[:, edges]
-            row = dst % CHUNK_SIZE
+            row = dst % RECEIVERS_PER_CHUNK
             ratio = self._weight_ratios(head, rows)[:, row, src]
             g_dot_v = (gradient[:, head, rows] @ self._select_head(self.trace.v, head).mT)[:, row, src]
             slope = g_dot_o[:, head, dst] - g_dot_v
@@ -338,7 +338,7 @@ class _LayerEffects:
             mute = torch.where(is_edge, -g_dot_v, -g_dot_v / (1 + ratio))
             for effects, change in zip(self.effects, (cut, mute, slope), strict=True):
                 effect = (ratio * change).sum(0)
-                effects[head, edges] += effect.square() if squared else effect
+                effects[head, edges] += effect.square() if is_vector else effect
 
     def _weight_ratios(self, head: int, rows: slice) -> Float[Tensor, "batch rows src"]:
         """Return ``exp(logit - lse)`` of all pairs. For an edge, this is its weight."""
@@ -351,5 +351,5 @@ class _LayerEffects:
         lse = self.trace.lse[:, head, rows]
         return (logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
 
-    def _select_head(self, table: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
-        return table[:, head // (self.effects.shape[1] // table.shape[1])].to(self.effects.dtype)
+    def _select_head(self, x: Tensor, head: int) -> Float[Tensor, "batch src dim"]:
+        return x[:, head // (self.effects.shape[1] // x.shape[1])].to(self.effects.dtype)

@@ -2,8 +2,8 @@
 
 A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights. Other
 interventions change the values of some edges and keep all weights: attention runs once over these edges and
-once over the remaining edges, on any backend. The results are added with factors ``e^(lse_part - lse)``. All
-interventions are exact, and so are gradients: nothing is subtracted, and a muted message is never read.
+once over the remaining edges, on any backend. The results are added with factors ``e^(lse_part - lse)``. No
+part is computed by subtraction, so outputs and gradients are exact. A muted message is never read.
 """
 
 import warnings
@@ -30,20 +30,21 @@ from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.layer._torch_geometric import convert_graph, read_states
 
-Numbers = int | Iterable[int] | None
+Indices = int | Iterable[int] | None
 Values = Float[Tensor, "batch kv_heads src value_dim"]
 # Disjoint graphs (or Hugging Face layouts), each with the functions that change the values of its edges.
 Parts = list[tuple[Any, tuple[Callable[[Any, Tensor], Tensor], ...]]]
 # The parameters of a layer's forward.
-INPUTS = ("x", "g", "bias", "return_attention_weights")
+FORWARD_PARAMETERS = ("x", "g", "bias", "return_attention_weights")
 
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """The result of :func:`cut`, :func:`mute` and :func:`patch`: selected edges and their change.
+    """The result of :func:`cut`, :func:`mute` and :func:`patch`: which edges change, and how.
 
-    ``change(layer, first, v)`` returns the values that the edges carry instead of ``v``; ``first`` is the
-    position of the first sender: one number, or one for each sample. Without ``change`` the edges are cut.
+    ``change(layer, first_position, v)`` returns the values that the edges carry instead of ``v``. The
+    position of the first sender is an int, or a tensor with one position per sample. Without ``change``
+    the edges are cut.
     """
 
     kind: str
@@ -55,7 +56,7 @@ class Intervention:
     _last_split: list[Any] = field(default_factory=list, repr=False)
 
     def select_edges(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
-        """Return the selected edges of ``graph``, by head unless all heads are selected."""
+        """Return the selected edges of ``graph``, which vary by head if not all heads are selected."""
         if isinstance(self.edges, Tensor):
             edges = TokenGraph.from_edges(self.edges, graph.num_dst, graph.num_src, coalesce=True)
             selected = replace(edges, dst_offset=graph.dst_offset, src_offset=graph.src_offset) & graph
@@ -63,9 +64,9 @@ class Intervention:
             selected = graph if self.edges is None else self.edges & graph
         if self.heads is None or set(self.heads) == set(range(num_heads)):
             return selected
-        is_head = RuleEdges(symbols.any_of(symbols.head == number for number in self.heads))
-        in_heads = replace(graph, edges=is_head, heads=num_heads, batch=None)
-        return replace(selected & in_heads, name=f"{selected.name} in some heads")
+        head_rule = RuleEdges(symbols.any_of(symbols.head == index for index in self.heads))
+        head_graph = replace(graph, edges=head_rule, heads=num_heads, batch=None)
+        return replace(selected & head_graph, name=f"{selected.name} in some heads")
 
     def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
         """Split ``graph`` into the selected and the remaining edges; the last result is cached."""
@@ -89,7 +90,7 @@ class Intervention:
         return [part for i, part in enumerate(new_parts) if i < 2 or graphs[i].num_edges]
 
     def check_edges(self, graph: TokenGraph, num_heads: int, columns: Tensor | None = None) -> None:
-        """Raise ValueError or IndexError if a pair of ``columns`` (default: ``edges``) is no edge."""
+        """Raise ValueError or IndexError if a pair of ``columns`` (default: ``edges``) is not an edge."""
         columns = self.edges if columns is None and isinstance(self.edges, Tensor) else columns
         if columns is not None:
             pairs.check_edges(graph, columns, num_heads, self.heads, f"there is nothing to {self.kind}")
@@ -105,13 +106,13 @@ class Intervention:
         return self.select_edges(TokenGraph.from_rule(all_pairs, num_dst, num_src), num_heads)
 
 
-def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
+def cut(edges: Any = None, layers: Indices = None, heads: Indices = None) -> Intervention:
     """Remove edges: softmax renormalises the remaining weights of each receiver.
 
-    ``edges`` are a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, None for all edges,
+    ``edges`` is a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, None for all edges,
     or a :class:`TokenGraph` (edges that the layer's graph lacks are ignored).
-    ``layers`` are numbers of attention layers in the order of ``model.modules()``, and ``heads`` are
-    numbers of heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
+    ``layers`` are indices of attention layers in the order of ``model.modules()``, and ``heads`` are
+    indices of heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -126,11 +127,11 @@ def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Int
 
 
 def mute(
-    edges: Any = None, layers: Numbers = None, heads: Numbers = None, factor: float = 0.0
+    edges: Any = None, layers: Indices = None, heads: Indices = None, factor: float = 0.0
 ) -> Intervention:
     """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
 
-    No weight changes. With the default factor 0, the update lacks what the edges carried:
+    Weights stay the same. With the default factor 0, the edges contribute nothing to the update:
     ``mute(heads=3)`` removes head 3 from the model. Edges, layers, heads and errors are those of
     :func:`cut`; a factor that is not a finite number raises TypeError or ValueError.
 
@@ -143,18 +144,18 @@ def mute(
     >>> torch.allclose(doubled, 2 * layer(x, graph), rtol=0, atol=1e-12)
     True
     """
-    change = partial(_scale_values, checks.number("factor", factor))
+    change = partial(_scale, checks.number("factor", factor))
     return _make("scale" if factor else "mute", edges, layers, heads, change)
 
 
-def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
+def patch(run: Any, edges: Any = None, layers: Indices = None, heads: Indices = None) -> Intervention:
     """Replace the messages of edges by those of another run, and keep the weights: ``w_e v'_src``.
 
     ``run`` is a result of :func:`record` for the same model, with one sample or the same number of samples.
     If it holds several calls of a layer, the last one is used. Senders are matched by position, not counting
     padding on the left; senders that the run lacks keep their own message. The other arguments and errors
-    are those of :func:`cut`. Raises IndexError for layers that were not recorded. The layer's call then
-    raises ValueError for values of another shape. Source: path patching, arXiv 2304.05969.
+    are those of :func:`cut`. Raises IndexError for layers that were not recorded. If the recorded
+    values have another shape, calling the layer raises ValueError. Source: path patching, arXiv 2304.05969.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -170,30 +171,30 @@ def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = 
     if not calls or not all(isinstance(call, LayerTrace) for call in calls):
         raise TypeError(f"run must be a result of trace.record, got {checks.describe_type(run)}")
     sources = {call.number: call for call in calls}
-    intervention = _make("patch", edges, layers, heads, partial(_patch_values, sources))
+    intervention = _make("patch", edges, layers, heads, partial(_patch, sources))
     if missing := set(intervention.layers or ()) - set(sources):
         raise IndexError(f"layers must be among {sorted(sources)}, those of the run, got {sorted(missing)}")
     return replace(intervention, layers=intervention.layers or tuple(sorted(sources)))
 
 
-def _make(kind: str, edges: Any, layers: Numbers, heads: Numbers, change: Any = None) -> Intervention:
+def _make(kind: str, edges: Any, layers: Indices, heads: Indices, change: Any = None) -> Intervention:
     edges = edges if edges is None or isinstance(edges, TokenGraph) else pairs.read_pairs(edges)
-    return Intervention(kind, edges, _read_numbers("layers", layers), _read_numbers("heads", heads), change)
+    return Intervention(kind, edges, _read_indices("layers", layers), _read_indices("heads", heads), change)
 
 
-def _read_numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
+def _read_indices(name: str, value: Indices) -> tuple[int, ...] | None:
     if value is None:
         return None
     values = value if isinstance(value, Iterable) else [value]
     return tuple(checks.sizes(name, values, any_order=True))
 
 
-def _scale_values(factor: float, layer: int, first: int | Tensor, v: Values) -> Values:
+def _scale(factor: float, layer: int, first_position: int | Tensor, v: Values) -> Values:
     # Multiplying by 0 would keep NaN, and a muted message must never be read.
     return factor * v if factor else torch.zeros_like(v)
 
 
-def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Tensor, v: Values) -> Values:
+def _patch(sources: Mapping[int, LayerTrace], layer: int, first_position: int | Tensor, v: Values) -> Values:
     """Replace ``v`` by the recorded values of the same positions."""
     source = sources[layer]
     source_v = source.v.to(v)
@@ -201,8 +202,9 @@ def _patch_values(sources: Mapping[int, LayerTrace], layer: int, first: int | Te
         shapes = f"{list(source_v.shape)} in the run and {list(v.shape)} here"
         raise ValueError(f"patch: values [B, heads, tokens, dim] of layer {layer} must fit, got {shapes}")
     # A first position below 0 means padding, which a trace moves behind the tokens.
-    source_first = source.graph.src_offset - (0 if source._left_padding is None else source._left_padding)
-    start, source_start = (torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source_first))
+    source_position = source.graph.src_offset - (0 if source._left_padding is None else source._left_padding)
+    starts = (torch.as_tensor(x, device=v.device) for x in (first_position, source_position))
+    start, source_start = (x.view(-1, 1) for x in starts)
     positions = torch.arange(v.shape[2], device=v.device) + start
     slots = positions - source_start.clamp(min=0)
     num_slots = source_v.shape[2] + source_start.clamp(max=0)
@@ -224,21 +226,20 @@ def find_attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Apply interventions to the layers of ``module`` inside the context; leaving it restores them.
 
-    Interventions combine, and changes of the same message apply in order. They apply in all threads:
+    Interventions combine, and changes to the same message apply in order. They apply in all threads:
     while one thread is inside the context, entering it from another raises NotImplementedError.
-
-    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply only in the thread or
-    task that entered the context, also in ``generate()``. Tokens are numbered without padding on the left.
-    Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A pair is checked in calls that
-    contain both its tokens; a :class:`TokenGraph` must have the length of the sequences (else ValueError).
-
     Every backend is supported; set it before entering the context. A layer on the message-passing
     path runs through "auto" while messages are changed.
 
+    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply only in the thread or
+    task that entered the context, including calls of ``generate()``. Positions exclude padding on the left.
+    Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A pair is checked in calls that
+    contain both its tokens; a :class:`TokenGraph` must have the length of the sequences (else ValueError).
+
     TypeError for other arguments and IndexError for unknown layers or heads are raised before
-    anything changes. The layer's call raises ValueError for a pair that is no edge of its graph,
-    and NotImplementedError for a graph that varies by head on the message-passing path, for a
-    per-edge bias with an intervention on some heads, or if hooks force the message-passing path.
+    anything changes. A layer's call raises ValueError for a pair that is not an edge of its graph.
+    It raises NotImplementedError if hooks force the message-passing path or a graph there varies by
+    head. Interventions on some heads also raise NotImplementedError if the bias varies by edge.
 
     >>> import torch
     >>> from gnn_attention import model as lm
@@ -257,16 +258,16 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
                 stack.enter_context(transformer.intervene(module, intervention))
         else:
             layers = find_attention_layers(module)
-            # list_layers checks all numbers before anything changes.
-            changes = [(x, number) for x in interventions for number in list_layers(x, layers)]
+            # list_layers checks all indices before anything changes.
+            layer_indices = [list_layers(intervention, layers) for intervention in interventions]
             stack.enter_context(lock_modules(layers, brief=False))
-            for intervention, number in changes:
-                layer = layers[number]
-                hook = partial(_check_and_cut, intervention)
-                stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
-                if intervention.change is not None:
-                    backend = ChangedMessages.wrap(layer.backend, (intervention, number))
-                    stack.enter_context(replace_backend(layer, backend))
+            for intervention, indices in zip(interventions, layer_indices, strict=True):
+                for index in indices:
+                    layer, hook = layers[index], partial(_check_and_cut, intervention)
+                    stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+                    if intervention.change is not None:
+                        backend = ChangedMessages.wrap(layer.backend, (intervention, index))
+                        stack.enter_context(replace_backend(layer, backend))
         yield module
 
 
@@ -277,30 +278,30 @@ def operate(module: nn.Module, *interventions: Intervention) -> AbstractContextM
 
 
 def list_layers(intervention: Intervention, layers: Sequence[MessagePassingAttention]) -> list[int]:
-    """List the numbers of an intervention's layers; IndexError for an unknown layer or head."""
-    numbers = list(range(len(layers)) if intervention.layers is None else intervention.layers)
-    for number in numbers:
-        if number >= len(layers):
-            raise IndexError(f"layers must be in 0 .. {len(layers) - 1}, the attention layers, got {number}")
-        num_heads = layers[number].heads.num_heads
+    """List the indices of an intervention's layers; IndexError for an unknown layer or head."""
+    indices = list(range(len(layers)) if intervention.layers is None else intervention.layers)
+    for index in indices:
+        if index >= len(layers):
+            raise IndexError(f"layers must be in 0 .. {len(layers) - 1}, the attention layers, got {index}")
+        num_heads = layers[index].heads.num_heads
         if intervention.heads and max(intervention.heads) >= num_heads:
             raise IndexError(f"heads must be in 0 .. {num_heads - 1}, got {max(intervention.heads)}")
-    return numbers
+    return indices
 
 
 @contextmanager
 def replace_backend(layer: MessagePassingAttention, backend: str | Backend) -> Iterator[None]:
-    before, layer.backend = layer.backend, backend
+    old_backend, layer.backend = layer.backend, backend
     try:
         yield
     finally:
-        layer.backend = before
+        layer.backend = old_backend
 
 
 def _check_and_cut(intervention: Intervention, layer: Any, args: Any, kwargs: Any) -> Any:
     if intervention.change is not None:
         check_no_hooks(layer, f"{intervention.kind} an edge")
-    inputs = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
+    inputs = {**dict(zip(FORWARD_PARAMETERS, args, strict=False)), **kwargs}
     if inputs.get("g") is None and inputs.get("edge_index") is not None:
         inputs["g"] = inputs.pop("edge_index")
     if inputs.get("g") is None or "x" not in inputs:
@@ -326,7 +327,7 @@ def check_no_hooks(layer: MessagePassingAttention, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class ChangedMessages(Backend):
-    """Runs calls with changed messages on ``inner``; each intervention comes with a layer number."""
+    """Runs calls with changed messages on ``inner``; each intervention comes with a layer index."""
 
     interventions: tuple[tuple[Intervention, int], ...] = ()
     inner: str | Backend = "auto"
@@ -343,11 +344,11 @@ class ChangedMessages(Backend):
 def split_call(interventions: Any, call: AttentionCall) -> list[tuple[TokenGraph, Tensor]]:
     """Split a call's graph by the values that its edges carry; unchanged values come first."""
     parts: Parts = [(call.graph, ())]
-    for intervention, layer in interventions:
+    for intervention, layer_index in interventions:
         split = partial(intervention.split, num_heads=call.q.shape[1])
-        parts = intervention.split_edges(parts, split, partial(intervention.change, layer))
-    first = call.graph.src_offset
-    return [(part, reduce(lambda v, change: change(first, v), changes, call.v)) for part, changes in parts]
+        parts = intervention.split_edges(parts, split, partial(intervention.change, layer_index))
+    offset = call.graph.src_offset
+    return [(part, reduce(lambda v, change: change(offset, v), changes, call.v)) for part, changes in parts]
 
 
 def _run_changed(interventions: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:

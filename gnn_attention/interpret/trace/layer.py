@@ -1,4 +1,4 @@
-"""The trace of a call of an attention layer: the weight of each edge, and what the edge carried."""
+"""The weight of each edge in a call of an attention layer, and what it carried (seeds: docs/sources.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -31,13 +31,13 @@ class LayerTrace:
 
     ``graph`` lacks the edges that were cut. ``z`` holds each head's weighted sum of values, and
     ``update`` the output of the layer. In all methods, ``edges`` are pairs (``[2, K]``, a list of
-    ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is a number, a list of numbers
+    ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is an index, a list of indices
     or None for all heads. Values of edges are ``[B, edges, heads]``; B is 1 for a single sequence.
 
     Tokens are numbered without padding on the left, as in :func:`intervene`: in every tensor here, this
     padding is behind the tokens. If the graph varies by head or sample, the union of its edges is
     listed. A listed edge then has weight 0 in the heads and samples that lack it; a pair that is not
-    listed raises an error. In a decoding step with a cache, the first receiver has number 0.
+    listed raises an error. In a decoding step with a cache, the first receiver has index 0.
 
     Weights are taken before dropout. An edge whose message was changed keeps its weight, and
     carried the changed message, which is 0 if it was muted.
@@ -84,13 +84,13 @@ class LayerTrace:
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """The edges of all heads and samples together, in the order of ``graph.edge_index``."""
-        return trace_pairs.union_of_edges(self.graph, self.q.device)
+        return trace_pairs.compute_edge_union(self.graph, self.q.device)
 
     def only(self, edges: Any = None) -> "LayerTrace":
         """Return a trace of the same call that has only some of its edges.
 
         ``edges`` are pairs, or a :class:`TokenGraph` over the same tokens (edges that this call
-        lacks are ignored). Raises ValueError for a pair that is no edge.
+        lacks are ignored). Raises ValueError for a pair that is not an edge.
         """
         if edges is None:
             return self
@@ -155,7 +155,7 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``, the message of every sender (seeds S4.10, S4.14)."""
-        return self._to_messages(self._expand_values(self.v), self._head_numbers(None))
+        return self._to_messages(self._expand_values(self.v), self._to_head_indices(None))
 
     @cached_property
     def overlaps(self) -> EdgeValues:
@@ -167,19 +167,19 @@ class LayerTrace:
         return self._select_heads(self._logits(self._read_edges(edges)), heads).mT
 
     def weights(self, edges: Any = None, heads: Heads = None) -> EdgeValues:
-        """Return ``e^(logit - lse)``, the edge's share of attention (seeds S2.6, S3.3)."""
+        """Return ``e^(logit - lse)``, the edge's fraction of attention (seeds S2.6, S3.3)."""
         return self._select_heads(self._weights(self._read_edges(edges)), heads).mT
 
     def norms(self, edges: Any = None, heads: Heads = None) -> EdgeValues:
-        """Return the length of what each edge carried, ``|weight * message|``."""
-        pairs, head_numbers = self._read_edges(edges), self._head_numbers(heads)
+        """Return the norm of what each edge carried, ``|weight * message|``."""
+        pairs, head_indices = self._read_edges(edges), self._to_head_indices(heads)
 
         def message_norms(values: Tensor) -> Tensor:
             # Norms of senders, one head at a time, take less memory than the messages of all edges.
-            norms = [self._to_messages(values[:, [h]], [h]).norm(dim=-1) for h in head_numbers]
+            norms = [self._to_messages(values[:, [h]], [h]).norm(dim=-1) for h in head_indices]
             return torch.cat(norms, dim=1)[:, :, pairs[0]]
 
-        return self._weigh(message_norms, pairs, head_numbers)
+        return self._weigh(message_norms, pairs, head_indices)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """Return ``q . k`` of any pairs, ``[B, K, heads]``, without scale (seed S4.17).
@@ -204,7 +204,7 @@ class LayerTrace:
     def dense(self, numbers: EdgeValues, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
         """Return values of all edges as matrices ``[B, heads, dst, src]``, with ``fill`` elsewhere.
 
-        Raises ValueError unless there is one number for each edge of :attr:`edge_index`.
+        Raises ValueError unless there is one value for each edge of :attr:`edge_index`.
         """
         src, dst = self.edge_index
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
@@ -216,8 +216,8 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """Return the message ``v W_O`` of each edge (seed S0.5). Raises ValueError without ``W_O``."""
-        src, head_numbers = self._read_edges(edges)[0], self._head_numbers(heads)
-        return self._messages(self._expand_values(self.v), src, head_numbers).transpose(1, 2)
+        src, head_indices = self._read_edges(edges)[0], self._to_head_indices(heads)
+        return self._messages(self._expand_values(self.v), src, head_indices).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """Return what each edge carried: its weight times its message.
@@ -225,14 +225,14 @@ class LayerTrace:
         The sum over all in-edges and heads is the receiver's update minus ``b_O``. The result has
         size edges x heads x width, so ``edges`` must be given: pass a few at a time.
         """
-        pairs, head_numbers = self._read_edges(edges), self._head_numbers(heads)
-        return self._weigh(lambda x: self._messages(x, pairs[0], head_numbers), pairs, head_numbers)
+        pairs, head_indices = self._read_edges(edges), self._to_head_indices(heads)
+        return self._weigh(lambda v: self._messages(v, pairs[0], head_indices), pairs, head_indices)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Return each head's part of the update; their sum lacks only ``b_O`` (seeds S1.2, S3.5)."""
-        head_numbers = self._head_numbers(heads)
+        head_indices = self._to_head_indices(heads)
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
-        return self._to_messages(z[:, head_numbers], head_numbers).transpose(1, 2)
+        return self._to_messages(z[:, head_indices], head_indices).transpose(1, 2)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -280,18 +280,18 @@ class LayerTrace:
                 values = values @ factor.to(edge_softmax.accumulation_dtype(factor.dtype))
         return values
 
-    def _head_numbers(self, heads: Heads) -> list[int]:
-        count = self.q.shape[1]
+    def _to_head_indices(self, heads: Heads) -> list[int]:
+        num_heads = self.q.shape[1]
         if heads is None:
-            return list(range(count))
-        numbers = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
-        if numbers and max(numbers) >= count:
-            raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
-        return numbers
+            return list(range(num_heads))
+        indices = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
+        if indices and max(indices) >= num_heads:
+            raise IndexError(f"heads must be in 0 .. {num_heads - 1}, got {max(indices)}")
+        return indices
 
     def _select_heads(self, values: Tensor, heads: Heads) -> Tensor:
         # Without a selection, nothing is copied: all names of a tensor return the same tensor.
-        return values if heads is None else values[:, self._head_numbers(heads)]
+        return values if heads is None else values[:, self._to_head_indices(heads)]
 
     def _read_edges(self, edges: Any) -> Int[Tensor, "2 edges"]:
         if edges is None or edges is self.edge_index:

@@ -19,7 +19,7 @@ from gnn_attention.graph.regions import enumerate_pairs
 def read_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     """Return ``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or one pair."""
     if isinstance(pairs, Tensor):
-        columns = edge_list.unwrap_tensor("edges", pairs)
+        edge_index = edge_list.unwrap_tensor("edges", pairs)
     else:
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
             raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quote(pairs)}")
@@ -27,25 +27,25 @@ def read_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
             rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError):
             rows = torch.zeros(0)
-        columns = (rows.unsqueeze(0) if rows.dim() == 1 else rows).movedim(-1, 0)
-    is_table = columns.dim() == 2 and len(columns) == 2
-    is_integer = columns.dtype in edge_list.SIGNED_DTYPES
-    if not is_table or not is_integer or (columns < 0).any():
-        error = ValueError if not is_table else IndexError if is_integer else TypeError
-        culprits = columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs
-        raise error(f"edges must be pairs (src, dst) of integers >= 0, or [2, K], got {quote(culprits)}")
-    return columns.detach().to("cpu", torch.int64, copy=True)
+        edge_index = (rows.unsqueeze(0) if rows.dim() == 1 else rows).movedim(-1, 0)
+    has_two_rows = edge_index.dim() == 2 and len(edge_index) == 2
+    is_integer = edge_index.dtype in edge_list.SIGNED_DTYPES
+    if not has_two_rows or not is_integer or (edge_index < 0).any():
+        error = ValueError if not has_two_rows else IndexError if is_integer else TypeError
+        wrong = edge_index[:, (edge_index < 0).any(0)].mT.tolist() if error is IndexError else pairs
+        raise error(f"edges must be pairs (src, dst) of integers >= 0, or [2, K], got {quote(wrong)}")
+    return edge_index.detach().to("cpu", torch.int64, copy=True)
 
 
-def union_of_edges(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
+def compute_edge_union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
     """Return the edges of all samples and heads together, sorted if the graph varies by any of them."""
     if not graph.varying_axes:
         return graph.edges_on(device)
-    pairs: Tensor = memoized(_compute_union, graph)
+    pairs: Tensor = memoized(_compute_edge_union, graph)
     return pairs.to(device)
 
 
-def _compute_union(graph: TokenGraph) -> Tensor:
+def _compute_edge_union(graph: TokenGraph) -> Tensor:
     samples, heads = range(graph.batch or 1), range(graph.heads or 1)
     edges = torch.cat([select_slice(graph, b, h).edge_index for b in samples for h in heads], dim=1)
     num_nodes = max(graph.num_src, graph.num_dst)
@@ -58,20 +58,20 @@ def is_edge(
 ) -> Bool[Tensor, "batch heads pairs"]:
     """Return which pairs are edges in the first ``heads`` heads, or in the heads of a list."""
     src, dst = pairs
-    head_numbers = list(range(heads) if isinstance(heads, int) else heads)
+    head_indices = list(range(heads) if isinstance(heads, int) else heads)
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
-    h = torch.tensor(head_numbers, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
+    h = torch.tensor(head_indices, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
     contains = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), b, h, dst, src)
-    return contains.expand(batch, len(head_numbers), len(src))
+    return contains.expand(batch, len(head_indices), len(src))
 
 
 def check_edges(graph: TokenGraph, pairs: Tensor, num_heads: int, heads: Any, advice: str) -> None:
-    """Raise ValueError or IndexError for a pair that is no edge of any sample and head."""
+    """Raise ValueError or IndexError for a pair that is not an edge in any sample and head."""
     edge_list.check_edge_index(pairs, graph.num_dst, graph.num_src)
     missing = ~is_edge(graph, pairs, graph.batch or 1, num_heads if heads is None else heads).any(0).any(0)
     if missing.any():
         src, dst = pairs[:, missing][:, 0].tolist()
-        raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {advice}")
+        raise ValueError(f"{src} -> {dst} is not an edge of {graph!r}: {advice}")
 
 
 def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
@@ -91,5 +91,5 @@ def restrict_bias(bias: Any, graph: TokenGraph, subgraph: TokenGraph) -> Any:
     if not is_per_edge:
         return bias
     if subgraph.varying_axes:
-        raise NotImplementedError("bias= excludes an intervention on some heads: take all, or a score_mod")
+        raise NotImplementedError("bias= excludes interventions on some heads: select all, or use score_mod")
     return bias[..., graph.positions_of(subgraph.edge_index).to(bias.device)]

@@ -1,4 +1,4 @@
-"""Record a run: a :class:`LayerTrace` of each attention call, and the states between the blocks."""
+"""Record a run: a :class:`LayerTrace` of each call, and states between blocks (seeds: docs/sources.md)."""
 
 import threading
 import warnings
@@ -17,7 +17,7 @@ from gnn_attention.attend import run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import intervention, transformer
-from gnn_attention.interpret.trace.intervention import Intervention, Numbers, cut, intervene
+from gnn_attention.interpret.trace.intervention import Indices, Intervention, cut, intervene
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -56,7 +56,7 @@ def record(
     *inputs: Any,
     interventions: Intervention | Iterable[Intervention] = (),
     edges: Any = None,
-    layers: Numbers = None,
+    layers: Indices = None,
     **options: Any,
 ) -> Run:
     """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
@@ -82,36 +82,36 @@ def record(
     """
     if "surgery" in options:
         if interventions != ():
-            raise TypeError("give interventions= or surgery=, its old name, not both")
+            raise TypeError("pass interventions= or surgery=, its old name, not both")
         warnings.warn("surgery= is now called interventions=", DeprecationWarning, stacklevel=2)
         interventions = options.pop("surgery")
     checks.check_order("interventions", interventions)
-    changes = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
+    interventions = (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
     selection = cut(edges, layers)
     select = partial(LayerTrace.only, edges=selection.edges)
     if transformer.is_transformer(module):
         recording = transformer.record_calls(module, selection.layers, select)
-        with intervene(module, *changes), recording as calls:
+        with intervene(module, *interventions), recording as calls:
             output = module(*inputs, **options)
         return Run(output, tuple(calls), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
     attention_layers = intervention.find_attention_layers(module)
-    numbers = intervention.list_layers(selection, attention_layers)
+    layer_indices = intervention.list_layers(selection, attention_layers)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with lock_modules(attention_layers, brief=True), intervene(module, *changes), ExitStack() as stack:
-        for number in numbers:
-            stack.enter_context(_record_layer(number, attention_layers[number], traces, select))
-        for number, block in enumerate(blocks):
-            if number in numbers:
-                stack.enter_context(_record_block(number, block, phases))
+    with lock_modules(attention_layers, brief=True), intervene(module, *interventions), ExitStack() as stack:
+        for index in layer_indices:
+            stack.enter_context(_record_layer(index, attention_layers[index], traces, select))
+        for index, block in enumerate(blocks):
+            if index in layer_indices:
+                stack.enter_context(_record_block(index, block, phases))
         output = module(*inputs, **options)
     return Run(output, tuple(traces), tuple(phases))
 
 
 @contextmanager
 def _record_layer(
-    number: int, layer: MessagePassingAttention, traces: list[LayerTrace], select: Callable[..., LayerTrace]
+    index: int, layer: MessagePassingAttention, traces: list[LayerTrace], select: Callable[..., LayerTrace]
 ) -> Iterator[None]:
     inner = layer.backend
     thread = threading.get_ident()
@@ -122,9 +122,9 @@ def _record_layer(
         call, z, lse = calls.pop()
         update = output[0] if isinstance(output, tuple) else output
         update = update if update.dim() == 3 else update.unsqueeze(0)
-        changed = intervention.split_call(interventions, call)[1:]
-        trace = LayerTrace.of_call(number, module.heads, call, z, update=update, _lse=lse)
-        traces.append(select(replace(trace, _changed_values=changed)))
+        changed_values = intervention.split_call(interventions, call)[1:]
+        trace = LayerTrace.of_call(index, module.heads, call, z, update=update, _lse=lse)
+        traces.append(select(replace(trace, _changed_values=changed_values)))
 
     def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         if threading.get_ident() != thread:
@@ -134,14 +134,14 @@ def _record_layer(
         calls.append((call, out, lse))
         return out, lse
 
-    check = layer.register_forward_pre_hook(lambda x, _: intervention.check_no_hooks(x, "record"))
+    check = layer.register_forward_pre_hook(lambda m, _: intervention.check_no_hooks(m, "record"))
     recorder = layer.register_forward_hook(restrict_to_thread(append_trace))
     with check, recorder, intervention.replace_backend(layer, Backend("recorder", run)):
         yield
 
 
 @contextmanager
-def _record_block(number: int, block: Block, phases: list[Phase]) -> Iterator[None]:
+def _record_block(index: int, block: Block, phases: list[Phase]) -> Iterator[None]:
     states: dict[str, Tensor] = {}
 
     def save_input(name: str, module: nn.Module, inputs: Any) -> None:
@@ -152,8 +152,8 @@ def _record_block(number: int, block: Block, phases: list[Phase]) -> Iterator[No
 
     def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
         before, between = states["before"], states["between"]
-        phases.append(Phase(number, "communication", before, states["attention"], between))
-        phases.append(Phase(number, "computation", between, states["mlp"], output))
+        phases.append(Phase(index, "communication", before, states["attention"], between))
+        phases.append(Phase(index, "computation", between, states["mlp"], output))
 
     with ExitStack() as stack:
         for name, norm in (("before", block.attention_norm), ("between", block.mlp_norm)):

@@ -58,11 +58,11 @@ def _move_padding(trace: LayerTrace, padding: Int[Tensor, " samples"], is_cross:
     z = _roll_samples(trace.z, dst_shifts, 2)
     update = _roll_samples(trace.update, dst_shifts, 1)
     lse = None if trace._lse is None else _roll_samples(trace._lse, dst_shifts, 2)
-    changed = trace._changed_values
-    changed = [(memoized(_roll_graph, g, shifts), _roll_samples(x, src_shifts, 2)) for g, x in changed]
+    changes = trace._changed_values
+    changes = [(memoized(_roll_graph, g, shifts), _roll_samples(x, src_shifts, 2)) for g, x in changes]
     call = replace(call, graph=memoized(_roll_graph, graph, shifts), q=q, k=k, v=v, score_mod=score_mod)
-    moved = LayerTrace.of_call(trace.number, trace.heads, call, z, update=update, _lse=lse)
-    return replace(moved, _changed_values=changed, _left_padding=trace._left_padding)
+    moved_trace = LayerTrace.of_call(trace.number, trace.heads, call, z, update=update, _lse=lse)
+    return replace(moved_trace, _changed_values=changes, _left_padding=trace._left_padding)
 
 
 def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor:
@@ -74,17 +74,16 @@ def _roll_graph(graph: TokenGraph, shifts: tuple[tuple[int, ...], tuple[int, ...
     mask = graph.mask()
     masks = mask.view(*[1] * (4 - mask.dim()), *mask.shape).expand(len(shifts[0]), -1, -1, -1)
     samples = zip(masks, *shifts, strict=True)
-    rolled = convert.from_mask(torch.stack([x.roll((-dst, -src), (1, 2)) for x, dst, src in samples]))
-    rolled = replace(rolled, name=graph.name)
-    moved: TokenGraph = replace(rolled, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
-    return moved
+    rolled_masks = torch.stack([mask.roll((-dst, -src), (1, 2)) for mask, dst, src in samples])
+    rolled_graph: TokenGraph = replace(convert.from_mask(rolled_masks), name=graph.name)
+    return replace(rolled_graph, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
 def _score_at_slots(
     score_mod: Any, graph: TokenGraph, shifts: Any, score: Tensor, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
     """Apply a score_mod at the positions that the tokens had before the padding was moved."""
-    dst_shift, src_shift = (x.to(b.device)[b] for x in shifts)
+    dst_shift, src_shift = (shift.to(b.device)[b] for shift in shifts)
     dst = (dst - graph.dst_offset + dst_shift) % graph.num_dst + graph.dst_offset
     src = (src - graph.src_offset + src_shift) % graph.num_src + graph.src_offset
     modified: Tensor = score_mod(score, b, h, dst, src)
@@ -92,8 +91,8 @@ def _score_at_slots(
 
 
 def is_transformer(module: Any) -> bool:
-    parts = module.modules() if isinstance(module, nn.Module) else ()
-    return any(hasattr(getattr(part, "config", None), "_attn_implementation") for part in parts)
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    return any(hasattr(getattr(part, "config", None), "_attn_implementation") for part in modules)
 
 
 @contextmanager
@@ -108,12 +107,12 @@ def record_calls(
     overrides.check_layers(model, layers)
     recorder = _Recorder(overrides.GraphContext(model, None, False), layers, select)
     with ExitStack() as stack:
-        stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.watch))
+        stack.enter_context(overrides.set_variable(overrides.BACKEND_WRAPPER, recorder.wrap))
         # A linear layer inside an adapter (LoRA) is only a part of the projection.
-        parts = {id(part) for x in model.modules() if "base_layer" in x._modules for part in x.modules()}
+        part_ids = {id(part) for m in model.modules() if "base_layer" in m._modules for part in m.modules()}
         for linear in model.modules():
             is_linear = type(linear).forward is nn.Linear.forward or type(linear).__name__ == "Conv1D"
-            if is_linear and id(linear) not in parts:
+            if is_linear and id(linear) not in part_ids:
                 stack.enter_context(linear.register_forward_hook(recorder.match_projection))
         yield recorder.traces
     recorder.finish_call()
@@ -123,23 +122,23 @@ def record_calls(
 class _Recorder:
     """Records calls. The last call is ``pending`` until the next call or the end of the run."""
 
-    # A GraphContext, which has the names and numbers of attention modules.
-    override: Any
+    # A GraphContext, which has the names and indices of attention modules.
+    context: Any
     layers: Sequence[int] | None
     select: Callable[[LayerTrace], LayerTrace]
     traces: list[LayerTrace] = field(default_factory=list)
     pending: LayerTrace | None = None
     pending_is_cross: bool = False
 
-    def watch(
+    def wrap(
         self, module: nn.Module, inner: str | Backend, changes: Sequence[Any], layout: Any
     ) -> str | Backend:
         """Return a backend that runs a call on ``inner`` and records it, if its layer is selected."""
-        name = self.override.names.get(module)
+        name = self.context.names.get(module)
         if name is None:
             return inner
-        number = self.override.layer_index(module)
-        if self.layers is not None and number not in self.layers:
+        layer_index = self.context.layer_index(module)
+        if self.layers is not None and layer_index not in self.layers:
             return inner
 
         def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -151,9 +150,9 @@ class _Recorder:
             values = [(graph, change(call.v)) for graph, change in changes]
             update = out.transpose(1, 2).flatten(2)
             heads = Projection(name, out.shape[1])
-            trace = LayerTrace.of_call(number, heads, call, out, update=update, _lse=lse)
+            trace = LayerTrace.of_call(layer_index, heads, call, out, update=update, _lse=lse)
             self.pending = replace(trace, _changed_values=values, _left_padding=layout.left_padding)
-            self.pending_is_cross = not self.override.is_self_attention(module)
+            self.pending_is_cross = not self.context.is_self_attention(module)
             return out, lse
 
         return Backend("recorder", run)
@@ -205,6 +204,6 @@ def _find_pairs_in_call(intervention: Any, layout: Any, num_heads: int) -> Bool[
     graph = layout.graph
     padding = 0 if layout.left_padding is None else int(layout.left_padding.min())
     slots = intervention.edges + padding - torch.tensor([[graph.src_offset], [graph.dst_offset]])
-    in_call = ((slots >= 0) & (slots < torch.tensor([[graph.num_src], [graph.num_dst]]))).all(0)
-    intervention.check_edges(graph, num_heads, slots[:, in_call])
-    return in_call
+    is_in_call = ((slots >= 0) & (slots < torch.tensor([[graph.num_src], [graph.num_dst]]))).all(0)
+    intervention.check_edges(graph, num_heads, slots[:, is_in_call])
+    return is_in_call
