@@ -1,4 +1,4 @@
-"""Graphs on more tokens than their operands have: the disjoint sum and the Cartesian product.
+"""The disjoint sum and the Cartesian product of graphs, whose tokens combine those of the operands.
 
 In a product the pair (i, j) is token ``i * n2 + j``: j varies fastest, as in an image that is read
 row by row. The product of a graph on the rows and a graph on the columns is a graph on the grid.
@@ -24,14 +24,15 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """Return the graphs side by side, without edges between them.
 
     The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as
-    in packing. Edge lists are concatenated; otherwise the rules of all graphs are evaluated for
-    every pair. This is networkx's ``disjoint_union`` and torch_geometric's batch.
+    in packing. If all graphs store edge lists, these are concatenated. Otherwise the rules of all
+    graphs are evaluated for every pair. This is networkx's ``disjoint_union`` and torch_geometric's batch.
 
     >>> from gnn_attention import patterns
     >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()
     [[0, 0, 1, 2, 3, 2, 3], [0, 1, 1, 2, 2, 3, 3]]
     """
-    sizes = _operands.check_no_offsets("disjoint_sum", *graphs)
+    _operands.check_no_offsets("disjoint_sum", *graphs)
+    sizes = _operands.get_sizes("disjoint_sum", *graphs)
     name = _operands.format_call("disjoint_sum", graphs)
     blocks = []
     num_dst = num_src = 0
@@ -57,25 +58,25 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
     [2, 2, 3, 3]
     """
-    sizes = _operands.check_no_offsets("cartesian_product", g1, g2)
+    _operands.check_no_offsets("cartesian_product", g1, g2)
+    sizes = _operands.get_sizes("cartesian_product", g1, g2)
     for graph in (g1, g2):
-        _operands.check_square("cartesian_product", graph, "a step along one axis stays on the other")
-    n = g1.num_dst * g2.num_dst
+        _operands.check_square("cartesian_product", graph, "a step changes the token of one axis only")
+    num_tokens = g1.num_dst * g2.num_dst
     name = _operands.format_call("cartesian_product", (g1, g2))
     if (lists := _operands.collect_edge_lists((g1, g2))) is not None:
         # The edges of each graph are repeated at every token of the other.
-        tokens1, tokens2 = (torch.arange(g.num_dst, device="cpu").expand(2, -1) for g in (g1, g2))
-        pairs = ((lists[0], tokens2), (tokens1, lists[1]))
+        loops1, loops2 = (torch.arange(g.num_dst, device="cpu").expand(2, -1) for g in (g1, g2))
+        pairs = ((lists[0], loops2), (loops1, lists[1]))
         steps = [(i[:, :, None] * g2.num_dst + j[:, None, :]).flatten(1) for i, j in pairs]
-        edges = torch.cat(steps, dim=1)
-        return TokenGraph.from_edges(edges, n, coalesce=True, name=name)
+        return TokenGraph.from_edges(torch.cat(steps, dim=1), num_tokens, coalesce=True, name=name)
     rule = partial(_is_step, g1.edges.contains, g2.edges.contains, g2.num_dst)
-    return TokenGraph.from_rule(rule, n, **sizes, name=name)
+    return TokenGraph.from_rule(rule, num_tokens, **sizes, name=name)
 
 
-def _is_step(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
-    return ((i == k) & right(b, h, j, l)) | ((j == l) & left(b, h, i, k))
+def _is_step(rule1: Rule, rule2: Rule, n2: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    i, j, k, l = dst // n2, dst % n2, src // n2, src % n2  # noqa: E741
+    return ((i == k) & rule2(b, h, j, l)) | ((j == l) & rule1(b, h, i, k))
 
 
 # A block of the mask: its graph, its first receiver and its first sender.

@@ -12,7 +12,7 @@ from gnn_attention.graph.rules import Rule
 
 __all__ = ["per_head", "per_sample"]
 
-NODES = ("num_dst", "num_src", "dst_offset", "src_offset")
+NODE_ATTRIBUTES = ("num_dst", "num_src", "dst_offset", "src_offset")
 
 
 @not_compiled
@@ -46,40 +46,40 @@ def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tens
 
 
 def _restrict_to_slices(
-    axis: str, numbers: tuple[int, ...], rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    axis: str, indices: tuple[int, ...], rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
-    index = b if axis == "batch" else h
-    return reduce(operator.or_, (index == number for number in numbers)) & rule(b, h, dst, src)
+    slice_index = b if axis == "batch" else h
+    return reduce(operator.or_, (slice_index == index for index in indices)) & rule(b, h, dst, src)
 
 
 def _stack_graphs(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
-    sizes = _operands.check_sizes(function, *graphs)
-    first = graphs[0]
+    sizes = _operands.get_sizes(function, *graphs)
+    template = graphs[0]
     for graph in graphs:
-        if any(getattr(graph, attribute) != getattr(first, attribute) for attribute in NODES):
+        if any(getattr(graph, name) != getattr(template, name) for name in NODE_ATTRIBUTES):
             raise ValueError(
-                f"{function} needs graphs of the same nodes and positions, got {first!r} and {graph!r}; "
+                f"{function} needs graphs of the same nodes and positions, got {template!r} and {graph!r}; "
                 "extend or restrict one of them first"
             )
         if getattr(graph, axis) is not None:
             kind = function.removeprefix("per_")
             raise ValueError(
                 f"{function} needs graphs that are the same for every {kind}, got {graph!r}; "
-                "select(batch, head) takes one slice of a graph"
+                "select(batch, head) returns one slice of a graph"
             )
     # Graphs with the same edge set share one rule, which is then evaluated once.
-    numbers_by_edges: dict[int, list[int]] = {}
-    for number, graph in enumerate(graphs):
-        numbers_by_edges.setdefault(id(graph.edges), []).append(number)
+    indices_by_edges: dict[int, list[int]] = {}
+    for index, graph in enumerate(graphs):
+        indices_by_edges.setdefault(id(graph.edges), []).append(index)
     rules = [
-        partial(_restrict_to_slices, axis, tuple(numbers), graphs[numbers[0]].edges.contains)
-        for numbers in numbers_by_edges.values()
+        partial(_restrict_to_slices, axis, tuple(indices), graphs[indices[0]].edges.contains)
+        for indices in indices_by_edges.values()
     ]
     sizes = {**sizes, axis: len(graphs)}
     name = _operands.format_call(function, graphs)
     rule = partial(any_of, tuple(rules))
-    graph = TokenGraph.from_rule(rule, first.num_dst, first.num_src, **sizes, name=name)
-    return copy_offsets(first, graph)
+    graph = TokenGraph.from_rule(rule, template.num_dst, template.num_src, **sizes, name=name)
+    return copy_offsets(template, graph)
 
 
 def copy_offsets(template: TokenGraph, graph: TokenGraph) -> TokenGraph:

@@ -33,9 +33,9 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     >>> restrict(patterns.window(6, 2), [0, 4, 3]).edge_index.tolist()
     [[0, 1, 2, 2], [0, 1, 1, 2]]
     """
-    sizes = _operands.check_sizes("restrict", g)
+    sizes = _operands.get_sizes("restrict", g)
     if src is None:
-        _operands.check_square("restrict without src", g, "pass senders too: restrict(g, tokens, src)")
+        _operands.check_square("restrict without src", g, "also pass senders: restrict(g, tokens, src)")
     receivers = _check_distinct("tokens", tokens, g.num_dst)
     senders = receivers if src is None else _check_distinct("src", src, g.num_src)
     src_text = "" if src is None else text.format_list(senders, "tokens")
@@ -57,7 +57,7 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     ``link`` says how the new tokens are connected to the old ones: as "receivers" (they attend to
     all old tokens), as "senders" (all old tokens attend to them), "both" or "none". ``among`` says
     how they are connected to each other: "causal" (``src <= dst``), "full", "self" (self loops) or
-    "none". The default continues a text: ``extend(causal(n), c) == causal(n + c)``;
+    "none". The default continues a sequence: ``extend(causal(n), c) == causal(n + c)``;
     ``extend(g, m, "both", "full")`` adds m virtual nodes. For other families call the builder with
     more tokens, as in ``window(n + c, w)``. Old tokens keep their positions. An edge list holds the
     edges of g, then those from new to old tokens, from old to new ones, and among the new ones.
@@ -66,32 +66,33 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     >>> extend(patterns.window(3, 1), 2, "senders", "self").in_degree().tolist()
     [3, 3, 3, 1, 1]
     """
-    sizes = _operands.check_square("extend", g, "extend the whole graph, then take rows(start, stop)")
+    _operands.check_square("extend", g, "extend the whole graph, then use rows(start, stop)")
+    sizes = _operands.get_sizes("extend", g)
     count = checks.size("count", count)
     link = checks.choice("link", link, ("none", "senders", "receivers", "both"))
-    among = checks.choice("among", among, AMONG)
+    among = checks.choice("among", among, AMONG_RULES)
     n = g.num_dst
     blocks = [(g, 0, 0)]
     if link in ("senders", "both"):
         blocks.append((TokenGraph.from_rule(rules.all_pairs, n, count), 0, n))
     if link in ("receivers", "both"):
         blocks.append((TokenGraph.from_rule(rules.all_pairs, count, n), n, 0))
-    if (rule := AMONG[among]) is not None:
+    if (rule := AMONG_RULES[among]) is not None:
         blocks.append((TokenGraph.from_rule(rule, count), n, n))
-    options = "" if (link, among) == ("receivers", "causal") else f"{link!r}, {among!r}"
-    name = _operands.format_call("extend", (g,), str(count), options)
+    option_text = "" if (link, among) == ("receivers", "causal") else f"{link!r}, {among!r}"
+    name = _operands.format_call("extend", (g,), str(count), option_text)
     if g.edges.listed() is not None:
         return copy_offsets(g, TokenGraph.from_edges(block_edges(blocks), n + count, name=name))
     return copy_offsets(g, TokenGraph.from_rule(block_rule(blocks), n + count, **sizes, name=name))
 
 
-AMONG: dict[str, Rule | None]
-AMONG = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules.all_pairs}
+AMONG_RULES: dict[str, Rule | None]
+AMONG_RULES = {"none": None, "self": dst == src, "causal": rules.causal, "full": rules.all_pairs}
 
 
-def _check_distinct(name: str, values: object, count: int) -> list[int]:
-    tokens = _operands.check_positions(name, values, count)
+def _check_distinct(name: str, values: object, size: int) -> list[int]:
+    tokens = _operands.check_positions(name, values, size)
     if len(set(tokens)) != len(tokens):
-        repeated = next(token for token, times in Counter(tokens).items() if times > 1)
-        raise ValueError(f"{name} must hold a token at most once, got {repeated} twice")
+        duplicate = next(token for token, count in Counter(tokens).items() if count > 1)
+        raise ValueError(f"{name} must hold a token at most once, got {duplicate} twice")
     return tokens

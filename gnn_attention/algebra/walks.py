@@ -33,27 +33,27 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     max_hops = g.num_dst if hops is None else checks.size("hops", hops)
     hops_text = "" if hops is None else str(max_hops)
     name = _operands.format_call("closure", (g,), hops_text, "reflexive=True" if reflexive else "")
-    samples = []
-    for batch in range(g.batch or 1):
-        heads = [_close_slice(g.select(batch, head), max_hops, reflexive) for head in range(g.heads or 1)]
-        samples.append(heads[0] if g.heads is None else per_head(*heads))
-    return replace(samples[0] if g.batch is None else per_sample(*samples), name=name)
+    sample_graphs = []
+    for b in range(g.batch or 1):
+        head_graphs = [_close_slice(g.select(b, h), max_hops, reflexive) for h in range(g.heads or 1)]
+        sample_graphs.append(head_graphs[0] if g.heads is None else per_head(*head_graphs))
+    return replace(sample_graphs[0] if g.batch is None else per_sample(*sample_graphs), name=name)
 
 
-def _close_slice(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
+def _close_slice(g: TokenGraph, max_hops: int, reflexive: bool) -> TokenGraph:
     if reflexive:
-        return _walks_up_to(g, hops)
-    return g @ _walks_up_to(g, hops - 1) if hops else g**0 - g**0
+        return _walks_up_to(g, max_hops)
+    return g @ _walks_up_to(g, max_hops - 1) if max_hops else g**0 - g**0
 
 
-def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:
-    """Return ``(g ** 0 | g) ** hops`` by repeated squaring. Stop once a square adds no edge."""
+def _walks_up_to(g: TokenGraph, max_hops: int) -> TokenGraph:
+    """Return ``(g ** 0 | g) ** max_hops`` by repeated squaring. Stop once a square adds no edge."""
     result, power = g**0, g**0 | g**1
-    while hops:
-        result = result @ power if hops % 2 else result
-        hops //= 2
-        square = power @ power if hops else power
+    while max_hops:
+        result = result @ power if max_hops % 2 else result
+        max_hops //= 2
+        square = power @ power if max_hops else power
         if square.num_edges == power.num_edges:
-            return result @ power if hops else result
+            return result @ power if max_hops else result
         power = square
     return result

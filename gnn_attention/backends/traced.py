@@ -118,7 +118,7 @@ class TracedIndices(TracedGraph):
         cls, index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool, name: str
     ) -> TracedIndices:
         heads, batch = _varying_sizes(index)
-        indices.check_blocks(index, block_size, num_dst)
+        indices.check_num_block_rows(index, block_size, num_dst)
         lists = (torch.ops.gnn_attention.chosen_blocks(index, block_size, num_dst, num_src),)
         return cls(
             UNKNOWN, num_dst, num_src, heads, batch, name, lists=lists, block_size=block_size, causal=causal
@@ -220,7 +220,7 @@ define("chosen_edges", SCHEMA, _chosen_edges, _fake_chosen_edges)
 define(
     "chosen_blocks",
     "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor",
-    lambda *arguments: indices.read_block_rows(*arguments).table,
+    lambda *arguments: indices.read_block_rows(*arguments).index,
     lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
 )
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.from_index, TracedIndices.from_blocks

@@ -89,7 +89,7 @@ class ResidentSenders:
 
     @property
     def has_few_pairs(self) -> bool:
-        return self.count * len(self.positions) <= enumerate_pairs.FEW_PAIRS
+        return self.count * len(self.positions) <= enumerate_pairs.MAX_ENUMERATED_PAIRS
 
     @cached_property
     def chunk_graph(self) -> TokenGraph:

@@ -17,7 +17,7 @@ from gnn_attention.graph.regions import counting, enumerate_pairs
 # A TokenGraph, which cannot be imported here because its module imports this one.
 Graph = Any
 
-# A new list takes this memory for each edge: its key, its index in the sorted keys, and its ends.
+# A new list takes this many bytes per edge: its key, its index in the sorted keys, and its ends.
 BYTES_PER_EDGE = 48
 ALL_PAIRS = RuleEdges(rules.all_pairs)
 CAUSAL = RuleEdges(rules.causal)
@@ -26,7 +26,7 @@ CAUSAL = RuleEdges(rules.causal)
 def mask(graph: Graph, device: torch.device) -> Tensor:
     num_pairs = math.prod(graph.shape4)
     if device.type == "cpu" and memory.shortage(num_pairs):
-        remedy = "take some rows(start, stop), or attend along the graph without its mask"
+        remedy = "use some rows(start, stop), or attend on the graph without its mask"
         memory.check(f"mask() of {graph!r}", num_pairs, remedy)
     keys = graph.edges.keys()
     if keys is not None:
@@ -45,7 +45,7 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
     # Counting the edges takes time, so it is skipped if memory suffices for a list of all pairs.
     if memory.shortage(BYTES_PER_EDGE * graph.num_dst * graph.num_src):
         operation = f"the list of the {graph.num_edges:,} edges of {graph!r}"
-        remedy = "take some rows(start, stop), or attend along the graph without its list"
+        remedy = "use some rows(start, stop), or attend on the graph without its list"
         memory.check(operation, BYTES_PER_EDGE * graph.num_edges, remedy)
     return counting.edge_list(graph.edges, repr(graph), graph.shape4)
 
@@ -58,9 +58,9 @@ def receiver_order(graph: Graph) -> tuple[Tensor | None]:
 
 
 def in_degree(graph: Graph) -> Tensor:
-    # Counting takes up to three int64 numbers for each receiver.
+    # Counting takes up to three int64 values per receiver.
     num_bytes = 24 * math.prod(graph.shape4[:3])
-    memory.check(f"the in-degrees of {graph!r}", num_bytes, "take some rows(start, stop)")
+    memory.check(f"the in-degrees of {graph!r}", num_bytes, "use some rows(start, stop)")
     degrees = graph.edges.in_degree()
     if degrees is None and graph.edges.has_slices:
         degrees = torch.stack([graph.select(b, h).in_degree() for b, h in slices(graph)])
@@ -70,8 +70,8 @@ def in_degree(graph: Graph) -> Tensor:
 
 
 def num_edges(graph: Graph) -> int:
-    count = graph.edges.count()
-    return int(graph.in_degree().sum()) if count is None else cast("int", count)
+    num_stored = graph.edges.count()
+    return int(graph.in_degree().sum()) if num_stored is None else cast("int", num_stored)
 
 
 def max_in_degree(graph: Graph) -> int:
@@ -84,20 +84,20 @@ def has_empty_rows(graph: Graph) -> bool:
 
 
 def is_full(graph: Graph) -> bool:
-    pairs = math.prod(graph.shape4)
-    count = graph.edges.count()
-    if count is not None:
-        return bool(count >= pairs and len(graph.edges.keys()) == pairs)
+    num_pairs = math.prod(graph.shape4)
+    num_stored = graph.edges.count()
+    if num_stored is not None:
+        return bool(num_stored >= num_pairs and len(graph.edges.keys()) == num_pairs)
     return has_edges_of(graph, ALL_PAIRS)
 
 
 def is_causal(graph: Graph) -> bool:
     if graph.num_dst != graph.num_src:
         return False
-    count = graph.edges.count()
-    num_causal = math.prod(graph.shape4[:2]) * graph.num_dst * (graph.num_dst + 1) // 2
+    num_stored = graph.edges.count()
+    num_causal_edges = math.prod(graph.shape4[:2]) * graph.num_dst * (graph.num_dst + 1) // 2
     # Nearly every list has fewer edges than a causal graph, and needs no comparison.
-    if count is not None and count < num_causal:
+    if num_stored is not None and num_stored < num_causal_edges:
         return False
     return has_edges_of(graph, CAUSAL)
 

@@ -67,7 +67,7 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
     if tiling.num_tiles > MAX_TILES:
         raise ValueError(
             f"the lists of {tiling.num_tiles} tiles would take {32 * tiling.num_tiles / 2**30:.0f} GiB "
-            f"for {graph!r}: take a larger block_size than {block_size}, or use tiling.tiles"
+            f"for {graph!r}: use a larger block_size than {block_size}, or use tiling.tiles"
         )
     kinds = tiling.table()
     # FlexAttention does not mask full tiles, so tiles that extend beyond the graph must be partial.
@@ -97,16 +97,16 @@ def from_block_mask(mask: BlockMask) -> TokenGraph:
     if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
         lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
     tables = []
-    for count, columns in lists:
-        # Only the first ``count`` columns of a row are blocks. The others are padding.
-        is_listed = torch.arange(columns.shape[-1], device="cpu") < count.cpu().unsqueeze(-1)
+    for num_blocks, columns in lists:
+        # Only the first ``num_blocks`` columns of a row are blocks. The others are padding.
+        is_block = torch.arange(columns.shape[-1], device="cpu") < num_blocks.cpu().unsqueeze(-1)
         columns = columns.cpu().long()
-        tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0)
+        tables.append(torch.zeros_like(columns).scatter_add(-1, columns, is_block.long()) > 0)
     batch, heads = (size if size > 1 else None for size in tables[0].shape[:2])
-    sizes = (*mask.seq_lengths, heads, batch, "block_mask")
+    arguments = (*mask.seq_lengths, heads, batch, "block_mask")
     tile_rules = (partial(rules.look_up_blocks, table, *mask.BLOCK_SIZE) for table in tables)
-    partial_tiles, *full_tiles = (TokenGraph.from_rule(rule, *sizes) for rule in tile_rules)
-    graph = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *sizes) & partial_tiles
+    partial_tiles, *full_tiles = (TokenGraph.from_rule(rule, *arguments) for rule in tile_rules)
+    graph = TokenGraph.from_rule(on_device(mask.mask_mod, torch.device("cpu")), *arguments) & partial_tiles
     return replace(graph | full_tiles[0] if full_tiles else graph, name="block_mask")
 
 
@@ -118,7 +118,7 @@ class Varlen(NamedTuple):
     document; -1 means all. Causal attention is ``(-1, 0)``.
     """
 
-    cu_seqlens: Int[Tensor, " documents_and_one"]
+    cu_seqlens: Int[Tensor, " documents_plus_one"]
     max_seqlen: int
     window: tuple[int, int]
 
@@ -143,12 +143,12 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     bounds = torch.cat([is_start.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
     lengths = bounds.diff()
     document = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
-    left, right, longest = (int(x.max()) if len(lengths) else 0 for x in (num_before, num_after, lengths))
-    expected = _band(left, right, 0) & (look_up(document, dst) == look_up(document, src))
-    if not graph.has_edges_of(RuleEdges(expected)):
+    left, right, max_seqlen = (int(x.max()) if len(lengths) else 0 for x in (num_before, num_after, lengths))
+    rule = _make_band_rule(left, right, 0) & (look_up(document, dst) == look_up(document, src))
+    if not graph.has_edges_of(RuleEdges(rule)):
         raise ValueError(f"{graph!r} is not a packing of documents with one window: see to_block_mask")
-    window = _window_side(left, longest - 1), _window_side(right, longest - 1)
-    return Varlen(bounds.to(torch.int32), longest, window)
+    window = _to_window_side(left, max_seqlen - 1), _to_window_side(right, max_seqlen - 1)
+    return Varlen(bounds.to(torch.int32), max_seqlen, window)
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
@@ -169,9 +169,9 @@ def to_window(graph: TokenGraph) -> tuple[int, int]:
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
     num_after = torch.where(num_after > 0, num_after + gap, 0)
     left, right = (int(counts.max()) if len(counts) else 0 for counts in (num_before, num_after))
-    if not graph.has_edges_of(RuleEdges(_band(left, right, shift))):
+    if not graph.has_edges_of(RuleEdges(_make_band_rule(left, right, shift))):
         raise ValueError(f"{graph!r} is not a window (left, right): see to_varlen, to_block_mask")
-    return _window_side(left, graph.num_src - 1), _window_side(right, graph.num_dst - 1)
+    return _to_window_side(left, graph.num_src - 1), _to_window_side(right, graph.num_dst - 1)
 
 
 def _check_one_slice(graph: TokenGraph) -> None:
@@ -179,22 +179,22 @@ def _check_one_slice(graph: TokenGraph) -> None:
     if graph.heads is not None or graph.batch is not None:
         raise ValueError(
             "varlen kernels and flash-attention's window hold one graph for all heads and samples, "
-            f"got {graph!r}: take one with select(batch, head)"
+            f"got {graph!r}: get one with select(batch, head)"
         )
 
 
-def _window_side(count: int, furthest: int) -> int:
-    """Return ``count``, or -1 if it reaches the furthest token."""
-    return -1 if count >= furthest else count
+def _to_window_side(num_tokens: int, max_tokens: int) -> int:
+    """Return ``num_tokens``, or -1 (no limit) if it is at least ``max_tokens``."""
+    return -1 if num_tokens >= max_tokens else num_tokens
 
 
 def _count_before_and_after(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
     """For each receiver, count the senders before and those after position ``dst + shift``."""
-    halves = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
-    sides = (CombinedEdges(operator.and_, (graph.edges, half)) for half in halves)
+    directions = (RuleEdges((src - dst - shift) * sign > 0) for sign in (-1, 1))
+    sides = (CombinedEdges(operator.and_, (graph.edges, direction)) for direction in directions)
     num_before, num_after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
     return num_before, num_after
 
 
-def _band(left: int, right: int, shift: int) -> Any:
+def _make_band_rule(left: int, right: int, shift: int) -> Any:
     return (dst + shift - src <= left) & (src - dst - shift <= right)

@@ -22,12 +22,12 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
     [5, 3, 4, 5, 5, 5]
     """
-    last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
+    last_dst = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
     edge_index = None if graph.edges.listed() is None else graph.edge_index
     edges = last_edges(graph.edges, quadtree.root(graph.shape4)) if edge_index is None else [edge_index]
     for src, dst in edges:
-        last.scatter_reduce_(0, src, dst, "amax")
-    return last
+        last_dst.scatter_reduce_(0, src, dst, "amax")
+    return last_dst
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
@@ -39,29 +39,29 @@ def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edg
     """Yield ``(src, dst)`` of edges inside ``boxes``, among them the last edge of each sender."""
     for piece in quadtree.decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
-            yield _last_edges_of_diagonals(edges, piece)
+            yield _find_last_edges_in_diagonals(edges, piece)
         else:
-            yield from map(_last_edges_of_bands, quadtree.bands_of_piece(edges, piece))
+            yield from map(_find_last_edges_in_bands, quadtree.bands_from_piece(edges, piece))
 
 
-def _last_edges_of_bands(bands: Bands) -> tuple[Tensor, Tensor]:
-    src, width, last = bands.src, bands.width, bands.dst + bands.rows - 1
+def _find_last_edges_in_bands(bands: Bands) -> tuple[Tensor, Tensor]:
+    src, width, last_dst = bands.src, bands.width, bands.dst + bands.num_rows - 1
     # A band is skipped if the next one has the same senders and the same or a later last receiver.
-    selected = torch.ones_like(src, dtype=torch.bool)
-    selected[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last[1:] < last[:-1])
-    band, column = enumerate_groups(width[selected])
-    return src[selected][band] + column, last[selected][band]
+    keep = torch.ones_like(src, dtype=torch.bool)
+    keep[:-1] = (src[1:] != src[:-1]) | (width[1:] != width[:-1]) | (last_dst[1:] < last_dst[:-1])
+    band, column = enumerate_groups(width[keep])
+    return src[keep][band] + column, last_dst[keep][band]
 
 
-def _last_edges_of_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
+def _find_last_edges_in_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor, Tensor]:
     """Find the last edge of each column. Column c meets diagonal ``width - 1 - c + r`` in row r."""
-    is_edge, _, _ = quadtree.profile(edges, piece)
+    is_edge, _, _ = quadtree.evaluate_lines(edges, piece)
     boxes = piece.boxes
     # For each diagonal, find the last diagonal up to it that has edges, maybe one of an earlier box.
-    last_filled = torch.where(is_edge, torch.arange(len(is_edge), device="cpu"), -1).cummax(0).values
-    length = boxes.height + boxes.width - 1
+    last_diagonal = torch.where(is_edge, torch.arange(len(is_edge), device="cpu"), -1).cummax(0).values
+    num_diagonals = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)
-    top = (length.cumsum(0) - length + boxes.width - 1)[box] - column
-    row = last_filled[top + boxes.height[box] - 1] - top
+    top_diagonal = (num_diagonals.cumsum(0) - num_diagonals + boxes.width - 1)[box] - column
+    row = last_diagonal[top_diagonal + boxes.height[box] - 1] - top_diagonal
     has_edge = row >= 0
     return (boxes.src[box] + column)[has_edge], (boxes.dst[box] + row)[has_edge]

@@ -69,7 +69,7 @@ class GraphOperators(Frozen):
     @property
     @not_compiled
     def T(self: G) -> G:
-        """The graph with every edge reversed: senders become receivers (seed S4.22)."""
+        """The graph with reversed edges: senders become receivers (S4.22 of docs/sources.md)."""
         return replace(
             self,
             edges=self.edges.transposed(),
@@ -121,8 +121,8 @@ class GraphOperators(Frozen):
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a graph whose senders are its receivers has powers, got {self!r}")
-        loops = torch.arange(self.num_dst, device="cpu").expand(2, -1)
-        edges = ListedEdges(loops, self.num_dst, self.num_src)
+        self_loops = torch.arange(self.num_dst, device="cpu").expand(2, -1)
+        edges = ListedEdges(self_loops, self.num_dst, self.num_src)
         result = replace(self, edges=edges, heads=None, batch=None, name="loops")
         for _ in range(hops):
             result = result @ self
@@ -131,40 +131,40 @@ class GraphOperators(Frozen):
 
 
 @not_compiled
-def _combine(left: G, right: G, sign: str, operation: Callable[..., Any]) -> G:
+def _combine(left: G, right: G, symbol: str, operation: Callable[..., Any]) -> G:
     """Apply a set operator to the edges of two graphs with the same tokens."""
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
         return cast("G", NotImplemented)
     fields = ("num_dst", "num_src", "dst_offset", "src_offset")
-    sizes = ((left.heads, right.heads), (left.batch, right.batch))
-    same_tokens = all(getattr(left, field) == getattr(right, field) for field in fields)
-    if not same_tokens or any(None not in pair and pair[0] != pair[1] for pair in sizes):
+    size_pairs = ((left.heads, right.heads), (left.batch, right.batch))
+    has_same_tokens = all(getattr(left, field) == getattr(right, field) for field in fields)
+    if not has_same_tokens or any(None not in pair and pair[0] != pair[1] for pair in size_pairs):
         raise ValueError(
-            f"graphs joined by {sign} must have the same tokens (number and position), heads and batch, "
+            f"graphs joined by {symbol} must have the same tokens (number and position), heads and batch, "
             f"got {left!r} and {right!r}"
         )
     heads, batch = left.heads or right.heads, left.batch or right.batch
     operands = left.edges.unique_edges, right.edges.unique_edges
-    edges = _combine_stored_edges(operands, sign, (batch or 1, heads or 1), left)
+    edges = _combine_stored_edges(operands, symbol, (batch or 1, heads or 1), left)
     if edges is None:
         edges = CombinedEdges(operation, operands)
-    name = f"{text.parenthesize(left.name)} {sign} {text.parenthesize(right.name)}"
+    name = f"{text.parenthesize(left.name)} {symbol} {text.parenthesize(right.name)}"
     return replace(left, edges=edges, heads=heads, batch=batch, name=name)
 
 
 def _combine_stored_edges(
-    operands: tuple[EdgeSet, EdgeSet], sign: str, sizes: tuple[int, int], graph: Graph
+    operands: tuple[EdgeSet, EdgeSet], symbol: str, batch_shape: tuple[int, int], graph: Graph
 ) -> EdgeSet | None:
     """Combine edges into a list or chosen rows; None if a rule may add edges that are not stored."""
     left, right = operands
-    if sign in "&-":
-        edges = left.restrict_to(right, sign == "&", sizes)
-        return right.restrict_to(left, True, sizes) if edges is None and sign == "&" else edges
+    if symbol in "&-":
+        edges = left.restrict_to(right, symbol == "&", batch_shape)
+        return right.restrict_to(left, True, batch_shape) if edges is None and symbol == "&" else edges
     left_list, right_list = left.listed(), right.listed()
-    if sizes != (1, 1) or left_list is None or right_list is None:
+    if batch_shape != (1, 1) or left_list is None or right_list is None:
         return None
-    all_edges = torch.cat([left_list, right_list], dim=1)
-    union = ListedEdges(all_edges, graph.num_dst, graph.num_src, "keep").unique_edges
-    if sign == "|":
+    edge_index = torch.cat([left_list, right_list], dim=1)
+    union = ListedEdges(edge_index, graph.num_dst, graph.num_src, "keep").unique_edges
+    if symbol == "|":
         return union
-    return union.restrict_to(CombinedEdges(operator.xor, operands), True, sizes)
+    return union.restrict_to(CombinedEdges(operator.xor, operands), True, batch_shape)

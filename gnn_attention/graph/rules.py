@@ -23,8 +23,8 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Token = Any
 # (batch, heads, num_dst, num_src), with 1 for an axis by which the graph does not differ
 Shape = tuple[int, int, int, int]
-# This number ends every sorted table of keys, so that a search always returns a valid index.
-LAST_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
+# This key ends every sorted tensor of keys, so that a search always returns a valid index.
+SENTINEL_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
 
 
 def all_pairs(b: Token, h: Token, dst: Token, src: Token) -> Any:
@@ -83,8 +83,8 @@ def is_listed(keys: Tensor, num_src: int, b: Token, h: Token, dst: Token, src: T
     if isinstance(dst, Interval):
         return has_edge_in_boxes(keys.cpu(), num_src, dst, src)
     key = dst * num_src + src
-    table = keys.to(key.device)
-    return table[torch.searchsorted(table, key)] == key
+    keys = keys.to(key.device)
+    return keys[torch.searchsorted(keys, key)] == key
 
 
 def is_chosen(keys: Tensor, shape: Shape, b: Token, h: Token, dst: Token, src: Token) -> Any:
@@ -118,7 +118,7 @@ def drop_future(rule: Rule, is_causal: bool = True) -> Rule:
 
 
 def map_pairs(rule: Rule, b: Token, h: Token, dst: Token, src: Token) -> Any:
-    """Map a rule that needs single numbers over all pairs, in a thread outside of any transform."""
+    """Map a rule that needs scalars over all pairs, in a thread outside of any transform."""
     if isinstance(dst, Interval) or dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
     return single_pairs.call_in_thread(single_pairs.map_pairs, rule, b, h, dst, src)
@@ -134,7 +134,7 @@ def check_signature(rule: object) -> None:
     except ValueError:
         raise TypeError(f"rule must be a function (b, h, dst, src), got the builtin {quote(rule)}") from None
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional_kinds and p.default is inspect.Parameter.empty]
-    if len(required) != 4:
-        names = ", ".join(map(str, parameters))
-        raise TypeError(f"rule must take four named positional parameters (b, h, dst, src), got ({names})")
+    num_required = sum(p.kind in positional_kinds and p.default is p.empty for p in parameters)
+    if num_required != 4:
+        signature = f"({', '.join(map(str, parameters))})"
+        raise TypeError(f"rule must take four named positional parameters (b, h, dst, src), got {signature}")

@@ -16,25 +16,25 @@ from gnn_attention.graph import rules
 class Expression(partial[Any]):
     """``function(*operands)`` as a rule; a subexpression that occurs several times is computed once."""
 
-    uses = 0
+    num_uses = 0
     __hash__ = object.__hash__
 
     def __call__(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Any:
         return self._evaluate((b, h, dst, src), {})
 
-    def _evaluate(self, pair: tuple[Tensor, ...], cache: dict[int, Any]) -> Any:
+    def _evaluate(self, inputs: tuple[Tensor, ...], cache: dict[int, Any]) -> Any:
         if self.func is not _apply:
-            return self.func(*self.args, *pair)
+            return self.func(*self.args, *inputs)
         if id(self) in cache:
             return cache[id(self)]
         function, operands = self.args
-        value = function(*(x._evaluate(pair, cache) if isinstance(x, Expression) else x for x in operands))
-        if self.uses > 1:
+        value = function(*(x._evaluate(inputs, cache) if isinstance(x, Expression) else x for x in operands))
+        if self.num_uses > 1:
             cache[id(self)] = value
         return value
 
     def __bool__(self) -> bool:
-        """Compare the operands of ``==`` or ``!=`` by identity, as ``in`` needs; else TypeError.
+        """Compare operands of ``==`` or ``!=`` by identity, as ``in`` needs; otherwise TypeError.
 
         Python evaluates ``a < b < c`` as ``a < b and b < c``, which would silently drop ``a < b``.
         """
@@ -47,7 +47,7 @@ def compute(function: Callable[..., Any], *operands: Any) -> Any:
     """Return the expression ``function(*operands)``; the function must not modify an operand."""
     for operand in operands:
         if isinstance(operand, Expression):
-            operand.uses += 1
+            operand.num_uses += 1
     return Expression(_apply, function, operands)
 
 
@@ -57,23 +57,23 @@ def _apply(
     return function(*(x(b, h, dst, src) if isinstance(x, partial) else x for x in operands))
 
 
-def _argument(index: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _get_argument(index: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (b, h, dst, src)[index]
 
 
-sample: Any = Expression(_argument, 0)
-head: Any = Expression(_argument, 1)
-dst: Any = Expression(_argument, 2)
-src: Any = Expression(_argument, 3)
+sample: Any = Expression(_get_argument, 0)
+head: Any = Expression(_get_argument, 1)
+dst: Any = Expression(_get_argument, 2)
+src: Any = Expression(_get_argument, 3)
 
 
 def _make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: compute(function, *operands)
 
 
-ARITHMETIC = ("abs", "add", "sub", "mul", "floordiv", "mod")
-LOGIC = ("invert", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne")
-for _name in ARITHMETIC + LOGIC:
+ARITHMETIC_OPERATORS = ("abs", "add", "sub", "mul", "floordiv", "mod")
+LOGICAL_OPERATORS = ("invert", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne")
+for _name in ARITHMETIC_OPERATORS + LOGICAL_OPERATORS:
     setattr(Expression, f"__{_name}__", _make_operator(getattr(operator, f"__{_name}__")))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from gnn_attention._support.shapes import Bool, Tensor
 
-# str(graph) draws a picture of at most this many receivers and senders.
-LARGEST_PICTURE = 32
+# str(graph) draws a picture of at most this many receivers, and of as many senders.
+MAX_PICTURE_SIZE = 32
 # repr(graph), which error messages contain, shortens a name to this many characters.
-LONGEST_NAME = 120
+MAX_NAME_LENGTH = 120
 
 
 def summary(graph: Any) -> str:
@@ -17,14 +17,14 @@ def summary(graph: Any) -> str:
     properties = {"batch": graph.batch, "heads": graph.heads}
     properties |= {"src from": graph.src_offset, "dst from": graph.dst_offset}
     details = "".join(f", {name} {value}" for name, value in properties.items() if value)
-    name = graph.name if len(graph.name) <= LONGEST_NAME else f"{graph.name[: LONGEST_NAME - 3]}..."
+    name = graph.name if len(graph.name) <= MAX_NAME_LENGTH else f"{graph.name[: MAX_NAME_LENGTH - 3]}..."
     return f"TokenGraph({name}: {graph.num_src} src -> {graph.num_dst} dst{details})"
 
 
 def parenthesize(name: str) -> str:
     """Put a name in parentheses if it is an expression, that is, has a space outside of brackets."""
-    depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
-    is_expression = any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
+    depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(char, 0) for char in name)
+    is_expression = any(char == " " and depth == 0 for char, depth in zip(name, depths, strict=True))
     return f"({name})" if is_expression else name
 
 

@@ -111,15 +111,15 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """
     checks.instance("graph", graph, TokenGraph)
     # The graph caches only the runs, because Tiles would refer back to the graph.
-    return Tiles(graph, block, *memoized(_runs, graph, checks.size("block", block, 1)))
+    return Tiles(graph, block, *memoized(_find_runs, graph, checks.size("block", block, 1)))
 
 
-def _runs(graph: TokenGraph, block: int) -> Columns:
+def _find_runs(graph: TokenGraph, block: int) -> Columns:
     if graph.edges.listed() is not None or enumerate_pairs.has_few_pairs(graph.shape4):
-        columns = _runs_of_pairs(graph, block)
+        columns = _runs_from_pairs(graph, block)
     else:
         pieces = decompose(graph.edges, root(graph.shape4), block, grid=True)
-        columns = runs_of_pieces(graph.edges, pieces, block, -(-graph.num_dst // block))
+        columns = runs_from_pieces(graph.edges, pieces, block, -(-graph.num_dst // block))
     # Sort the runs, and merge adjacent full runs.
     row, first, stop, _, _ = columns
     order = (row * (int(stop.max()) + 1 if len(stop) else 1) + first).argsort()
@@ -130,52 +130,52 @@ def _runs(graph: TokenGraph, block: int) -> Columns:
     return row[is_start], first[is_start], stop[is_end], full[is_start], edges[is_start]
 
 
-def _runs_of_pairs(graph: TokenGraph, block: int) -> Columns:
+def _runs_from_pairs(graph: TokenGraph, block: int) -> Columns:
     """Return one run for each nonempty tile of a list or of a small mask."""
-    rows, columns = (max(-(-n // block), 1) for n in (graph.num_dst, graph.num_src))
+    num_rows, num_cols = (max(-(-n // block), 1) for n in (graph.num_dst, graph.num_src))
     if graph.edges.listed() is not None:
         src, dst = graph.coalesce().edge_index
-        tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
-        row, column = tile // columns, tile % columns
+        tile, num_edges = torch.unique(dst // block * num_cols + src // block, return_counts=True)
+        row, column = tile // num_cols, tile % num_cols
     else:
         padding = 0, -graph.num_src % block, 0, -graph.num_dst % block
         mask = torch.nn.functional.pad(graph.mask().view(graph.shape4), padding)
         # [rows of tiles, block, columns of tiles, block]
         shape = mask.shape[:3].numel() // block, block, mask.shape[3] // block, block
-        counts = mask.view(shape).sum((1, 3))
-        row, column = counts.nonzero(as_tuple=True)
-        edges = counts[row, column]
-    height = (graph.num_dst - row % rows * block).clamp(max=block)
+        edge_counts = mask.view(shape).sum((1, 3))
+        row, column = edge_counts.nonzero(as_tuple=True)
+        num_edges = edge_counts[row, column]
+    height = (graph.num_dst - row % num_rows * block).clamp(max=block)
     width = (graph.num_src - column * block).clamp(max=block)
-    return _single_tiles(row, column, edges, height * width)
+    return _single_tiles(row, column, num_edges, height * width)
 
 
-def _single_tiles(row: Tensor, column: Tensor, edges: Tensor, area: Tensor) -> Columns:
-    full = edges == area
-    columns = row, column, column + 1, full, edges.masked_fill(full, 0)
-    return tuple(x[edges > 0] for x in columns)  # type: ignore[return-value]
+def _single_tiles(row: Tensor, column: Tensor, num_edges: Tensor, num_pairs: Tensor) -> Columns:
+    is_full = num_edges == num_pairs
+    columns = row, column, column + 1, is_full, num_edges.masked_fill(is_full, 0)
+    return tuple(values[num_edges > 0] for values in columns)  # type: ignore[return-value]
 
 
-def runs_of_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, rows: int) -> Columns:
-    """Return the runs of pieces whose boxes consist of tiles; each owner has ``rows`` rows of tiles."""
+def runs_from_pieces(edges: EdgeSet, pieces: Iterable[quadtree.Piece], block: int, num_rows: int) -> Columns:
+    """Return the runs of pieces whose boxes consist of tiles, ``num_rows`` rows of them per owner."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
     runs: list[Columns] = [(empty, empty, empty, empty.bool(), empty)]
     for piece in pieces:
         boxes = piece.boxes
-        row, column = boxes.owner * rows + boxes.dst // block, boxes.src // block
+        row, column = boxes.owner * num_rows + boxes.dst // block, boxes.src // block
         if piece.kind == quadtree.FULL:
             box, offset = enumerate_groups(-(-boxes.height // block))
             stop = column - (-boxes.width // block)
-            full = torch.ones_like(box, dtype=torch.bool)
-            runs.append((row[box] + offset, column[box], stop[box], full, torch.zeros_like(box)))
+            is_full = torch.ones_like(box, dtype=torch.bool)
+            runs.append((row[box] + offset, column[box], stop[box], is_full, torch.zeros_like(box)))
         else:
-            count = counting.count_edges(edges, piece)
-            runs.append(_single_tiles(row, column, count, boxes.height * boxes.width))
+            num_edges = counting.count_edges(edges, piece)
+            runs.append(_single_tiles(row, column, num_edges, boxes.height * boxes.width))
     return tuple(torch.cat(column) for column in zip(*runs, strict=True))  # type: ignore[return-value]
 
 
-def tile_list(selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
+def tile_list(is_selected: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:
     """For each row, return the number of selected tiles and all columns, selected ones first."""
-    count = selected.sum(-1).to(torch.int32)
-    columns = torch.argsort(selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
-    return count, columns
+    num_selected = is_selected.sum(-1).to(torch.int32)
+    columns = torch.argsort(is_selected.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
+    return num_selected, columns

@@ -29,8 +29,8 @@ from gnn_attention.graph.operators import GraphOperators
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-# attend(backend="auto") counts the tiles of a large list only after this number of calls.
-FIRST_CALLS = 2
+# attend(backend="auto") counts the tiles of a large list only after this many calls.
+NUM_FIRST_CALLS = 2
 
 
 @dataclass(eq=False, repr=False)
@@ -118,12 +118,12 @@ class TokenGraph(GraphOperators):
         """
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
-        kind = checks.choice("parallel", "merge" if coalesce else parallel, get_args(Parallel))
+        mode = checks.choice("parallel", "merge" if coalesce else parallel, get_args(Parallel))
         edge_index = edge_list.check_edge_index(edge_index, num_dst, num_src)
         edges = ListedEdges(edge_index, num_dst, num_src, parallel="keep")
-        if kind == "error" and edges.has_parallel_edges:
+        if mode == "error" and edges.has_parallel_edges:
             edge_list.raise_duplicate_error(edge_index, num_src)
-        return cls(edges if kind == "keep" else edges.unique_edges, num_dst, num_src, name=name)
+        return cls(edges if mode == "keep" else edges.unique_edges, num_dst, num_src, name=name)
 
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
@@ -234,8 +234,8 @@ class TokenGraph(GraphOperators):
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
         """Return the index in :attr:`edge_index` of each edge ``[2, K]``; ValueError if one is missing."""
-        pairs = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
-        return edge_list.find_edges(self.edge_index, pairs, self.num_src, repr(self))
+        edges = edge_list.check_edge_index(edges, self.num_dst, self.num_src)
+        return edge_list.find_edges(self.edge_index, edges, self.num_src, repr(self))
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
@@ -296,23 +296,23 @@ class TokenGraph(GraphOperators):
     def prepare(self) -> TokenGraph:
         """Mark the graph as one that will be used many times, and return it.
 
-        A training loop may make a new list of edges in every step. So in the first two calls along
+        A training loop may make a new list of edges in every step. So in the first two calls on
         a list, unless the graph is small, ``attend(backend="auto")`` chooses a backend by sizes
         alone. It counts tiles only in the third call, or in the first one after ``prepare``.
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3).prepare().num_edges
         2
         """
-        self._memo["calls"] = FIRST_CALLS
+        self._memo["calls"] = NUM_FIRST_CALLS
         return self
 
     @property
     def is_prepared(self) -> bool:
-        """False in the first calls along a list, when counting and planning would not pay off."""
-        return self.edges.listed() is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
+        """False in the first calls on a list, when counting and planning would not pay off."""
+        return self.edges.listed() is None or self._memo.data.get("calls", 0) >= NUM_FIRST_CALLS
 
     def count_call(self) -> None:
-        """Count a call along the graph, for :attr:`is_prepared`."""
+        """Count a call on the graph, for :attr:`is_prepared`."""
         self._memo["calls"] = self._memo.data.get("calls", 0) + 1
 
     def __eq__(self, other: object) -> bool:
@@ -328,7 +328,7 @@ class TokenGraph(GraphOperators):
         return text.summary(self)
 
     def __str__(self) -> str:
-        is_small = max(self.num_dst, self.num_src) <= text.LARGEST_PICTURE
+        is_small = max(self.num_dst, self.num_src) <= text.MAX_PICTURE_SIZE
         return text.picture(self.name, self.mask()) if is_small and not self.varying_axes else repr(self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def limit_memory(monkeypatch, size=1000):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mask", r"mask\(\) of TokenGraph\(window\(64, 4\).*: it would need .* left; take some rows"),
-        ("edge_index", r"the list of the 250 edges of TokenGraph\(window.* left; take some rows"),
+        ("mask", r"mask\(\) of TokenGraph\(window\(64, 4\).*: it would need .* left; use some rows"),
+        ("edge_index", r"the list of the 250 edges of TokenGraph\(window.* left; use some rows"),
         ("in_degree", r"the in-degrees of TokenGraph\(window\(64, 4\)"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_product_of_graphs_that_is_too_large_is_refused(monkeypatch):
     hub = torch.stack([torch.zeros(5000, dtype=torch.int64), torch.arange(5000)])
     star = ga.TokenGraph.from_edges(hub, 5000)
     monkeypatch.setattr(memory, "available", lambda: 2**28)
-    with pytest.raises(ValueError, match=r"the product of two graphs, .* 25,000,000 pairs .* take some rows"):
+    with pytest.raises(ValueError, match=r"the product of two graphs, .* 25,000,000 pairs .* use some rows"):
         star.T.T @ star.T  # All pairs are connected through the hub.
     assert (star @ star).num_edges == 5000
 

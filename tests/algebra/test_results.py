@@ -127,7 +127,7 @@ per_head(G, causal(5).rows(0, 3)) -> ValueError: per_head needs graphs of the sa
 per_sample(HEADS, MORE) -> ValueError: the same heads, .*heads 2.*heads 3.*select\(batch, head\)
 per_head(G, HEADS) -> ValueError: the same for every head, got .*heads 2.*select\(batch, head\)
 disjoint_sum(G, ROWS) -> ValueError: at position 0, got .*dst from 2.*restrict\(graph, range\(3\)
-cartesian_product(G, cross(2, 3)) -> ValueError: same tokens .*stays on the other
+cartesian_product(G, cross(2, 3)) -> ValueError: same tokens .*the token of one axis only
 closure(causal(5).rows(2, 5).T.rows(0, 3)) -> ValueError: closure needs the same tokens
 closure(G, -1) -> ValueError: hops must be at least 0, got -1
 restrict(G, [3]) -> IndexError: tokens must be positions in 0 \.\. 2, got 3

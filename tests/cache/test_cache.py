@@ -91,7 +91,7 @@ def test_gradients_flow_back_to_all_chunks(name: str, of: str) -> None:
 @torch.no_grad()
 def test_a_long_list_is_not_searched_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large chunks of a list renumber its edges, with the same result."""
-    monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.FEW_PAIRS", 0)
+    monkeypatch.setattr("gnn_attention.graph.regions.enumerate_pairs.MAX_ENUMERATED_PAIRS", 0)
     for graph in (listed(), TokenGraph.from_edges(SINKS.edge_index.flip(1), N)):
         output = decode(KeyValueCache(graph), *tokens(), chunks("mixed", 1), score_mod=absolute)
         assert_exact(output, full_pass(*tokens(), graph, DIM**-0.5, partial(absolute_dense, 0)))

@@ -46,8 +46,8 @@ ALL_GRAPHS = GRAPHS | PLAIN
 @pytest.fixture
 def search_by_boxes(monkeypatch):
     """Search small graphs by boxes, too."""
-    monkeypatch.setattr(enumerate_pairs, "FEW_PAIRS", -1)
-    monkeypatch.setattr(counting, "FEW_PAIRS_TO_LIST", -1)
+    monkeypatch.setattr(enumerate_pairs, "MAX_ENUMERATED_PAIRS", -1)
+    monkeypatch.setattr(counting, "MAX_DENSE_LIST_PAIRS", -1)
 
 
 @pytest.mark.usefixtures("search_by_boxes")

@@ -113,7 +113,7 @@ class TestBlockMask:
             (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
             (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "at least one receiver and"),
             (lambda: convert.to_sdpa_mask(causal(3), torch.int64), TypeError, "dtype must be a floating"),
-            (lambda: convert.to_varlen(varying_graph), ValueError, r"take one with select\(batch, head\)"),
+            (lambda: convert.to_varlen(varying_graph), ValueError, r"get one with select\(batch, head\)"),
             (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),
             (lambda: convert.to_varlen(patterns.prefix(6, 3)), ValueError, packing),
             (lambda: convert.to_varlen(patterns.window(8, 2) | patterns.sinks(8, 1)), ValueError, packing),

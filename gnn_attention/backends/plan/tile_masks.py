@@ -39,7 +39,7 @@ def masks_of_tiles(
     num_masks = 0
     mask_index = torch.zeros_like(row)
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
-    for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), leaf=block):
+    for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), min_side=block):
         for tile, index, masks in _piece_masks(graph, block, piece):
             mask_index[tile] = index + num_masks
             tables.append(masks)
@@ -104,7 +104,7 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[
         edge = torch.ones(len(boxes), 1, dtype=torch.bool, device="cpu")
         value_index = 0 * row + 0 * column
         if piece.kind != FULL:
-            edge = quadtree.profile(graph.edges, Piece(piece.kind, boxes))[0].view(len(boxes), -1)
+            edge = quadtree.evaluate_lines(graph.edges, Piece(piece.kind, boxes))[0].view(len(boxes), -1)
             indices = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
             value_index = indices.get(piece.kind, column + 0 * row)
         mask_class, example = group_equal_rows(_pack_bits(edge))

@@ -102,7 +102,7 @@ def mask_bytes(graph: TokenGraph) -> int:
         return len(partial_runs.row) * planner.BLOCK**2
     # If a rule's tiles are not visited pair by pair, they share a few masks.
     boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
-    pieces = decompose(graph.edges, boxes, leaf=planner.BLOCK)
+    pieces = decompose(graph.edges, boxes, min_side=planner.BLOCK)
     return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
 
 

@@ -24,14 +24,14 @@ class ChosenEdges(EdgeSet):
     """Row ``r = (b * heads + h) * num_dst + dst`` holds the senders ``src[ptr[r] : ptr[r + 1]]``.
 
     The senders of a row are sorted and distinct. ``shape`` is ``(batch, heads, num_dst, num_src)``,
-    with 1 for an axis by which the graph does not differ. If there is one slice, ``index_order``
+    with 1 for an axis by which the graph does not differ. If there is one slice, ``ordered_edges``
     may hold the edges in the order of the index that they come from.
     """
 
-    ptr: Int[Tensor, " rows_and_one"]
+    ptr: Int[Tensor, " rows_plus_one"]
     src: Int[Tensor, " edges"]
     shape: Shape
-    index_order: Int[Tensor, "2 edges"] | None = None
+    ordered_edges: Int[Tensor, "2 edges"] | None = None
 
     has_structure = False
 
@@ -50,17 +50,17 @@ class ChosenEdges(EdgeSet):
         return self.num_slices > 1
 
     @property
-    def row_of_edge(self) -> Int[Tensor, " edges"]:
+    def edge_row(self) -> Int[Tensor, " edges"]:
         return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.src))
 
     @cached_property
-    def table(self) -> Int[Tensor, " edges_and_one"]:
+    def keys_with_sentinel(self) -> Int[Tensor, " edges_plus_one"]:
         """The sorted keys ``r * num_src + src``, followed by the largest int64."""
-        return torch.cat([self.row_of_edge * self.shape[3] + self.src, rules.LAST_KEY.to(self.src.device)])
+        return torch.cat([self.edge_row * self.shape[3] + self.src, rules.SENTINEL_KEY.to(self.src.device)])
 
     @property
     def rule(self) -> Rule:  # type: ignore[override]
-        return partial(rules.is_chosen, self.table, self.shape)
+        return partial(rules.is_chosen, self.keys_with_sentinel, self.shape)
 
     def count(self) -> int:
         return self.src.numel()
@@ -70,73 +70,73 @@ class ChosenEdges(EdgeSet):
 
     @cached_property
     def _edge_list(self) -> Int[Tensor, "2 edges"]:
-        edges = self.index_order
-        return torch.stack([self.src.long(), self.row_of_edge]) if edges is None else edges
+        edges = self.ordered_edges
+        return torch.stack([self.src.long(), self.edge_row]) if edges is None else edges
 
-    def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]]:
+    def pointers(self) -> tuple[Int[Tensor, " rows_plus_one"], Int[Tensor, " edges"]]:
         return self.ptr, self.src
 
     def keys(self) -> Int[Tensor, " edges"]:
-        return self.table[:-1]
+        return self.keys_with_sentinel[:-1]
 
     def in_degree(self) -> Int[Tensor, " rows"]:
         return self.ptr.diff().cpu()
 
     def rows(self, start: int, stop: int) -> EdgeSet:
         num_dst = self.shape[2]
-        slices = [self._slice_rows(i * num_dst + start, i * num_dst + stop) for i in range(self.num_slices)]
-        ends = torch.cat([ptr.diff() for ptr, _ in slices]).cumsum(0)
-        edges = self.index_order
+        rows = [self._slice_rows(i * num_dst + start, i * num_dst + stop) for i in range(self.num_slices)]
+        ends = torch.cat([ptr.diff() for ptr, _ in rows]).cumsum(0)
+        edges = self.ordered_edges
         if edges is not None:
             is_inside = (edges[1] >= start) & (edges[1] < stop)
             edges = edges[:, is_inside] - edges.new_tensor([[0], [start]])
-        src = torch.cat([src for _, src in slices])
+        src = torch.cat([src for _, src in rows])
         shape = (*self.shape[:2], stop - start, self.shape[3])
         return ChosenEdges(torch.cat([ends.new_zeros(1), ends]), src, shape, edges)
 
     def _slice_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         ptr = self.ptr[start : stop + 1]
-        first, end = ptr[[0, -1]].tolist()
-        return ptr - first, self.src[first:end]
+        begin, end = ptr[[0, -1]].tolist()
+        return ptr - begin, self.src[begin:end]
 
     def select(self, batch: int, head: int) -> EdgeSet:
         if self.num_slices == 1:
             return self
-        batches, heads, num_dst, num_src = self.shape
+        num_samples, num_heads, num_dst, num_src = self.shape
         # If only one sample is stored, all samples share its rows. The same applies to heads.
-        first = (batch % batches * heads + head % heads) * num_dst
-        ptr, src = self._slice_rows(first, first + num_dst)
+        start = (batch % num_samples * num_heads + head % num_heads) * num_dst
+        ptr, src = self._slice_rows(start, start + num_dst)
         return ChosenEdges(ptr, src, (1, 1, num_dst, num_src))
 
     def transposed(self) -> EdgeSet:
         batch, heads, num_dst, num_src = self.shape
         if self.num_slices == 1:
             return ListedEdges(self._edge_list.flip(0).cpu(), num_src, num_dst)
-        row = self.row_of_edge
-        slice_of_edge, dst = row // max(num_dst, 1), row % max(num_dst, 1)
-        key = ((slice_of_edge * num_src + self.src) * num_dst + dst).sort().values
+        row = self.edge_row
+        edge_slice, dst = row // max(num_dst, 1), row % max(num_dst, 1)
+        key = ((edge_slice * num_src + self.src) * num_dst + dst).sort().values
         return ChosenEdges.from_rows(key // num_dst, key % num_dst, (batch, heads, num_src, num_dst))
 
-    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
+    def restrict_to(self, other: EdgeSet, in_other: bool, batch_shape: tuple[int, int]) -> EdgeSet | None:
         batch, heads, num_dst, _ = self.shape
-        if sizes != (batch, heads):
+        if batch_shape != (batch, heads):
             return None
-        row = self.row_of_edge
-        slice_of_edge, dst = row // max(num_dst, 1), row % max(num_dst, 1)
-        b, h = slice_of_edge // heads, slice_of_edge % heads
-        selected = other.contains(b, h, dst, self.src.long()).expand(len(self.src)) == is_edge
-        if bool(selected.all()):
+        row = self.edge_row
+        edge_slice, dst = row // max(num_dst, 1), row % max(num_dst, 1)
+        b, h = edge_slice // heads, edge_slice % heads
+        is_selected = other.contains(b, h, dst, self.src.long()).expand(len(self.src)) == in_other
+        if bool(is_selected.all()):
             return self
-        edges = ChosenEdges.from_rows(row[selected], self.src[selected], self.shape)
-        if self.index_order is None:
+        edges = ChosenEdges.from_rows(row[is_selected], self.src[is_selected], self.shape)
+        if self.ordered_edges is None:
             return edges
-        src, dst = self.index_order
+        src, dst = self.ordered_edges
         zero = torch.zeros_like(dst)
-        selected = other.contains(zero, zero, dst, src).expand(len(dst)) == is_edge
-        return replace(edges, index_order=self.index_order[:, selected])
+        is_selected = other.contains(zero, zero, dst, src).expand(len(dst)) == in_other
+        return replace(edges, ordered_edges=self.ordered_edges[:, is_selected])
 
-    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+    def extract_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
         if self.num_slices > 1:
             return self, []
-        edge_index = torch.stack([self.src.long(), self.row_of_edge]).cpu()
-        return ListedEdges(edge_index, *self.shape[2:]).remove_lists(num_dst, num_src)
+        edge_index = torch.stack([self.src.long(), self.edge_row]).cpu()
+        return ListedEdges(edge_index, *self.shape[2:]).extract_lists(num_dst, num_src)

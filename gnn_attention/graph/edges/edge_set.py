@@ -57,7 +57,7 @@ class EdgeSet:
         """Return the edges ``[2, E]`` in the order of ``edge_index`` if they are stored."""
         return None
 
-    def pointers(self) -> tuple[Int[Tensor, " rows_and_one"], Int[Tensor, " edges"]] | None:
+    def pointers(self) -> tuple[Int[Tensor, " rows_plus_one"], Int[Tensor, " edges"]] | None:
         """Return CSR rows ``(ptr, src)``, numbered by ``r = (b * heads + h) * num_dst + dst``."""
         return None
 
@@ -81,15 +81,15 @@ class EdgeSet:
         """Return the edges with senders and receivers exchanged."""
         raise NotImplementedError
 
-    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
-        """Return the stored edges that are in ``other`` (``is_edge=True``) or not in it (False).
+    def restrict_to(self, other: EdgeSet, in_other: bool, batch_shape: tuple[int, int]) -> EdgeSet | None:
+        """Return the stored edges inside ``other`` (``in_other=True``) or outside of it (False).
 
-        Return None unless the stored edges have the ``sizes = (batch, heads)`` of the result.
+        Return None unless the stored edges have ``batch_shape``, the result's ``(batch, heads)``.
         """
         return None
 
-    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        """Return the edges with lists replaced by empty ones, and the keys of each removed list.
+    def extract_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        """Return the edges with empty lists in place of all lists, and the keys of each list.
 
         A key is ``dst * num_src + src``. Some pairs may lie outside ``num_dst`` x ``num_src``.
         """
@@ -113,6 +113,6 @@ def on_device(value: Any, device: torch.device) -> Any:
         return on_device(value.__self__.rule, device)
     if isinstance(value, partial):
         arguments = (on_device(argument, device) for argument in value.args)
-        keywords = {name: on_device(argument, device) for name, argument in value.keywords.items()}
-        return partial(value.func, *arguments, **keywords)
+        options = {name: on_device(argument, device) for name, argument in value.keywords.items()}
+        return partial(value.func, *arguments, **options)
     return tuple(on_device(entry, device) for entry in value) if type(value) is tuple else value

@@ -14,8 +14,8 @@ from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.edges.rule import RuleEdges
 from gnn_attention.graph.rules import Rule, Shape
 
-# Lists up to this length are sorted without the permutation, because few short lists need it.
-SHORT_LIST = 2**14
+# NumPy sorts lists of at most this many edges, without the permutation, which few of them need.
+MAX_NUMPY_SORT_EDGES = 2**14
 # An edge that occurs several times in a list raises an error, is merged, or is kept.
 Parallel = Literal["error", "merge", "keep"]
 
@@ -45,9 +45,9 @@ class ListedEdges(EdgeSet):
     @cached_property
     def sorted_keys(self) -> Int[Tensor, " edges"]:
         """``dst * num_src + src`` of every edge in ascending order."""
-        if self.count() > SHORT_LIST:
+        if self.count() > MAX_NUMPY_SORT_EDGES:
             return self._sorted_edges[0]
-        # NumPy sorts keys without the permutation in a third of the time that torch takes.
+        # NumPy sorts the keys in a third of the time that torch takes.
         keys = edge_list.edge_keys(self.edge_index, self.num_src)
         edge_list.numpy_view(keys).sort()
         return keys
@@ -60,23 +60,23 @@ class ListedEdges(EdgeSet):
     def unique_edges(self) -> ListedEdges:
         """The edges, with only the first copy of each."""
         if not self.has_parallel_edges:
-            # Rows and the transpose then need not search for parallel edges.
+            # From now on, rows and the transpose do not search for parallel edges.
             self.parallel = "error"
             return self
         keys, order = edge_list.edge_keys(self.edge_index, self.num_src).sort(stable=True)
-        is_first = torch.ones_like(keys, dtype=torch.bool)
-        is_first[1:] = keys[1:] != keys[:-1]
-        first = order[is_first].sort().values
-        return ListedEdges(self.edge_index[:, first], self.num_dst, self.num_src)
+        is_first_copy = torch.ones_like(keys, dtype=torch.bool)
+        is_first_copy[1:] = keys[1:] != keys[:-1]
+        index = order[is_first_copy].sort().values
+        return ListedEdges(self.edge_index[:, index], self.num_dst, self.num_src)
 
     @cached_property
-    def table(self) -> Int[Tensor, " edges_and_one"]:
+    def keys_with_sentinel(self) -> Int[Tensor, " edges_plus_one"]:
         """The sorted, distinct keys, followed by the largest int64."""
-        return torch.cat([torch.unique_consecutive(self.sorted_keys), rules.LAST_KEY])
+        return torch.cat([torch.unique_consecutive(self.sorted_keys), rules.SENTINEL_KEY])
 
     @property
     def rule(self) -> Rule:  # type: ignore[override]
-        return partial(rules.is_listed, self.table, self.num_src)
+        return partial(rules.is_listed, self.keys_with_sentinel, self.num_src)
 
     def count(self) -> int:
         return int(self.edge_index.shape[1])
@@ -85,7 +85,7 @@ class ListedEdges(EdgeSet):
         return self.edge_index
 
     def keys(self) -> Int[Tensor, " edges"]:
-        return self.table[:-1]
+        return self.keys_with_sentinel[:-1]
 
     def in_degree(self) -> Int[Tensor, " rows"]:
         return torch.bincount(self.edge_index[1], minlength=self.num_dst)
@@ -100,16 +100,16 @@ class ListedEdges(EdgeSet):
     def transposed(self) -> EdgeSet:
         return ListedEdges(self.edge_index.flip(0), self.num_src, self.num_dst, self.parallel)
 
-    def restrict_to(self, other: EdgeSet, is_edge: bool, sizes: tuple[int, int]) -> EdgeSet | None:
-        if sizes != (1, 1):
+    def restrict_to(self, other: EdgeSet, in_other: bool, batch_shape: tuple[int, int]) -> EdgeSet | None:
+        if batch_shape != (1, 1):
             return None
         src, dst = edges = self.unique_edges.edge_index
         zero = torch.zeros_like(dst)
         is_in_other = other.contains(zero, zero, dst, src).expand(len(dst))
-        return ListedEdges(edges[:, is_in_other == is_edge], self.num_dst, self.num_src)
+        return ListedEdges(edges[:, is_in_other == in_other], self.num_dst, self.num_src)
 
-    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        # A sender beyond the last one of the list would share its key with another pair.
+    def extract_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        # A sender beyond the last one of the list would have the key of another pair.
         if num_src > self.num_src:
             return self, []
         dst, src = self.keys() // max(self.num_src, 1), self.keys() % max(self.num_src, 1)
@@ -125,8 +125,8 @@ class log_count:  # noqa: N801 (named like the score_mods of score_mods.py)
     and then the largest int64. ``logs`` holds log m for each of these pairs, and then 0.
     """
 
-    keys: Int[Tensor, " repeated_and_one"]
-    logs: Float[Tensor, " repeated_and_one"]
+    keys: Int[Tensor, " repeated_pairs_plus_one"]
+    logs: Float[Tensor, " repeated_pairs_plus_one"]
     shape: Shape
 
     @classmethod
@@ -135,7 +135,7 @@ class log_count:  # noqa: N801 (named like the score_mods of score_mods.py)
         unique_keys, counts = torch.unique_consecutive(keys, return_counts=True)
         is_repeated = counts > 1
         logs = torch.nn.functional.pad(counts[is_repeated].double().log(), (0, 1))
-        return cls(torch.cat([unique_keys[is_repeated], rules.LAST_KEY.to(keys.device)]), logs, shape)
+        return cls(torch.cat([unique_keys[is_repeated], rules.SENTINEL_KEY.to(keys.device)]), logs, shape)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         keys, logs = self.keys.to(score.device), self.logs.to(score.device, score.dtype)

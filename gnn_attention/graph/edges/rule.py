@@ -89,8 +89,8 @@ class CombinedEdges(EdgeSet):
     def transposed(self) -> EdgeSet:
         return CombinedEdges(self.operation, tuple(edges.transposed() for edges in self.operands))
 
-    def remove_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
-        splits = [edges.remove_lists(num_dst, num_src) for edges in self.operands]
-        keys = [keys for _, removed_lists in splits for keys in removed_lists]
-        edges = CombinedEdges(self.operation, tuple(edges for edges, _ in splits))
+    def extract_lists(self, num_dst: int, num_src: int) -> tuple[EdgeSet, list[Int[Tensor, " pairs"]]]:
+        results = [edges.extract_lists(num_dst, num_src) for edges in self.operands]
+        keys = [keys for _, operand_keys in results for keys in operand_keys]
+        edges = CombinedEdges(self.operation, tuple(edges for edges, _ in results))
         return edges if keys else self, keys

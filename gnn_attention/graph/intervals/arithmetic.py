@@ -15,8 +15,8 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals import values
-from gnn_attention.graph.intervals.table_bounds import extremes
-from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine, box_of, interval, tristate
+from gnn_attention.graph.intervals.table_bounds import find_bounds
+from gnn_attention.graph.intervals.values import Box, Interval, TriState, affine, find_box, interval, tristate
 
 
 def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,13 +24,13 @@ def with_unknown_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def guarded_function(*operands: Any, **options: Any) -> Any:
-        leaves = [x for y in (*operands, *options.values()) for x in (y if type(y) is tuple else (y,))]
+        leaves = [leaf for x in (*operands, *options.values()) for leaf in (x if type(x) is tuple else (x,))]
         if any(isinstance(leaf, values.Unknown) for leaf in leaves) and function not in (_and, _or):
-            return values.Unknown(box_of(*leaves))
+            return values.Unknown(find_box(*leaves))
         try:
             return function(*operands, **options)
         except values.UnboundedError:
-            return values.Unknown(box_of(*leaves))
+            return values.Unknown(find_box(*leaves))
 
     return guarded_function
 
@@ -46,7 +46,7 @@ def constant(box: Box, value: Tensor | int) -> Interval:
 
 def _as_intervals(*operands: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
     """Convert two operands to intervals of the dtype in which torch would compute."""
-    box = box_of(*operands)
+    box = find_box(*operands)
     a, b = (values.as_interval(box, value) for value in operands)
     dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
     return box, a.to(dtype), b.to(dtype), dtype
@@ -123,14 +123,14 @@ def _absolute(a: Interval) -> Interval:
     return interval(a.box, low, torch.maximum(a.high, -a.low), a.axes, a.dtype)
 
 
-def _extreme(function: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
+def _apply_to_bounds(function: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
     box, a, b, dtype = _as_intervals(a, b)
     return interval(box, function(a.low, b.low), function(a.high, b.high), a.axes | b.axes, dtype)
 
 
 def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
-    a = a if min is None else _extreme(torch.maximum, a, min)
-    return a if max is None else _extreme(torch.minimum, a, max)
+    a = a if min is None else _apply_to_bounds(torch.maximum, a, min)
+    return a if max is None else _apply_to_bounds(torch.minimum, a, max)
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
@@ -166,32 +166,32 @@ def _equal(a: Any, b: Any) -> TriState:
 
 
 def _not(a: Any) -> TriState:
-    a = values.as_tristate(box_of(a), a)
+    a = values.as_tristate(find_box(a), a)
     return TriState(a.box, ~a.all_true, ~a.any_true, a.axes)
 
 
 def _and(a: Any, b: Any) -> TriState:
-    box = box_of(a, b)
+    box = find_box(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     return tristate(box, a.any_true & b.any_true, a.all_true & b.all_true, a.axes | b.axes)
 
 
 def _or(a: Any, b: Any) -> TriState:
-    box = box_of(a, b)
+    box = find_box(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     return tristate(box, a.any_true | b.any_true, a.all_true | b.all_true, a.axes | b.axes)
 
 
 def _not_equal_bools(a: Any, b: Any) -> TriState:
-    box = box_of(a, b)
+    box = find_box(a, b)
     a, b = values.as_tristate(box, a), values.as_tristate(box, b)
     is_certain = (a.all_true | ~a.any_true) & (b.all_true | ~b.any_true)
-    differ = a.all_true != b.all_true
-    return tristate(box, ~is_certain | differ, is_certain & differ, a.axes | b.axes)
+    is_different = a.all_true != b.all_true
+    return tristate(box, ~is_certain | is_different, is_certain & is_different, a.axes | b.axes)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
-    box = box_of(condition, a, b)
+    box = find_box(condition, a, b)
     condition = values.as_tristate(box, condition)
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
@@ -216,9 +216,9 @@ def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 def _look_up(table: Any, index: Any) -> Interval | TriState:
     """Return the range of ``table[index]``, where only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
-    box = box_of(*index)
-    has_integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
-    if not has_integers or table.dim() != len(index) or not table.numel():
+    box = find_box(*index)
+    is_integer_table = isinstance(table, torch.Tensor) and not table.is_floating_point()
+    if not is_integer_table or table.dim() != len(index) or not table.numel():
         raise values.UnsupportedError("a table must hold integers or bools and be indexed on every axis")
     spans = [values.as_interval(box, i) for i in index]
     range_axes = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())]
@@ -226,14 +226,14 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
         raise values.UnboundedError("more than one index of a table is a range")
     axis = range_axes[0] if range_axes else len(spans) - 1
     # The other indices are constant in each box. They are combined into one flat index.
-    lead, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
-    is_inside = torch.ones_like(lead, dtype=torch.bool)
+    row, axes = torch.zeros_like(spans[axis].low), torch.zeros_like(spans[axis].axes)
+    is_inside = torch.ones_like(row, dtype=torch.bool)
     for i, (span, size) in enumerate(zip(spans, table.shape, strict=True)):
         axes = axes | span.axes
         if i != axis:
-            lead = lead * size + span.low
+            row = row * size + span.low
             is_inside = is_inside & (span.low >= 0) & (span.low < size)
-    low, high = extremes(table, axis, torch.where(is_inside, lead, -1), spans[axis].low, spans[axis].high)
+    low, high = find_bounds(table, axis, torch.where(is_inside, row, -1), spans[axis].low, spans[axis].high)
     if table.dtype == torch.bool:
         return tristate(box, high.bool(), low.bool(), axes)
     return interval(box, low.to(torch.int64), high.to(torch.int64), axes, table.dtype)
@@ -252,14 +252,14 @@ def _full_like(a: Any, value: Any, dtype: torch.dtype | None = None, **options: 
     return values.as_interval(a.box, value).to(dtype or a.dtype)
 
 
-def _new_bool(a: Any, value: bool, size: Any, dtype: Any = None, **options: Any) -> TriState:
+def _make_bool(a: Any, value: bool, size: Any, dtype: Any = None, **options: Any) -> TriState:
     """Implement ``new_ones((), dtype=torch.bool)``, which torch's and transformers' ``and_masks`` call."""
     if size != () or dtype != torch.bool:
         raise values.UnsupportedError("new_ones and new_zeros must make a single bool")
     return values.as_tristate(a.box, value)
 
 
-def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swap_operands(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: function(b, a)
 
 
@@ -279,8 +279,8 @@ _BINARY: dict[Callable[[Any, Any], Any], str] = {
 _UNARY_AND_COMPARISONS: dict[Callable[..., Any], str] = {
     _less: "lt less",
     _less_or_equal: "le less_equal",
-    _swap(_less): "gt greater",
-    _swap(_less_or_equal): "ge greater_equal",
+    _swap_operands(_less): "gt greater",
+    _swap_operands(_less_or_equal): "ge greater_equal",
     _equal: "eq",
     lambda a, b: _not(_equal(a, b)): "ne not_equal",
     _negate: "neg negative",
@@ -293,8 +293,8 @@ for _function, _names in (_BINARY | _UNARY_AND_COMPARISONS).items():
     setattr(values.Value, _method, with_unknown_bounds(_function))
 for _function, _names in _BINARY.items():
     _name = _names.split()[0]
-    values.OPERATORS[f"__r{_name}__"] = with_unknown_bounds(_swap(_function))
-    setattr(values.Value, f"__r{_name}__", with_unknown_bounds(_swap(_function)))
+    values.OPERATORS[f"__r{_name}__"] = with_unknown_bounds(_swap_operands(_function))
+    setattr(values.Value, f"__r{_name}__", with_unknown_bounds(_swap_operands(_function)))
     setattr(values.Value, f"__i{_name}__", partialmethod(partial(_in_place, _function)))
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -302,11 +302,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": lambda a: a.to(torch.int32),
     "bool": lambda a: a.to(torch.bool),
     "contiguous": lambda a: a,
-    "rsub": _swap(_subtract),
+    "rsub": _swap_operands(_subtract),
     "div": partial(_divide, rounding_mode=None),
     "logical_xor": _not_equal_bools,
-    "minimum": partial(_extreme, torch.minimum),
-    "maximum": partial(_extreme, torch.maximum),
+    "minimum": partial(_apply_to_bounds, torch.minimum),
+    "maximum": partial(_apply_to_bounds, torch.maximum),
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": lambda a, min: _clamp(a, min=min),
@@ -316,8 +316,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__getitem__": _look_up,
     "searchsorted": _search_sorted,
     "full_like": lambda a, fill_value, **options: _full_like(a, fill_value, **options),
-    "new_ones": lambda a, size, **options: _new_bool(a, True, size, **options),
-    "new_zeros": lambda a, size, **options: _new_bool(a, False, size, **options),
+    "new_ones": lambda a, size, **options: _make_bool(a, True, size, **options),
+    "new_zeros": lambda a, size, **options: _make_bool(a, False, size, **options),
     "zeros_like": lambda a, **options: _full_like(a, 0, **options),
     "ones_like": lambda a, **options: _full_like(a, 1, **options),
 }

@@ -53,15 +53,15 @@ class Value:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = "Tensor.where" if func == torch.Tensor.where else func.__name__
-        return _operator(name)(*args, **(kwargs or {}))
+        return _find_operator(name)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return partial(_operator("Tensor.where" if name == "where" else name), self)
+        return partial(_find_operator("Tensor.where" if name == "where" else name), self)
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _find_operator(name: str) -> Callable[..., Any]:
     if name not in OPERATORS:
         raise UnsupportedError(f"{name} cannot be evaluated on ranges")
     return OPERATORS[name]
@@ -87,8 +87,8 @@ class Interval(Value):
     device = torch.device("cpu")
 
     def __post_init__(self) -> None:
-        lowest, highest = limits(self.dtype)
-        if len(self.low) and not lowest <= int(self.low.min()) <= int(self.high.max()) <= highest:
+        lower, upper = dtype_limits(self.dtype)
+        if len(self.low) and not lower <= int(self.low.min()) <= int(self.high.max()) <= upper:
             raise UnboundedError(f"values may overflow {self.dtype}")
 
     def to(self, *args: Any, **kwargs: Any) -> Interval:
@@ -139,7 +139,7 @@ def _find_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | 
     return next((x for x in candidates if isinstance(x, torch.dtype)), None)
 
 
-def limits(dtype: torch.dtype | None) -> tuple[int, int]:
+def dtype_limits(dtype: torch.dtype | None) -> tuple[int, int]:
     try:
         info = torch.iinfo(dtype or torch.int64)
     except TypeError:
@@ -156,8 +156,8 @@ def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int
     src = (box.src_low, box.src_high) if q >= 0 else (box.src_high, box.src_low)
     low, high = (p * dst[end] + q * src[end] + offset for end in (0, 1))
     axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
-    axes_of_boxes = torch.full_like(low, axes, dtype=torch.uint8).masked_fill(low == high, 0)
-    return Interval(box, low, high, axes_of_boxes, slope, offset, dtype)
+    box_axes = torch.full_like(low, axes, dtype=torch.uint8).masked_fill(low == high, 0)
+    return Interval(box, low, high, box_axes, slope, offset, dtype)
 
 
 def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = torch.int64) -> Interval:
@@ -169,7 +169,7 @@ def tristate(box: Box, any_true: Tensor, all_true: Tensor, axes: Tensor) -> TriS
     return TriState(box, any_true, all_true, axes.masked_fill(all_true | ~any_true, 0))
 
 
-def box_of(*values: Any) -> Any:
+def find_box(*values: Any) -> Any:
     return next(value.box for value in values if isinstance(value, Value))
 
 
@@ -194,5 +194,5 @@ def as_tristate(box: Box, value: Any) -> TriState:
         return value if isinstance(value, TriState) else unknown(box)
     if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
         raise UnsupportedError("a number must not be used as a bool")
-    truth = torch.full_like(box.dst_low, value, dtype=torch.bool)
-    return TriState(box, truth, truth, torch.zeros_like(box.dst_low, dtype=torch.uint8))
+    is_true = torch.full_like(box.dst_low, value, dtype=torch.bool)
+    return TriState(box, is_true, is_true, torch.zeros_like(box.dst_low, dtype=torch.uint8))

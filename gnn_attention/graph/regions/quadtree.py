@@ -4,7 +4,7 @@ A rule is evaluated on many boxes at once (``intervals.arithmetic``), starting w
 graph. A box without edges is dropped. A box is done if all its pairs are edges. It is also done if
 the rule, inside the box, depends only on the receiver, only on the sender or only on their
 difference: then one column, one row or one pair of each diagonal decides it. Any other box is cut
-into four by four boxes, until their sides have ``LEAF`` tokens. Then their pairs are visited.
+into four by four boxes, until their sides have ``MIN_SIDE`` tokens. Then their pairs are visited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gnn_attention.graph.rules import Shape
 FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
 EMPTY = 255
 # The smallest boxes have this number of tokens on a side.
-LEAF = 32
+MIN_SIDE = 32
 # A rule is evaluated on at most this number of boxes at once.
 MAX_BOXES = 2**15
 # The boxes of a piece have at most about this number of rows and columns in total.
@@ -38,7 +38,7 @@ Items = Int[Tensor, " items"]
 class Boxes:
     """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
 
-    Each belongs to a sample and head. Its parts inherit its ``owner``, which the caller chose.
+    Each has a sample and a head. Boxes cut from it inherit its ``owner``, which the caller chose.
     """
 
     owner: Tensor
@@ -72,11 +72,11 @@ def root(shape: Shape) -> Boxes:
     return Boxes(b * heads + h, b, h, zero, zero, zero + num_dst, zero + num_src)
 
 
-def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False) -> Iterator[Piece]:
+def decompose(edges: EdgeSet, boxes: Boxes, min_side: int = MIN_SIDE, grid: bool = False) -> Iterator[Piece]:
     """Yield pieces that together hold each edge of the boxes once. The boxes must be tiles of one grid.
 
-    Boxes are cut to sides of ``leaf * 4^k``, so that they stay aligned. With ``grid``, every box
-    that is neither full nor empty is cut down to ``leaf``.
+    Boxes are cut to sides of ``min_side * 4^k``, so that they stay aligned. With ``grid``, every
+    box that is neither full nor empty is cut down to ``min_side``.
     """
     stack = [boxes]
     while stack:
@@ -85,20 +85,20 @@ def decompose(edges: EdgeSet, boxes: Boxes, leaf: int = LEAF, grid: bool = False
         if len(boxes) > MAX_BOXES:
             stack.append(boxes.at(slice(MAX_BOXES, None)))
             boxes = boxes.at(slice(MAX_BOXES))
-        kind_of_box = classify(edges, boxes)
+        box_kinds = classify(edges, boxes)
         if grid:
-            is_leaf = torch.maximum(boxes.height, boxes.width) <= leaf
-            is_done = is_leaf | (kind_of_box == FULL) | (kind_of_box == EMPTY)
-            kind_of_box = torch.where(is_done, kind_of_box, CELLS)
+            is_leaf = torch.maximum(boxes.height, boxes.width) <= min_side
+            is_done = is_leaf | (box_kinds == FULL) | (box_kinds == EMPTY)
+            box_kinds = torch.where(is_done, box_kinds, CELLS)
         for kind in (FULL, DST, SRC, DIFFERENCE):
-            yield from _split_into_pieces(kind, boxes.at(kind_of_box == kind))
-        undecided_boxes = boxes.at(kind_of_box == CELLS)
+            yield from _split_into_pieces(kind, boxes.at(box_kinds == kind))
+        undecided_boxes = boxes.at(box_kinds == CELLS)
         if len(undecided_boxes):
             side = int(torch.maximum(undecided_boxes.height, undecided_boxes.width).max())
-            if side <= leaf:
+            if side <= min_side:
                 yield Piece(CELLS, undecided_boxes)
             else:
-                next_side = leaf
+                next_side = min_side
                 while next_side * 4 < side:
                     next_side *= 4
                 stack.append(split_evenly(undecided_boxes, next_side))
@@ -113,17 +113,17 @@ def _split_into_pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
 def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
     box = values.Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
-    answer = edges.boxes(b, h, *arithmetic.token_ranges(box))
-    has_one_axis = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
-    kind = torch.where(has_one_axis, answer.axes, CELLS).masked_fill(answer.all_true, FULL)
-    return kind.masked_fill(~answer.any_true, EMPTY)
+    state = edges.boxes(b, h, *arithmetic.token_ranges(box))
+    has_one_axis = (state.axes == DST) | (state.axes == SRC) | (state.axes == DIFFERENCE)
+    kind = torch.where(has_one_axis, state.axes, CELLS).masked_fill(state.all_true, FULL)
+    return kind.masked_fill(~state.any_true, EMPTY)
 
 
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
     """Cut each box into boxes of ``side x side``, which are smaller at its lower and right border."""
-    rows, columns = -(-boxes.height // side), -(-boxes.width // side)
-    parent, part = enumerate_groups(rows * columns)
-    top, left = part // columns[parent] * side, part % columns[parent] * side
+    num_rows, num_columns = -(-boxes.height // side), -(-boxes.width // side)
+    parent, child = enumerate_groups(num_rows * num_columns)
+    top, left = child // num_columns[parent] * side, child % num_columns[parent] * side
     parents = boxes.at(parent)
     height = (parents.height - top).clamp(max=side)
     width = (parents.width - left).clamp(max=side)
@@ -136,7 +136,7 @@ def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
     return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]
 
 
-def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
+def evaluate_lines(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
     """Evaluate the lines that decide the boxes, and return ``(is_edge, box, line)`` of each line.
 
     The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals. Diagonal
@@ -160,16 +160,16 @@ def profile(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items
 
 
 def cells(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes height width"]]]:
-    """Yield some boxes at a time with the mask of their pairs, which is False outside of a box."""
+    """Yield chunks of boxes with the mask of their pairs, which is False outside of a box."""
     if not len(boxes):
         return
     row = torch.arange(int(boxes.height.max()), device="cpu").view(-1, 1)
     column = torch.arange(int(boxes.width.max()), device="cpu")
-    step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, len(row) * len(column)))
-    for start in range(0, len(boxes), step):
-        chunk = boxes.at(slice(start, start + step))
-        columns = (getattr(chunk, field.name).view(-1, 1, 1) for field in fields(chunk))
-        _, b, h, top, left, height, width = columns
+    chunk_size = max(1, enumerate_pairs.MAX_PAIRS_PER_CHUNK // max(1, len(row) * len(column)))
+    for start in range(0, len(boxes), chunk_size):
+        chunk = boxes.at(slice(start, start + chunk_size))
+        values = (getattr(chunk, field.name).view(-1, 1, 1) for field in fields(chunk))
+        _, b, h, top, left, height, width = values
         dst, src = top + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
         is_edge = enumerate_pairs.evaluate(edges.contains, "this graph", b, h, dst, src)
         yield chunk, is_edge & (row < height) & (column < width)
@@ -181,12 +181,12 @@ class Bands(NamedTuple):
     owner: Tensor
     dst: Tensor
     src: Tensor
-    rows: Tensor
+    num_rows: Tensor
     width: Tensor
     slope: int = 0
 
 
-def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
+def bands_from_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
     """Yield the edges of a piece, each in one band."""
     boxes = piece.boxes
     if piece.kind == FULL:
@@ -196,12 +196,12 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
         for chunk, is_edge in cells(edges, boxes):
             # Here a band is a run of edges in one row.
             padded_mask = torch.nn.functional.pad(is_edge, (1, 1))
-            box, row, first = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
-            last = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
-            dst, src = chunk.dst[box] + row, chunk.src[box] + first
-            yield Bands(chunk.owner[box], dst, src, torch.ones_like(row), last - first + 1)
+            box, row, start = (is_edge & ~padded_mask[..., :-2]).nonzero(as_tuple=True)
+            end = (is_edge & ~padded_mask[..., 2:]).nonzero(as_tuple=True)[2]
+            dst, src = chunk.dst[box] + row, chunk.src[box] + start
+            yield Bands(chunk.owner[box], dst, src, torch.ones_like(row), end - start + 1)
         return
-    is_edge, box, line = profile(edges, piece)
+    is_edge, box, line = evaluate_lines(edges, piece)
     boxes, line = boxes.at(box[is_edge]), line[is_edge]
     ones = torch.ones_like(line)
     if piece.kind == DST:
@@ -211,5 +211,5 @@ def bands_of_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
     else:
         # The diagonal enters the box at this row and column.
         row, column = (line - boxes.width + 1).clamp(min=0), (boxes.width - 1 - line).clamp(min=0)
-        rows = torch.minimum(boxes.height - row, boxes.width - column)
-        yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, rows, ones, slope=1)
+        num_rows = torch.minimum(boxes.height - row, boxes.width - column)
+        yield Bands(boxes.owner, boxes.dst + row, boxes.src + column, num_rows, ones, slope=1)
