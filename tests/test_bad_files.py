@@ -26,7 +26,7 @@ BAD = [
     ("a.safetensors", pickle_checkpoint(), model.load, "expected a safetensors file"),
     ("a.safetensors", save({"weight": torch.ones(2)}), model.load, "holds no language model"),
     ("a.edges", b"0 1\n1\n", files.load, "line 2: expected 'src dst' or 'src dst weight', got '1'"),
-    ("a.adjlist", b"0 1\n1 \xff\n", files.load, "holds no graph of tokens"),
+    ("a.adjlist", b"0 1\n1 \xff\n", files.load, "cannot be read as a graph"),
     ("a.graphml", b"<graphml><graph><node id='0'/><edge so", files.load, "ParseError"),
     ("record.json", RECORD[:-9], Report.from_file, "expected a record of verify --json"),
     (

@@ -15,7 +15,7 @@ from gnn_attention.convert import expressions
 __all__ = ["EXAMPLES", "Entry", "entries"]
 
 # Each builder has one example here. They are in the order of the modules of `patterns`.
-_EXAMPLES = """
+_CALLS = """
 full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64);
 cross(24, 64); causal_aligned(16, 64, 'lower_right'); encoder_decoder(32, 32); window(64, 8);
 dilated(64, 8, 4); band(64, 5, 2); chunked(64, 16); segment_recurrence(64, 16, 16);
@@ -48,7 +48,7 @@ compressed_blocks(64, 8); tile_top_k(randn(64, 8), randn(64, 8, seed=1), 8, 2);
 sorted_blocks(64, [3, 0, 7, 1, 2, 6, 4, 5], 8); permuted_blocks(64, [1, 2, 3, 4, 5, 6, 7, 0], 8);
 """
 EXAMPLES: Mapping[str, str] = {
-    text.strip().partition("(")[0]: text.strip() for text in _EXAMPLES.split(";") if text.strip()
+    call.strip().partition("(")[0]: call.strip() for call in _CALLS.split(";") if call.strip()
 }
 
 

@@ -11,7 +11,7 @@ nodes; nothing is passed to ``eval``. An expression consists of
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` chooses one of several graphs.
 
 The length of the text, its numbers, products and powers are limited. If the number of tokens is
-passed as ``n``, a text may use the name ``n`` for it, or leave it out: ``causal | window(8)``.
+passed as ``n``, the text may use the name ``n`` for it, or leave it out: ``causal | window(8)``.
 """
 
 import ast
@@ -34,10 +34,10 @@ from gnn_attention.graph import TokenGraph
 
 __all__ = ["FUNCTIONS", "evaluate", "parse", "randn", "tensor"]
 
-LONGEST_TEXT = 10_000
-# No number in a text may exceed LARGEST_NUMBER, and randn returns no more numbers than that.
-LARGEST_NUMBER = 2**24
-LARGEST_POWER = 1024
+MAX_TEXT_LENGTH = 10_000
+# No number in the text may exceed MAX_NUMBER, and randn returns no more numbers than that.
+MAX_NUMBER = 2**24
+MAX_POWER = 1024
 # A product, or all hops of a power, may list at most MAX_PAIRS pairs, which takes under a minute.
 MAX_PAIRS = 2**24
 
@@ -48,11 +48,11 @@ OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenG
     ast.BitXor: operator.xor,
     ast.MatMult: operator.matmul,
 }
-ALLOWED = (
+EXPECTED_SYNTAX = (
     "expected calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
     "numbers, strings, lists, and arguments that are each written out once"
 )
-NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
+UNSUPPORTED_SYNTAX = f"this is not part of the language of graphs; {EXPECTED_SYNTAX}"
 
 
 def parse(text: str, *, n: int | None = None) -> TokenGraph:
@@ -86,8 +86,8 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
     """
     if not isinstance(text, str):
         raise TypeError(f"text must be a string such as 'window(64, 8)', got {checks.describe_type(text)}")
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
+    if len(text) > MAX_TEXT_LENGTH:
+        raise ValueError(f"the expression has {len(text)} characters, at most {MAX_TEXT_LENGTH} are read")
     text = re.sub(r"\s", " ", text).strip()
     reader = _Reader(text, None if n is None else checks.size("n", n))
     try:
@@ -97,7 +97,7 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
         return reader.read(tree.body)
     except (SyntaxError, UnicodeEncodeError) as error:
         column = getattr(error, "offset", None) or 1
-        cause = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
+        cause = f"not an expression ({getattr(error, 'msg', error)}); {EXPECTED_SYNTAX}"
         raise ValueError(f"column {column}, {checks.quote(text, 40)}: {cause}") from None
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression nests too many parentheses and operators") from error
@@ -110,9 +110,9 @@ def tensor(values: list[Any]) -> Tensor:
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
     """Return normally distributed numbers as data for builders; equal seeds give equal numbers."""
-    shape = [checks.size("each of sizes", size) for size in sizes]
-    if math.prod(shape) > LARGEST_NUMBER:
-        raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")
+    shape = [checks.size("each entry of sizes", size) for size in sizes]
+    if math.prod(shape) > MAX_NUMBER:
+        raise ValueError(f"randn makes at most {MAX_NUMBER} numbers here, got sizes {shape}")
     return torch.randn(shape, generator=torch.Generator().manual_seed(checks.size("seed", seed)))
 
 
@@ -128,38 +128,38 @@ class _Reader:
 
     def read(self, node: ast.expr) -> Any:
         match node:
-            case ast.Constant(value=int() | float() as number) if abs(number) > LARGEST_NUMBER:
-                self.refuse(node, f"a number is at most {LARGEST_NUMBER}")
+            case ast.Constant(value=int() | float() as number) if abs(number) > MAX_NUMBER:
+                self.refuse(node, f"a number is at most {MAX_NUMBER}")
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return value
             case ast.List(elts=items):
                 return [self.read(item) for item in items]
             case ast.Tuple(elts=items):
                 return tuple(self.read(item) for item in items)
-            case ast.UnaryOp(op=ast.Invert(), operand=inner):
-                return ~self.read_graph(inner)
+            case ast.UnaryOp(op=ast.Invert(), operand=operand):
+                return ~self.read_graph(operand)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as number):
                 return -self.read(number)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 graph = self.read_graph(left)
                 hops = self.read(right)
-                if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
-                    self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
-                self.limit_pairs(node, graph.num_dst * graph.num_src * hops)
+                if type(hops) is not int or not 0 <= hops <= MAX_POWER:
+                    self.refuse(right, f"the power of a graph is a number of hops in 0 .. {MAX_POWER}")
+                self.check_num_pairs(node, graph.num_dst * graph.num_src * hops)
                 return self.attempt(node, pow, graph, hops)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                first, second = self.read_graph(left), self.read_graph(right)
+                graph, other = self.read_graph(left), self.read_graph(right)
                 if type(op) is ast.MatMult:
-                    self.limit_pairs(node, first.num_dst * max(first.num_src, second.num_src))
-                return self.attempt(node, OPERATORS[type(op)], first, second)
+                    self.check_num_pairs(node, graph.num_dst * max(graph.num_src, other.num_src))
+                return self.attempt(node, OPERATORS[type(op)], graph, other)
             case ast.Call(func=ast.Name(id=name)):
                 return self.call(node, self.find_builder(node, name))
-            case ast.Call(func=ast.Attribute(value=inner, attr="rows" | "select" as name)):
-                return self.call(node, getattr(self.read_graph(inner), name))
-            case ast.Attribute(value=inner, attr="T"):
-                return self.read_graph(inner).T
-            case ast.Subscript(value=inner, slice=ast.Constant(value=int() as number)):
-                return self.attempt(node, operator.getitem, self.read(inner), number)
+            case ast.Call(func=ast.Attribute(value=operand, attr="rows" | "select" as name)):
+                return self.call(node, getattr(self.read_graph(operand), name))
+            case ast.Attribute(value=operand, attr="T"):
+                return self.read_graph(operand).T
+            case ast.Subscript(value=operand, slice=ast.Constant(value=int() as number)):
+                return self.attempt(node, operator.getitem, self.read(operand), number)
             case ast.Name(id="n") if self.n is not None:
                 return self.n
             case ast.Name(id=name):
@@ -172,9 +172,9 @@ class _Reader:
             self.refuse(node, f"expected a graph here, got {checks.quote(value)}")
         return value
 
-    def limit_pairs(self, node: ast.expr, pairs: int) -> None:
-        if pairs > MAX_PAIRS:
-            self.refuse(node, f"products and powers list at most {MAX_PAIRS} pairs here, got {pairs}")
+    def check_num_pairs(self, node: ast.expr, num_pairs: int) -> None:
+        if num_pairs > MAX_PAIRS:
+            self.refuse(node, f"products and powers list at most {MAX_PAIRS} pairs here, got {num_pairs}")
 
     def find_builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
@@ -182,31 +182,31 @@ class _Reader:
         return FUNCTIONS[name]
 
     def call(self, node: ast.Call, function: Callable[..., Any]) -> Any:
-        named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
+        kwargs = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
         # An argument with ** has no name in the syntax tree.
-        if len(named) < len(node.keywords):
+        if len(kwargs) < len(node.keywords):
             self.refuse(node)
-        return self.attempt(node, function, *map(self.read, node.args), **named)
+        return self.attempt(node, function, *map(self.read, node.args), **kwargs)
 
-    def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    def attempt(self, node: ast.expr, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; any exception becomes a ValueError that quotes the text of ``node``."""
         # A builder that lacks an argument gets the number of tokens `n` as its first argument.
         if self.n is not None and next(iter(inspect.signature(function).parameters), "") == "n":
             try:
-                inspect.signature(function).bind(*positional, **named)
+                inspect.signature(function).bind(*args, **kwargs)
             except TypeError:
-                positional = (self.n, *positional)
+                args = (self.n, *args)
         try:
-            return function(*positional, **named)
+            return function(*args, **kwargs)
         # If a builder raises anything, the text is at fault.
         except Exception as error:
             self.refuse(node, str(error) or type(error).__name__, error)
 
-    def refuse(self, node: Any, reason: str = NOT_ALLOWED, cause: Exception | None = None) -> NoReturn:
-        segment = ast.get_source_segment(self.text, node) or self.text
+    def refuse(self, node: Any, reason: str = UNSUPPORTED_SYNTAX, cause: Exception | None = None) -> NoReturn:
+        source = ast.get_source_segment(self.text, node) or self.text
         # Offsets in the syntax tree count bytes.
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
-        raise ValueError(f"column {column}, {checks.quote(segment, 40)}: {one_line(reason, 600)}") from cause
+        raise ValueError(f"column {column}, {checks.quote(source, 40)}: {one_line(reason, 600)}") from cause
 
 
 def describe_unknown_builder(name: str) -> str:

@@ -2,7 +2,7 @@
 
 The extension of a file names its format; the guide "Bring your graph" lists all formats. If all labels
 are integers, nodes are sorted by label, so that labels 0 .. n-1 are the positions of the tokens.
-Otherwise they keep the order of the file, but nodes that only edges name come after declared nodes.
+Otherwise they keep the order of the file, but nodes that appear only in edges come last.
 """
 
 import os
@@ -18,7 +18,7 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignore_warnings
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import PLACE_KEY, READERS, add_tokens, are_integers, parse_number
+from gnn_attention.convert._file_readers import ORDER_KEY, READERS, add_tokens, are_integers, parse_number
 from gnn_attention.convert.formats import graph_from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
@@ -51,8 +51,8 @@ class GraphFile:
         return text if self.weights is None else f"{text}, with weights"
 
 
-def _format_count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _format_count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def load(
@@ -65,20 +65,20 @@ def load(
 
     Args:
         path: the file; its extension names the format.
-        undirected: whether an edge is a message in both directions. Edge lists, CSV without Gephi's
-            column Type, general matrices and JSON without "directed" count as directed.
+        undirected: whether an edge is a message in both directions. Edge lists, CSV files without Gephi's
+            "Type" column, general matrices and JSON without "directed" count as directed.
         weight: the edge attribute, or the column, that holds the weights; None reads no weights. Edges
-            without a weight get the default that the file names, else 1, as in networkx.
+            without a weight get the default weight of the file, or 1, as in networkx.
         num_tokens: the number of tokens, if labels are positions 0, 1, ... and some tokens without edges
             are missing. :func:`write` puts it in the first line of an edge list (``# tokens 64``).
 
-    The label of a token is its attribute "label" or "name" if all are unique, else its id.
-    The columns source and target may also be called from and to, src and dst, u and v, and the
-    like; a CSV may use semicolons or tabs. Parallel edges count once, with the first weight. Edges of
-    edge lists, CSV and JSON keep their order; networkx orders the others. A reverse edge follows its edge.
+    The label of a token is its attribute "label" or "name" if all are unique, and otherwise its id.
+    The columns "source" and "target" may also be called "from" and "to", "u" and "v", and the like. A CSV
+    may use semicolons or tabs. Parallel edges count once, with the first weight. Edge lists, CSV and JSON
+    keep the order of edges; networkx orders the others. Each undirected edge is followed by its reverse.
 
-    Raises ValueError for an unknown extension, and for a file that has no graph of its format or
-    contradicts ``undirected``; the message names the file and, if possible, the line or the edge.
+    Raises ValueError for an unknown extension, for a file that is not valid in its format, and if its edges
+    contradict ``undirected``; the message names the file and, if possible, the line or the edge.
     Raises ImportError if scipy is missing, and OSError if the file cannot be read.
 
     >>> import tempfile
@@ -91,7 +91,7 @@ def load(
     (['the', 'cat', 'sat'], [[0, 1, 1, 2], [1, 0, 2, 1]], [0.5, 0.5, 2.0, 2.0])
     """
     path = Path(path)
-    parse = _choose_by_ending(path, READERS)
+    parse = _look_up_by_suffix(path, READERS)
     if undirected is not None:
         checks.instance("undirected", undirected, bool)
     if weight is not None:
@@ -115,8 +115,8 @@ def load(
         raise
     # The parsers of other packages raise exceptions of any type.
     except Exception as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
+        prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} cannot be read as a graph: {prefix}{one_line(str(error), 300)}") from error
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
@@ -133,7 +133,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     True
     """
     path = Path(path)
-    generate_lines = _choose_by_ending(path, WRITERS)
+    generate_lines = _look_up_by_suffix(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"receivers and senders must be the same tokens from 0 on, got {graph!r}")
@@ -141,7 +141,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
 
 
 def _read_network(name: str, network: nx.Graph, weight: str | None) -> GraphFile:
-    edges = sorted(network.edges(data=True), key=lambda edge: edge[2].get(PLACE_KEY, 0))
+    edges = sorted(network.edges(data=True), key=lambda edge: edge[2].get(ORDER_KEY, 0))
     triples = [(src, dst, attributes.get(weight)) for src, dst, attributes in edges]
     is_weighted = weight is not None and any(value not in (None, "") for *_, value in triples)
     if triples and not is_weighted and weight not in (None, "weight"):
@@ -150,17 +150,17 @@ def _read_network(name: str, network: nx.Graph, weight: str | None) -> GraphFile
     positions = {node: position for position, node in enumerate(labels)}
     weights_by_pair: dict[tuple[int, int], float] = {}
     for src, dst, value in triples:
-        number = 1.0 if value in (None, "") else parse_number(value)
-        if number is None:
+        edge_weight = 1.0 if value in (None, "") else parse_number(value)
+        if edge_weight is None:
             raise ValueError(f"the weight of {src} -> {dst} must be a number, got {str(value)[:40]!r}")
         # The first of several parallel edges sets the weight.
-        weights_by_pair.setdefault((positions[src], positions[dst]), number)
+        weights_by_pair.setdefault((positions[src], positions[dst]), edge_weight)
     is_directed = network.is_directed()
-    distinct = [(src, dst, number) for (src, dst), number in weights_by_pair.items()]
-    result = graph_from_triples(distinct, is_directed, len(labels), weight if is_weighted else None, name)
+    unique_edges = [(src, dst, edge_weight) for (src, dst), edge_weight in weights_by_pair.items()]
+    result = graph_from_triples(unique_edges, is_directed, len(labels), weight if is_weighted else None, name)
     graph, weights = result if is_weighted else (result, None)
-    num_parallel = len(triples) - len(distinct)
-    return GraphFile(graph, list(labels.values()), weights, not is_directed, len(distinct), num_parallel)
+    num_edges = len(unique_edges)
+    return GraphFile(graph, [*labels.values()], weights, not is_directed, num_edges, len(triples) - num_edges)
 
 
 def _label_tokens(network: nx.Graph) -> dict[Hashable, str]:
@@ -172,9 +172,9 @@ def _label_tokens(network: nx.Graph) -> dict[Hashable, str]:
             labels = names
     if not labels or not are_integers(labels.values()):
         return labels
-    number, count = Counter(map(int, labels.values())).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{count} nodes have labels that mean {number}: write it in one way")
+    value, num_nodes = Counter(map(int, labels.values())).most_common(1)[0]
+    if num_nodes > 1:
+        raise ValueError(f"{num_nodes} nodes have labels equal to {value}: spell the label in one way")
     return dict(sorted(labels.items(), key=lambda item: int(item[1])))
 
 
@@ -189,7 +189,7 @@ WRITERS: Mapping[str, Callable[[TokenGraph], Iterable[str]]] = {
 }
 
 
-def _choose_by_ending(path: Path, functions: Mapping[str, Any]) -> Any:
+def _look_up_by_suffix(path: Path, functions: Mapping[str, Any]) -> Any:
     if path.suffix.lower() not in functions:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(functions)}")
     return functions[path.suffix.lower()]

@@ -25,7 +25,7 @@ CONVERTERS = (
     "from_pyg, from_mask, from_edge_index, from_block_mask; gnn_attention.convert.files.load for a path"
 )
 # These attributes of a torch_geometric object have one entry for each node.
-NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
+NODE_ATTRIBUTES = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 
 def kind_error(expectation: str, value: object) -> TypeError:
@@ -124,21 +124,21 @@ def from_networkx(
     """
     if isinstance(graph, type) or not all(hasattr(graph, x) for x in ("nodes", "edges", "is_directed")):
         raise kind_error("graph must be a networkx graph", graph)
-    count = len(graph)
-    if order is None and set(graph.nodes) != set(range(count)):
+    n = len(graph)
+    if order is None and set(graph.nodes) != set(range(n)):
         labels = list(graph.nodes)[:3]
-        raise ValueError(f"order is needed: nodes are not labelled 0 .. {count - 1}, but {labels} ...")
-    nodes = range(count) if order is None else checks.labels("order", order, count, f"{count} nodes")
+        raise ValueError(f"order is needed: nodes are not labelled 0 .. {n - 1}, but {labels} ...")
+    nodes = range(n) if order is None else checks.labels("order", order, n, f"{n} nodes")
     try:
-        difference = set(nodes).symmetric_difference(graph.nodes)
+        mismatched_nodes = set(nodes).symmetric_difference(graph.nodes)
     except TypeError:
         raise TypeError(f"order must hold nodes, which are hashable, got {checks.quote(order)}") from None
-    if difference:
-        examples = ", ".join(sorted(map(repr, difference))[:3])
+    if mismatched_nodes:
+        examples = ", ".join(sorted(map(repr, mismatched_nodes))[:3])
         raise ValueError(f"order must hold every node once, but it lacks or adds {examples}")
     positions = {node: position for position, node in enumerate(nodes)}
     triples = [(positions[u], positions[v], value) for u, v, value in graph.edges(data=weight)]
-    return graph_from_triples(triples, graph.is_directed(), count, weight, "networkx")
+    return graph_from_triples(triples, graph.is_directed(), n, weight, "networkx")
 
 
 def to_networkx(graph: TokenGraph, weights: Tensor | None = None) -> networkx.DiGraph:
@@ -181,9 +181,9 @@ def from_pyg(
 
     A ``Data``, or a relation ``hetero[src, name, dst]``, holds edges as ``edge_index`` or ``adj_t``.
     Its sizes are known if it, or each node type of the relation, has ``num_nodes`` or a tensor with a
-    row for each node. An ``EdgeIndex`` may have sizes, too. A sparse tensor is an ``adj_t``: rows are
+    row for each node. An ``EdgeIndex`` may also have sizes. A sparse tensor is an ``adj_t``: rows are
     receivers, as in a mask, and stored entries are edges. Otherwise pass ``num_dst`` and ``num_src``,
-    as the largest index is not taken for a size. ``parallel`` is as in :meth:`TokenGraph.from_edges`.
+    as the largest index is not used as a size. ``parallel`` is as in :meth:`TokenGraph.from_edges`.
 
     ``weight`` names an edge attribute, or is True for the (detached) values of a sparse tensor.
     With it the result is ``(graph, weights)``, with weights ``[E]`` in ``graph.edge_index`` order.
@@ -214,8 +214,8 @@ def from_pyg(
         raise kind_error("expected a torch_geometric Data, EdgeIndex, data[key], adj_t or edge_index", edges)
     elif hasattr(edges, "sparse_size"):
         sizes.append(edges.sparse_size()[::-1])
-    num_dst = _agree_on_size("num_dst", [size[0] for size in sizes])
-    num_src = _agree_on_size("num_src", [size[1] for size in sizes])
+    num_dst = _reconcile_sizes("num_dst", [size[0] for size in sizes])
+    num_src = _reconcile_sizes("num_src", [size[1] for size in sizes])
     is_relation = isinstance(getattr(data, "_key", None), tuple)
     num_src = num_dst if num_src is None and not is_relation else num_src
     if num_dst is None or num_src is None:
@@ -280,14 +280,14 @@ def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
 
 
 def _count_nodes(store: Any) -> Any:
-    # Without these keys PyG guesses the largest index + 1. Next to `ptr`, `batch` may rest on a guess.
-    keys = NODE_KEYS if "ptr" in store else (*NODE_KEYS, "batch")
-    arrays = (store[key] for key in keys if key in store)
+    # Without these attributes PyG guesses the largest index + 1. With `ptr`, `batch` may be a guess.
+    attributes = NODE_ATTRIBUTES if "ptr" in store else (*NODE_ATTRIBUTES, "batch")
+    arrays = (store[key] for key in attributes if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
     return store.num_nodes if is_sized else None
 
 
-def _agree_on_size(name: str, sizes: Sequence[int | None]) -> int | None:
+def _reconcile_sizes(name: str, sizes: Sequence[int | None]) -> int | None:
     sizes = [size for size in sizes if size is not None]
     if any(size != sizes[0] for size in sizes):
         raise ValueError(f"{name}={sizes[0]} contradicts the object, which has {sizes[-1]}: leave {name} out")
@@ -295,16 +295,16 @@ def _agree_on_size(name: str, sizes: Sequence[int | None]) -> int | None:
 
 
 def graph_from_triples(
-    triples: list[tuple[int, int, Any]], is_directed: bool, count: int, weight: str | None, name: str
+    triples: list[tuple[int, int, Any]], is_directed: bool, num_tokens: int, weight: str | None, name: str
 ) -> Any:
     """Build a graph from triples ``(src, dst, value)``, in both directions if undirected."""
     if not is_directed:
         # A self loop is its own reverse and must not appear twice.
         triples = [triple for u, v, w in triples for triple in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
-    ends = [src for src, _, _ in triples], [dst for _, dst, _ in triples]
-    edges = torch.tensor(ends, dtype=torch.int64, device="cpu")
+    endpoints = [src for src, _, _ in triples], [dst for _, dst, _ in triples]
+    edges = torch.tensor(endpoints, dtype=torch.int64, device="cpu")
     if weight is None:
-        return _build_graph(edges, None, count, count, "merge", name)
+        return _build_graph(edges, None, num_tokens, num_tokens, "merge", name)
     checks.instance("weight", weight, str)
     for src, dst, value in triples:
         if not isinstance(value, Real):
@@ -313,7 +313,7 @@ def graph_from_triples(
                 f"got {checks.quote(value)} at the edge {src} -> {dst}"
             )
     weights = torch.tensor([float(value) for *_, value in triples], device="cpu")
-    return _build_graph(edges, weights, count, count, "merge", name)
+    return _build_graph(edges, weights, num_tokens, num_tokens, "merge", name)
 
 
 def _build_graph(
@@ -336,8 +336,8 @@ def _build_graph(
     weights = weights.reshape(-1)
     if not (is_finite := weights.isfinite()).all():
         src, dst = edges[:, ~is_finite][:, 0].tolist()
-        number = weights[~is_finite][0]
-        raise ValueError(f"weights must be finite numbers, got {number} at the edge {src} -> {dst}")
+        value = weights[~is_finite][0]
+        raise ValueError(f"weights must be finite numbers, got {value} at the edge {src} -> {dst}")
     return graph, weights if weights.is_floating_point() else weights.to(torch.get_default_dtype())
 
 
@@ -348,5 +348,5 @@ def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
         )
     weights = weights.detach().cpu()
     # Of torch's floating point dtypes, SciPy supports only these two.
-    is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
-    return weights.float() if is_foreign else weights
+    needs_cast = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
+    return weights.float() if needs_cast else weights

@@ -27,7 +27,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     Raises TypeError for other objects, and for a dtype that does not fit the meaning. Raises
     ValueError for NaN or +inf, a wrong number of axes, 0 heads or samples, and a bias on edges that
     vary by head or sample. A float mask may be an adjacency if it excludes no pair and has only
-    ones, or zeros and positive numbers; without a meaning, it raises ValueError, too.
+    ones, or zeros and positive numbers; without a meaning, it also raises ValueError.
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
@@ -63,13 +63,13 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
             return graph if convention == "attend" else ~graph
         mask = mask.to_dense()
     mask = mask[(None,) * (4 - mask.dim())]
-    table = mask.detach().cpu()
+    cpu_mask = mask.detach().cpu()
     if convention == "additive":
-        edges = find_additive_edges(table)
+        edges = find_additive_edges(cpu_mask)
         if meaning is None:
-            _refuse_adjacency(table)
+            _refuse_adjacency(cpu_mask)
         return _from_additive(mask, edges)
-    return _from_table(table if convention == "attend" else ~table)
+    return _from_bool_mask(cpu_mask if convention == "attend" else ~cpu_mask)
 
 
 def find_additive_edges(mask: Tensor) -> Tensor:
@@ -84,37 +84,37 @@ def is_above_lowest(mask: Tensor) -> Tensor:
     return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 
 
-def _refuse_adjacency(table: Tensor) -> None:
-    resembles_adjacency = (table == 0).any() or (table == 1).all()
-    if (table > 0).any() and resembles_adjacency and is_above_lowest(table).all():
+def _refuse_adjacency(mask: Tensor) -> None:
+    resembles_adjacency = (mask == 0).any() or (mask == 1).all()
+    if (mask > 0).any() and resembles_adjacency and is_above_lowest(mask).all():
         raise ValueError(
-            "a float mask with zeros and positive numbers is ambiguous: if 0 is no edge, pass mask != 0 "
+            "a float mask with zeros and positive numbers is ambiguous: if 0 is not an edge, pass mask != 0 "
             "or use from_scipy(mask.numpy(), rows='dst', weight=True); if the numbers are added to "
             "logits, pass meaning='additive'"
         )
 
 
-def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:
-    if not (mask.detach().cpu().masked_select(edges) != 0).any():
-        return _from_table(edges)
-    if not (edges == edges[:1, :1]).all():
+def _from_additive(mask: Tensor, is_edge: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:
+    if not (mask.detach().cpu().masked_select(is_edge) != 0).any():
+        return _from_bool_mask(is_edge)
+    if not (is_edge == is_edge[:1, :1]).all():
         raise ValueError(
             "this additive mask holds a bias, and its edges vary by head or sample: "
             "pass a score_mod and a bool mask instead"
         )
-    graph = _from_table(edges[:1, :1])
+    graph = _from_bool_mask(is_edge[:1, :1])
     src, dst = graph.edges_on(mask.device)
     bias: Float[Tensor, "batch heads edges"] = mask[:, :, dst, src]
     bias = bias[0] if bias.shape[0] == 1 else bias
     return graph, bias[0] if bias.shape[:-1] == (1,) else bias
 
 
-def _from_table(mask: Tensor) -> TokenGraph:
-    batch, heads, num_dst, num_src = mask.shape
-    if batch == heads == 1:
+def _from_bool_mask(mask: Tensor) -> TokenGraph:
+    batch, num_heads, num_dst, num_src = mask.shape
+    if batch == num_heads == 1:
         dst, src = mask[0, 0].nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([src, dst]), num_dst, num_src, name="mask")
     # The rule broadcasts an axis of size 1, so the graph does not vary along it.
     rule = partial(rules.look_up_blocks, mask.clone() if batch > 1 else mask[0].clone(), 1, 1)
-    sizes = {"heads": heads if heads > 1 else None, "batch": batch if batch > 1 else None}
+    sizes = {"heads": num_heads if num_heads > 1 else None, "batch": batch if batch > 1 else None}
     return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **sizes)

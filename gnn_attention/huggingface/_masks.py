@@ -31,7 +31,7 @@ from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHE_SIZE, CacheKey, CallLayout
 from gnn_attention.huggingface._contexts import ACTIVE_CONTEXTS, GraphContext, module_name
 from gnn_attention.huggingface._programs import Arguments
-from gnn_attention.selectors._choice import keep_edges, tokens_of_blocks
+from gnn_attention.selectors._choice import expand_blocks, keep_edges
 
 T = TypeVar("T")
 
@@ -237,6 +237,6 @@ def _graph_of_selection(graph: TokenGraph, selection: Tensor, size: int | None, 
     index = selection.detach()[:, None] if size is None else selection.detach()
     if (groups := graph.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((num_heads if groups > 1 else 1) // index.shape[1], dim=1)
-    index = keep_edges(graph, index) if size is None else tokens_of_blocks(index, size, graph)
+    index = keep_edges(graph, index) if size is None else expand_blocks(index, size, graph)
     selected = TokenGraph.from_indices(index, graph.num_src, coalesce=True, name="chosen")
     return replace(selected, dst_offset=graph.dst_offset, src_offset=graph.src_offset)

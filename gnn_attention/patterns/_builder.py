@@ -28,12 +28,12 @@ def builder(**minimums: int) -> Callable[[Builder[P]], Builder[P]]:
 
         @not_compiled
         @functools.wraps(build)
-        def build_checked(*args: P.args, **options: P.kwargs) -> TokenGraph:
+        def build_checked(*args: P.args, **kwargs: P.kwargs) -> TokenGraph:
             try:
-                call = signature.bind(*args, **options)
+                call = signature.bind(*args, **kwargs)
             except TypeError:
                 # The plain call raises Python's own error, which names the function.
-                return build(*args, **options)
+                return build(*args, **kwargs)
             for name, value in call.arguments.items():
                 annotation = signature.parameters[name].annotation
                 if annotation is int or (annotation == int | None and value is not None):

@@ -32,19 +32,19 @@ def expand_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
             raise TypeError(f"{name} must be a tensor or a table of numbers, got {quote(data)}") from None
     if data.dtype == torch.bool or data.is_complex():
         raise TypeError(f"{name} must be a tensor of numbers, got {data.dtype}")
-    num_leading = data.dim() - len(axes.split())
-    if not 0 <= num_leading <= 2 or 0 in data.shape[:num_leading]:
+    num_leading_axes = data.dim() - len(axes.split())
+    if not 0 <= num_leading_axes <= 2 or 0 in data.shape[:num_leading_axes]:
         shape = axes.replace(" ", ", ")
         raise ValueError(
             f"{name} must be [{shape}], [heads, {shape}] or [batch, heads, {shape}], got {list(data.shape)}"
         )
     if data.is_floating_point() and bool(data.isnan().any()):
         raise ValueError(f"{name} must hold no NaN, because NaN has no order")
-    sizes = dict(zip(("batch", "heads")[2 - num_leading :], data.shape, strict=False))
-    if num_leading == 2 and sizes["heads"] == 1:
+    sizes = dict(zip(("batch", "heads")[2 - num_leading_axes :], data.shape, strict=False))
+    if num_leading_axes == 2 and sizes["heads"] == 1:
         del sizes["heads"]
     dtype = torch.promote_types(data.dtype, torch.float32) if data.is_floating_point() else torch.int64
-    return data.detach().to("cpu", dtype, copy=True)[(None,) * (2 - num_leading)], sizes
+    return data.detach().to("cpu", dtype, copy=True)[(None,) * (2 - num_leading_axes)], sizes
 
 
 def expand_integers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
@@ -63,10 +63,10 @@ def segment_ids(sizes: Sequence[int]) -> Int[Tensor, " tokens"]:
     return torch.arange(len(sizes), device="cpu").repeat_interleave(int64_tensor(sizes))
 
 
-def mark_positions(positions: Sequence[int], count: int) -> Bool[Tensor, " count"]:
-    marks = torch.zeros(count, dtype=torch.bool, device="cpu")
-    marks[positions] = True
-    return marks
+def index_to_mask(index: Sequence[int], size: int) -> Bool[Tensor, " size"]:
+    mask = torch.zeros(size, dtype=torch.bool, device="cpu")
+    mask[index] = True
+    return mask
 
 
 def expand_queries_and_keys(q: Any, k: Any, *axes: int) -> tuple[Tensor, Tensor, Sizes]:

@@ -38,14 +38,14 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     [[0, 0, 1, 2, 0, 1], [0, 1, 1, 2, 3, 3]]
     """
     values, sizes = _data.expand_axes("logits", logits, "n blocks")
-    n, blocks = values.shape[-2:]
-    if blocks != -(-n // block) or initial + local > k:
+    n, num_blocks = values.shape[-2:]
+    if num_blocks != -(-n // block) or initial + local > k:
         raise ValueError(
             f"logits must have a column for each of the {-(-n // block)} blocks of {block}, and k must hold "
             f"the {initial} initial and {local} local blocks, got logits {list(logits.shape)} and k = {k}"
         )
     dst_block = torch.arange(n, device="cpu").unsqueeze(-1) // block
-    src_block = torch.arange(blocks, device="cpu")
+    src_block = torch.arange(num_blocks, device="cpu")
     is_fixed = (src_block < initial) | (src_block > dst_block - local)
     scores = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(is_fixed, torch.inf)
     selection = _choice.is_largest(scores.masked_fill(src_block > dst_block, -torch.inf), k)
@@ -107,8 +107,8 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     [0, 1, 1, 2, 2]
     """
     stride = block if stride is None else stride
-    senders = max(0, (n - block) // stride + 1)
-    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, senders)
+    num_src = max(0, (n - block) // stride + 1)
+    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, num_src)
 
 
 @builder(tile=1)
@@ -144,8 +144,8 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    table, sizes = _check_blocks("order", order, n, block)
-    is_sorted_block = look_up(_data.drop_axes(table, sizes), dst // block) == src // block
+    index, sizes = _check_blocks("order", order, n, block)
+    is_sorted_block = look_up(_data.drop_axes(index, sizes), dst // block) == src // block
     rule = (dst // block == src // block) | is_sorted_block
     return TokenGraph.from_rule(rules.drop_future(rule, causal), n, **sizes)
 
@@ -162,31 +162,31 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
     [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    table, sizes = _check_blocks("permutation", permutation, n, block)
-    blocks = table.shape[-1]
-    if not torch.equal(table.sort(dim=-1).values, torch.arange(blocks, device="cpu").expand(table.shape)):
-        raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
-    rule = look_up(_data.drop_axes(table, sizes), dst // block) == src // block
+    index, sizes = _check_blocks("permutation", permutation, n, block)
+    num_blocks = index.shape[-1]
+    if not torch.equal(index.sort(dim=-1).values, torch.arange(num_blocks, device="cpu").expand(index.shape)):
+        raise ValueError(f"permutation must hold each of the {num_blocks} blocks once, got {permutation}")
+    rule = look_up(_data.drop_axes(index, sizes), dst // block) == src // block
     return TokenGraph.from_rule(rule, n, **sizes)
 
 
-def split_blocks(x: Tensor, block: int, filler: float) -> Tensor:
-    """Reshape ``[..., n, dim]`` to ``[..., blocks, block, dim]``; ``filler`` pads the last block."""
-    padded = pad(x, (0, 0, 0, -x.shape[-2] % block), value=filler)
+def split_blocks(x: Tensor, block: int, fill_value: float) -> Tensor:
+    """Reshape ``[..., n, dim]`` to ``[..., blocks, block, dim]``; ``fill_value`` pads the last block."""
+    padded = pad(x, (0, 0, 0, -x.shape[-2] % block), value=fill_value)
     return padded.reshape(*x.shape[:-2], padded.shape[-2] // block, block, x.shape[-1])
 
 
 def block_means(x: Tensor, block: int) -> Tensor:
     """Return the mean of the tokens of each block, ``[..., blocks, dim]``."""
-    count = split_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
-    return split_blocks(x, block, 0.0).sum(dim=-2) / count
+    block_sizes = split_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
+    return split_blocks(x, block, 0.0).sum(dim=-2) / block_sizes
 
 
 def block_extremes(k: Tensor, block: int) -> Tensor:
     """Return the maxima and minima of each block; their product with ``split_signs(q)`` bounds q . k."""
-    highest = split_blocks(k, block, -torch.inf).amax(dim=-2)
-    lowest = split_blocks(k, block, torch.inf).amin(dim=-2)
-    return torch.cat([highest, lowest], dim=-1)
+    maxima = split_blocks(k, block, -torch.inf).amax(dim=-2)
+    minima = split_blocks(k, block, torch.inf).amin(dim=-2)
+    return torch.cat([maxima, minima], dim=-1)
 
 
 def split_signs(q: Tensor) -> Tensor:
@@ -195,12 +195,12 @@ def split_signs(q: Tensor) -> Tensor:
 
 
 def _check_blocks(name: str, data: Any, n: int, block: int) -> tuple[Tensor, _data.Sizes]:
-    table, sizes = _data.expand_integers(name, data, "blocks")
-    blocks = -(-n // block)
-    if table.shape[-1] != blocks:
+    index, sizes = _data.expand_integers(name, data, "blocks")
+    num_blocks = -(-n // block)
+    if index.shape[-1] != num_blocks:
         raise ValueError(
-            f"{name} must name a block for each of the {blocks} blocks of {block}, got {table.shape[-1]}"
+            f"{name} must name a block for each of the {num_blocks} blocks of {block}, got {index.shape[-1]}"
         )
-    if outside := table[(table < 0) | (table >= blocks)].tolist():
-        raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
-    return table, sizes
+    if invalid := index[(index < 0) | (index >= num_blocks)].tolist():
+        raise IndexError(f"{name} must name blocks in 0 .. {num_blocks - 1}, got {invalid[0]}")
+    return index, sizes

@@ -161,10 +161,10 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
         raise ValueError(
             f"centroids must be [clusters, {dim}] or [heads, clusters, {dim}], got {list(centroids.shape)}"
         )
-    dst_members, src_members = (_choice.is_largest(centres @ x.mT, w).unbind(2) for x in (queries, keys))
+    dst_masks, src_masks = (_choice.is_largest(centres @ x.mT, w).unbind(2) for x in (queries, keys))
     rule = any_of(
-        look_up(_data.drop_axes(receivers, sizes), dst) & look_up(_data.drop_axes(senders, sizes), src)
-        for receivers, senders in zip(dst_members, src_members, strict=True)
+        look_up(_data.drop_axes(dst_mask, sizes), dst) & look_up(_data.drop_axes(src_mask, sizes), src)
+        for dst_mask, src_mask in zip(dst_masks, src_masks, strict=True)
     )
     return TokenGraph.from_rule(rules.drop_future(rule, causal), queries.shape[-2], keys.shape[-2], **sizes)
 
@@ -174,16 +174,16 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     """Every token attends to chosen columns and to tokens at chosen distances.
 
     The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
-    self loop. ``columns`` and ``slashes`` are lists of numbers ``0 .. n - 1`` for all heads, or of
+    self loop. ``columns`` and ``slashes`` are lists of indices ``0 .. n - 1`` for all heads, or of
     one list for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which estimates them
-    for each head from the attention of the last 64 queries. Raises IndexError for other numbers.
+    for each head from the attention of the last 64 queries. Raises IndexError for other indices.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]
     """
-    is_column = _mark_positions("columns", columns, n)
-    is_slash = _mark_positions("slashes", slashes, n)
-    heads = {len(table) for table in (is_column, is_slash) if table.dim() == 2}
+    is_column = _indices_to_mask("columns", columns, n)
+    is_slash = _indices_to_mask("slashes", slashes, n)
+    heads = {len(mask) for mask in (is_column, is_slash) if mask.dim() == 2}
     if len(heads) > 1 or 0 in heads:
         raise ValueError(f"columns and slashes must have equally many heads, at least 1, got {sorted(heads)}")
     # A negative distance is looked up as 0; the causal condition drops such pairs.
@@ -199,12 +199,12 @@ def _is_first_occurrence(labels: Tensor) -> Tensor:
     return torch.zeros_like(is_first).scatter(-1, order, is_first)
 
 
-def _mark_positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
+def _indices_to_mask(name: str, indices: Sequence[Any], n: int) -> Tensor:
     """Return a mask that is True at ``positions``: ``[n]``, or ``[heads, n]`` for a list of lists."""
-    if isinstance(positions, Tensor):
-        positions = positions.tolist()
-    if not isinstance(positions, Sequence) or isinstance(positions, str):
-        raise TypeError(f"{name} must be a list of positions, or a list of lists, got {quote(positions)}")
-    if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
-        return torch.stack([_mark_positions(name, row, n) for row in positions])
-    return _data.mark_positions(_operands.check_positions(name, positions, n), n)
+    if isinstance(indices, Tensor):
+        indices = indices.tolist()
+    if not isinstance(indices, Sequence) or isinstance(indices, str):
+        raise TypeError(f"{name} must be a list of positions, or a list of lists, got {quote(indices)}")
+    if indices and all(isinstance(row, (Sequence, Tensor)) for row in indices):
+        return torch.stack([_indices_to_mask(name, row, n) for row in indices])
+    return _data.index_to_mask(_operands.check_positions(name, indices, n), n)

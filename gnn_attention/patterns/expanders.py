@@ -29,16 +29,16 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     r = min(r, n)
     token = torch.arange(n, device="cpu")
     num_candidates = token + 1 if causal else torch.full_like(token, n)
-    count = num_candidates.clamp(max=r)
+    num_samples = num_candidates.clamp(max=r)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     random_numbers = torch.randint(2**62, (r, n), generator=generator, device="cpu")
     # This is Floyd's sampling algorithm for all receivers at once. Unused entries keep the maximum.
     senders = torch.full_like(random_numbers, torch.iinfo(torch.int64).max)
     for step in range(r):
-        last = num_candidates - count + step
+        last = num_candidates - num_samples + step
         sample = random_numbers[step] % (last + 1)
         is_repeated = (senders[:step] == sample).any(0)
-        senders[step] = torch.where(step < count, torch.where(is_repeated, last, sample), senders[step])
+        senders[step] = torch.where(step < num_samples, torch.where(is_repeated, last, sample), senders[step])
     edges = torch.stack([senders.sort(0).values.t().flatten(), token.repeat_interleave(r)])
     return TokenGraph.from_edges(edges[:, edges[0] < n], n)
 
@@ -106,17 +106,17 @@ def torus(*sizes: int) -> TokenGraph:
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
     """
-    lengths = [checks.size("each of sizes", size, 1) for size in sizes]
-    steps = []
-    for stride, length in zip(row_major_strides(lengths), lengths, strict=True):
+    axis_sizes = [checks.size("each entry of sizes", size, 1) for size in sizes]
+    step_rules = []
+    for stride, size in zip(row_major_strides(axis_sizes), axis_sizes, strict=True):
         # A step changes the number by one stride, and a step round the end by line - stride.
-        line = stride * length
+        line = stride * size
         distance = abs(dst - src)
-        step = (distance == stride) | (distance == line - stride)
-        if length > 1:
-            steps.append(step & (dst // line == src // line))
-    name = f"torus({', '.join(map(str, lengths))})"
-    return TokenGraph.from_rule(any_of(steps), prod(lengths), name=name)
+        is_step = (distance == stride) | (distance == line - stride)
+        if size > 1:
+            step_rules.append(is_step & (dst // line == src // line))
+    name = f"torus({', '.join(map(str, axis_sizes))})"
+    return TokenGraph.from_rule(any_of(step_rules), prod(axis_sizes), name=name)
 
 
 @builder()
@@ -159,5 +159,5 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
 def _undirected_graph(pairs: Any, n: int) -> TokenGraph:
     """Return the graph of pairs ``[E, 2]`` in both directions, without duplicates and self loops."""
     i, j = torch.as_tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2).unbind(1)
-    keys = torch.unique(torch.cat([i * n + j, j * n + i])[(i != j).repeat(2)])
-    return TokenGraph.from_edges(torch.stack([keys % max(n, 1), keys // max(n, 1)]), n)
+    edge_keys = torch.unique(torch.cat([i * n + j, j * n + i])[(i != j).repeat(2)])
+    return TokenGraph.from_edges(torch.stack([edge_keys % max(n, 1), edge_keys // max(n, 1)]), n)

@@ -52,7 +52,7 @@ def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal:
     dilations = _expand_per_axis("dilation", dilation, sizes)
     flags = _expand_per_axis("causal", causal, sizes, None)
     axes = zip(range(len(sizes)), sizes, kernels, dilations, flags, strict=True)
-    intervals = [_place_windows("kernel * dilation", *axis) for axis in axes]
+    intervals = [_make_windows("kernel * dilation", *axis) for axis in axes]
     return TokenGraph.from_rule(_is_in_box(sizes, intervals, dilations), math.prod(sizes))
 
 
@@ -74,7 +74,7 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
     for i, (w, s) in enumerate(zip(windows, shifts, strict=True)):
         if s >= w:
             raise ValueError(f"shift must be less than window, got {s} for a window of {w} along axis {i}")
-    intervals = [_place_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
+    intervals = [_make_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
     return TokenGraph.from_rule(_is_in_box(sizes, intervals), math.prod(sizes))
 
 
@@ -92,7 +92,7 @@ def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenG
     """
     sizes = _check_shape(shape)
     blocks, halos = _expand_per_axis("block", block, sizes), _expand_per_axis("halo", halo, sizes, 0)
-    intervals = [_place_blocks(size, b, 0, h) for size, b, h in zip(sizes, blocks, halos, strict=True)]
+    intervals = [_make_blocks(size, b, 0, h) for size, b, h in zip(sizes, blocks, halos, strict=True)]
     return TokenGraph.from_rule(_is_in_box(sizes, intervals), math.prod(sizes))
 
 
@@ -112,11 +112,11 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     axes = list(zip(row_major_strides(sizes), sizes, strict=True))
     if axis is not None:
         axes = [axes[checks.index("axis", axis, len(sizes))]]
-    lines = (
+    line_rules = (
         (dst // (stride * size) == src // (stride * size)) & ((dst - src) % stride == 0)
         for stride, size in axes
     )
-    return TokenGraph.from_rule(any_of(lines), math.prod(sizes))
+    return TokenGraph.from_rule(any_of(line_rules), math.prod(sizes))
 
 
 @builder()
@@ -138,14 +138,14 @@ def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> Tok
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
     height, width = _expand_per_axis("block", block, sizes)
-    above, beside = _expand_per_axis("memory", memory, sizes, 0)
+    rows_above, columns_beside = _expand_per_axis("memory", memory, sizes, 0)
     row, column = src // sizes[1], src % sizes[1]
     top, left = dst // sizes[1] // height * height, dst % sizes[1] // width * width
     bottom, right = top + height, left + width
-    in_rows = (top - above <= row) & (row < bottom)
-    in_columns = (left - beside <= column) & (column < right + beside)
+    is_in_rows = (top - rows_above <= row) & (row < bottom)
+    is_in_columns = (left - columns_beside <= column) & (column < right + columns_beside)
     is_generated = (row < top) | (column < left) | ((column < right) & (src <= dst))
-    rule = in_rows & in_columns & is_generated
+    rule = is_in_rows & is_in_columns & is_generated
     return TokenGraph.from_rule(rule, math.prod(sizes))
 
 
@@ -168,11 +168,11 @@ def sliding_tile(shape: Sequence[int], tile: PerAxis, window: PerAxis, tiled: bo
     for axis, (size, t) in enumerate(zip(sizes, tiles, strict=True)):
         if size % t:
             raise ValueError(f"tile must divide the grid, got {t} along axis {axis}, which has {size}")
-    counts = tuple(size // t for size, t in zip(sizes, tiles, strict=True))
-    intervals = [_place_windows("window", axis, counts[axis], windows[axis]) for axis in range(len(sizes))]
+    num_tiles = tuple(size // t for size, t in zip(sizes, tiles, strict=True))
+    intervals = [_make_windows("window", axis, num_tiles[axis], windows[axis]) for axis in range(len(sizes))]
     if tiled:
         # The tokens of a tile are successive here, so each token can have the coordinates of its tile.
-        return TokenGraph.from_rule(_is_in_box(counts, intervals, unit=math.prod(tiles)), math.prod(sizes))
+        return TokenGraph.from_rule(_is_in_box(num_tiles, intervals, (), math.prod(tiles)), math.prod(sizes))
     for axis, t in enumerate(tiles):
         first, last = (bound.repeat_interleave(t) * t for bound in intervals[axis])
         intervals[axis] = (first, last + t - 1)
@@ -226,7 +226,7 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
     checks.check_order(name, value)
     is_list = isinstance(value, Iterable)
     entries = list(value) if is_list else [value] * len(sizes)
-    entry_name = f"each of {name}" if is_list else name
+    entry_name = f"each entry of {name}" if is_list else name
     if minimum is None:
         values: tuple[int, ...] = tuple(checks.instance(entry_name, entry, bool) for entry in entries)
     else:
@@ -238,19 +238,19 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
     return values
 
 
-def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), unit: int = 1) -> Any:
+def _is_in_box(sizes: Sizes, intervals: Sequence[Intervals], steps: Sizes = (), tile_size: int = 1) -> Any:
     """Return the rule that on every axis the sender is whole steps away, in the receiver's interval."""
     rule = (dst >= 0) & (src >= 0)
     steps = steps or (1,) * len(sizes)
     axes = zip(row_major_strides(sizes), sizes, intervals, steps, strict=True)
     for stride, size, (first, last), step in axes:
-        i, j = dst // (stride * unit) % size, src // (stride * unit) % size
+        i, j = dst // (stride * tile_size) % size, src // (stride * tile_size) % size
         rule = rule & (look_up(first, i) <= j) & (j <= look_up(last, i))
         rule = rule & ((i - j) % step == 0) if step > 1 else rule
     return rule
 
 
-def _place_windows(name: str, axis: int, size: int, kernel: int, step: int = 1, causal: int = 0) -> Intervals:
+def _make_windows(name: str, axis: int, size: int, kernel: int, step: int = 1, causal: int = 0) -> Intervals:
     """Return the window of each coordinate: ``kernel`` coordinates, each ``step`` after the last."""
     if kernel * step > size:
         raise ValueError(f"{name} must fit into the grid, got {kernel * step} along axis {axis} of {size}")
@@ -263,6 +263,6 @@ def _place_windows(name: str, axis: int, size: int, kernel: int, step: int = 1, 
     return remainder + step * first, remainder + step * (first + kernel - 1)
 
 
-def _place_blocks(size: int, block: int, shift: int, halo: int = 0) -> Intervals:
+def _make_blocks(size: int, block: int, shift: int, halo: int = 0) -> Intervals:
     first = (torch.arange(size, device="cpu") - shift) // block * block + shift
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)

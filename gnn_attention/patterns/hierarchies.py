@@ -102,18 +102,18 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     [1, 2, 3, 3, 2, 2, 4]
     """
     # The list holds the first node of each level, then the number of nodes.
-    starts, count = [0, n], n
-    while count > 1:
-        count = (count + 1) // 2
-        starts.append(starts[-1] + count)
+    level_starts, num_spans = [0, n], n
+    while num_spans > 1:
+        num_spans = (num_spans + 1) // 2
+        level_starts.append(level_starts[-1] + num_spans)
     token = torch.arange(n, device="cpu")
-    edges = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(starts[:-1])]
-    edges.append(_context_edges(n, k, starts, left=True))
+    edges = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(level_starts[:-1])]
+    edges.append(_context_edges(n, k, level_starts, left=True))
     if not causal:
-        edges.append(_context_edges(n, k, starts, left=False))
+        edges.append(_context_edges(n, k, level_starts, left=False))
     src, dst = torch.cat(edges, 1)
-    order = (dst * starts[-1] + src).argsort()
-    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], starts[-1])
+    order = (dst * level_starts[-1] + src).argsort()
+    return TokenGraph.from_edges(torch.stack([src, dst])[:, order], level_starts[-1])
 
 
 @builder(heads=1)
@@ -185,34 +185,34 @@ def fibottention(n: int, heads: int, w_min: int = 5, w_max: int | None = None) -
     w_max = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
     has_distance = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
     for h in range(heads):
-        limit = w_min + (w_max - w_min) * h // max(heads - 1, 1)
+        max_distance = w_min + (w_max - w_min) * h // max(heads - 1, 1)
         # Integer square roots make floor((h + 1) phi) and floor(m phi) exact.
         m = (h + 1 + math.isqrt(5 * (h + 1) ** 2)) // 2
         first = (m + math.isqrt(5 * m * m)) // 2
         distances = [first, first + m]
-        while distances[-1] <= limit:
+        while distances[-1] <= max_distance:
             distances.append(distances[-1] + distances[-2])
         has_distance[h, [distance for distance in distances[:-1] if distance < n]] = True
     return TokenGraph.from_rule(look_up(has_distance, abs(dst - src)), n, heads=heads)
 
 
-def _is_zero_or_power(gap: Any, bound: int) -> Any:
+def _is_zero_or_power(gap: Any, upper_bound: int) -> Any:
     """Return the rule that ``gap`` is 0 or a power of two below ``bound``."""
-    powers = [2**k for k in range(max(bound - 1, 0).bit_length())]
+    powers = [2**k for k in range(max(upper_bound - 1, 0).bit_length())]
     return any_of(gap == distance for distance in (0, *powers))
 
 
-def _context_edges(n: int, k: int, starts: list[int], left: bool) -> Int[Tensor, "2 edges"]:
+def _context_edges(n: int, k: int, level_starts: list[int], left: bool) -> Int[Tensor, "2 edges"]:
     """Return the edges from k nodes of each level to each token, from near to far nodes."""
     token = torch.arange(n, device="cpu")
     edges = [torch.empty(2, 0, dtype=torch.int64, device="cpu")]
     # The edges so far cover the tokens between the receiver and the boundary.
     boundary = token if left else token + 1
-    for level in range(len(starts) - 1):
+    for level in range(len(level_starts) - 1):
         for _ in range(k):
             is_aligned = boundary % 2**level == 0
             size = torch.where(is_aligned, 2**level, max(2**level // 2, 1))
-            start = torch.where(is_aligned, starts[level], starts[max(level - 1, 0)])
+            start = torch.where(is_aligned, level_starts[level], level_starts[max(level - 1, 0)])
             node = start + (boundary - size if left else boundary) // size
             edges.append(torch.stack([node, token])[:, boundary > 0 if left else boundary < n])
             boundary = boundary - size if left else boundary + size

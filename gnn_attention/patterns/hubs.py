@@ -45,8 +45,8 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     >>> global_tokens(4, [1]).edge_index.tolist()
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
-    values = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    is_global = _data.mark_positions(_operands.check_positions("tokens", values, n, any_order=True), n)
+    positions = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
+    is_global = _data.index_to_mask(_operands.check_positions("tokens", positions, n, any_order=True), n)
     rule = look_up(is_global, dst) | look_up(is_global, src)
     return TokenGraph.from_rule(rules.drop_future(rule, causal), n)
 
@@ -143,8 +143,8 @@ def memory_tokens(graph: TokenGraph, m: int, causal: bool = True) -> TokenGraph:
     """
     _operands.check_square("memory_tokens", graph, "memory stands before the tokens of one sequence")
     # The rule of a graph without tokens may look up an empty table.
-    inner = graph.edges.contains if graph.num_dst else rules.all_pairs
-    rule = rules.drop_future(partial(_attend_to_memory, m, inner), causal)
+    inner_rule = graph.edges.contains if graph.num_dst else rules.all_pairs
+    rule = rules.drop_future(partial(_attend_to_memory, m, inner_rule), causal)
     return TokenGraph.from_rule(rule, m + graph.num_dst, heads=graph.heads, batch=graph.batch)
 
 
@@ -197,8 +197,8 @@ def star(n: int) -> TokenGraph:
     """
     gap = abs(dst - src)
     # The ring condition may include the relay, to which satellites attend in any case.
-    is_ring = (src <= n) & ((gap <= 1) | (gap == n - 1))
-    to_satellite = (dst >= 1) & (dst <= n) & (is_ring | (src == 0) | (src == dst + n))
+    is_ring_edge = (src <= n) & ((gap <= 1) | (gap == n - 1))
+    to_satellite = (dst >= 1) & (dst <= n) & (is_ring_edge | (src == 0) | (src == dst + n))
     return TokenGraph.from_rule(to_satellite | ((dst == 0) & (src <= n)), 2 * n + 1)
 
 
@@ -233,24 +233,24 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 
 
 def _is_random_block(
-    row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
+    row: Any, column: Any, num_blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
 ) -> Any:
     """Return the rule that block ``column`` is in R(row), as defined by :func:`bigbird`."""
-    num_random = min(num_random, blocks)
+    num_random = min(num_random, num_blocks)
     generator = torch.Generator().manual_seed(seed)
-    block = torch.arange(blocks, device="cpu")
-    is_middle = torch.tensor([i not in hubs for i in range(blocks)], dtype=torch.bool, device="cpu")
+    block_index = torch.arange(num_blocks, device="cpu")
+    is_middle = torch.tensor([i not in hubs for i in range(num_blocks)], dtype=torch.bool, device="cpu")
     # If there are fewer candidates, the remaining entries of R(i) are i itself, to which i attends anyway.
-    table = block[None, :, None].repeat(heads or 1, 1, num_random)
+    random_blocks = block_index[None, :, None].repeat(heads or 1, 1, num_random)
     for head in range(heads or 1):
-        for i in block[is_middle].tolist():
-            candidates = block[is_middle & ((block - i).abs() > 1)]
+        for i in block_index[is_middle].tolist():
+            candidates = block_index[is_middle & ((block_index - i).abs() > 1)]
             order = torch.randperm(len(candidates), generator=generator, device="cpu")
             sample = candidates[order[:num_random]]
-            table[head, i, : len(sample)] = sample
-    tables = (table[0] if heads is None else table).unbind(-1)
-    return any_of(look_up(random_block, row) == column for random_block in tables)
+            random_blocks[head, i, : len(sample)] = sample
+    draws = (random_blocks[0] if heads is None else random_blocks).unbind(-1)
+    return any_of(look_up(random_block, row) == column for random_block in draws)
 
 
-def _attend_to_memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))
+def _attend_to_memory(m: int, inner_rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst < m) | (src < m) | inner_rule(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))

@@ -130,8 +130,8 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
     [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
     """
-    indices = _operands.check_positions("retrieval", retrieval, heads, "head numbers", any_order=True)
-    is_retrieval = look_up(_data.mark_positions(indices, heads), head)
+    indices = _operands.check_positions("retrieval", retrieval, heads, "head indices", any_order=True)
+    is_retrieval = look_up(_data.index_to_mask(indices, heads), head)
     rule = (src <= dst) & ((src < s) | (dst - src < w) | is_retrieval)
     return TokenGraph.from_rule(rule, n, heads=heads)
 

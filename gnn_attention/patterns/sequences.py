@@ -93,9 +93,9 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     labels = checks.integers("groups", groups, "group numbers, one for each token")
     # Groups are renumbered in order of appearance. If their tokens are adjacent, the table is sorted, so its
     # bounds on every tile are tight. A token without a group becomes a group of one token.
-    ids: dict[tuple[bool, int], int] = {}
+    new_labels: dict[tuple[bool, int], int] = {}
     keys = ((label >= 0, label if label >= 0 else token) for token, label in enumerate(labels))
-    group = _data.int64_tensor([ids.setdefault(key, len(ids)) for key in keys])
+    group = _data.int64_tensor([new_labels.setdefault(key, len(new_labels)) for key in keys])
     return TokenGraph.from_rule((src <= dst) | _data.has_same_label(group), len(labels))
 
 
@@ -200,5 +200,5 @@ def media_cross(n: int, media: Sequence[int], tokens: int) -> TokenGraph:
     if any(after <= before for before, after in pairwise(positions)):
         listing = text.format_list(positions, "media")
         raise ValueError(f"media must be strictly increasing positions, got {listing}")
-    num_images_before = look_up(_data.mark_positions(positions, n).cumsum(0), dst)
+    num_images_before = look_up(_data.index_to_mask(positions, n).cumsum(0), dst)
     return TokenGraph.from_rule(src // tokens + 1 == num_images_before, n, len(positions) * tokens)

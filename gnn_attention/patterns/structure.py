@@ -25,7 +25,7 @@ from gnn_attention.patterns._builder import builder
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
 # In the search for shortest paths a tensor has about this many numbers, 16 MiB in float32.
-NUMBERS_PER_CHUNK = 2**22
+ENTRIES_PER_CHUNK = 2**22
 
 
 @builder()
@@ -92,8 +92,8 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     if sizes or values.shape[-1] != graph.num_dst:
         raise ValueError(f"times must be {graph.num_dst} numbers, one per token, got {checks.quote(times)}")
     ranks = torch.unique(values[0, 0], return_inverse=True)[1]
-    order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
-    return graph & copy_offsets(graph, order)
+    time_graph = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
+    return graph & copy_offsets(graph, time_graph)
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
@@ -115,15 +115,15 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
         raise TypeError(f"parts must be a list of graphs, one for each type, got {checks.quote(parts)}")
     src, dst = graph.edge_index
     zero = torch.zeros_like(src)
-    rows = []
+    masks = []
     for part in parts:
         if not isinstance(part, TokenGraph) or part.frame[:4] != (graph.num_dst, graph.num_src, None, None):
             raise ValueError(
-                f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads and "
-                f"samples, got {part!r}"
+                f"each entry of parts must be a graph over the tokens of {graph!r}, the same for all heads "
+                f"and samples, got {part!r}"
             )
-        rows.append(part.edges.contains(zero, zero, dst, src).expand(len(src)))
-    return torch.stack(rows) if rows else torch.zeros(0, len(src), dtype=torch.bool, device=src.device)
+        masks.append(part.edges.contains(zero, zero, dst, src).expand(len(src)))
+    return torch.stack(masks) if masks else torch.zeros(0, len(src), dtype=torch.bool, device=src.device)
 
 
 def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " edges"]:
@@ -146,10 +146,10 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
     src, dst = graph.edge_index
     edges, n = structure.edge_index, structure.num_dst
-    hops = torch.full_like(src, -1)
-    step = max(1, NUMBERS_PER_CHUNK // max(1, n, edges.shape[1]))
-    for start in range(0, n, step):
-        roots = torch.arange(start, min(start + step, n), device="cpu")
+    edge_distances = torch.full_like(src, -1)
+    roots_per_chunk = max(1, ENTRIES_PER_CHUNK // max(1, n, edges.shape[1]))
+    for start in range(0, n, roots_per_chunk):
+        roots = torch.arange(start, min(start + roots_per_chunk, n), device="cpu")
         # The loop searches breadth-first from all roots of the chunk at once.
         distances = torch.full((len(roots), n), -1, device="cpu")
         frontier, depth = torch.arange(n, device="cpu") == roots[:, None], 0
@@ -158,6 +158,6 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
             arrivals = torch.zeros(len(roots), n, device="cpu")
             arrivals.index_add_(1, edges[1], frontier[:, edges[0]].float())
             frontier, depth = (arrivals > 0) & (distances < 0), depth + 1
-        is_root = (src >= start) & (src < start + step)
-        hops[is_root] = distances[src[is_root] - start, dst[is_root]]
-    return hops
+        is_root = (src >= start) & (src < start + roots_per_chunk)
+        edge_distances[is_root] = distances[src[is_root] - start, dst[is_root]]
+    return edge_distances

@@ -98,10 +98,10 @@ def family(parents: Sequence[int]) -> TokenGraph:
     """
     # The times are not needed, but their computation raises an error unless the parents form a forest.
     _visit_times(parents)
-    table = _data.int64_tensor(list(parents))
-    dst_parent, src_parent = look_up(table, dst), look_up(table, src)
+    parent_index = _data.int64_tensor(list(parents))
+    dst_parent, src_parent = look_up(parent_index, dst), look_up(parent_index, src)
     rule = (src_parent == dst_parent) | (dst_parent == src) | (src_parent == dst)
-    return TokenGraph.from_rule(rule, len(table))
+    return TokenGraph.from_rule(rule, len(parent_index))
 
 
 @builder()
@@ -121,7 +121,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     checks.check_order("sections", sections)
     if not isinstance(sections, Iterable):
         raise TypeError(f"sections must be a list of lists of sentence lengths, got {checks.quote(sections)}")
-    document = [checks.sizes(f"sections[{number}]", section) for number, section in enumerate(sections)]
+    document = [checks.sizes(f"sections[{index}]", section) for index, section in enumerate(sections)]
     parents = [-1]
     for sentences in document:
         section = len(parents)
@@ -148,16 +148,16 @@ def _visit_times(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
             raise IndexError(f"parents[{child}] must be -1 (a root) or in 0 .. {n - 1}, got {parent}")
         if parent >= 0:
             children[parent].append(child)
-    order: list[int] = []
+    preorder: list[int] = []
     stack = [root for root, parent in enumerate(parents) if parent < 0]
     while stack:
-        order.append(stack.pop())
-        stack += children[order[-1]]
-    if unvisited := set(range(n)) - set(order):
+        preorder.append(stack.pop())
+        stack += children[preorder[-1]]
+    if unvisited := set(range(n)) - set(preorder):
         raise ValueError(f"parents must form a forest, but token {min(unvisited)} is on or below a cycle")
-    sizes = [1] * n
-    for node in reversed(order):
+    subtree_sizes = [1] * n
+    for node in reversed(preorder):
         if parents[node] >= 0:
-            sizes[parents[node]] += sizes[node]
-    enter = _data.int64_tensor(order).argsort()
-    return enter, enter + _data.int64_tensor(sizes)
+            subtree_sizes[parents[node]] += subtree_sizes[node]
+    enter = _data.int64_tensor(preorder).argsort()
+    return enter, enter + _data.int64_tensor(subtree_sizes)

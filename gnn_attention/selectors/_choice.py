@@ -52,21 +52,21 @@ def mask_rows(graph: TokenGraph, rows: tuple[int, int], device: torch.device) ->
 def choose(
     compute_scores: Callable[[tuple[int, int]], Tensor],
     candidates: TokenGraph,
-    width: int,
-    count: int,
+    row_size: int,
+    k: int,
     name: str,
     num_heads: int = 1,
-    block: int | None = None,
+    block_size: int | None = None,
 ) -> TokenGraph:
-    """Return the graph of the ``count`` largest scores of each receiver among ``candidates``.
+    """Return the graph of the ``k`` largest scores of each receiver among ``candidates``.
 
-    ``compute_scores(rows)`` scores senders, or blocks of ``block`` senders. If there are scores for fewer
-    than ``num_heads`` heads, groups of heads share them. Scoring one receiver needs ``width`` numbers.
+    ``compute_scores(rows)`` scores senders, or blocks of ``block_size`` senders. If fewer than ``num_heads``
+    heads have scores, groups of heads share them. Scoring one receiver needs ``row_size`` numbers.
     """
     num_src = candidates.num_src
-    index = select_largest_by_rows(compute_scores, candidates.num_dst, width, count)
-    if block is not None:
-        index = tokens_of_blocks(index, block, candidates)
+    index = select_largest_by_rows(compute_scores, candidates.num_dst, row_size, k)
+    if block_size is not None:
+        index = expand_blocks(index, block_size, candidates)
     if index.shape[1] > 1:
         index = index.repeat_interleave(num_heads // index.shape[1], 1)
     offsets: dict[str, Any] = {"dst_offset": candidates.dst_offset, "src_offset": candidates.src_offset}
@@ -80,12 +80,12 @@ def choose(
     return TokenGraph(edges, index.shape[2], num_src, heads, batch, name=name, **offsets)
 
 
-def tokens_of_blocks(
-    blocks: Int[Tensor, "batch heads dst k"], size: int, candidates: TokenGraph
+def expand_blocks(
+    blocks: Int[Tensor, "batch heads dst k"], block_size: int, candidates: TokenGraph
 ) -> Int[Tensor, "batch heads dst tokens"]:
     """Return the senders in the chosen blocks, with -1 where ``candidates`` has no edge."""
-    offsets = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
-    return keep_edges(candidates, (blocks.unsqueeze(-1) * size + offsets).flatten(-2))
+    offsets = torch.arange(block_size, device=blocks.device, dtype=blocks.dtype)
+    return keep_edges(candidates, (blocks.unsqueeze(-1) * block_size + offsets).flatten(-2))
 
 
 def keep_edges(candidates: TokenGraph, index: Int[Tensor, "batch heads dst k"]) -> Int[Tensor, "..."]:

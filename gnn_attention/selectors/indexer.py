@@ -21,7 +21,7 @@ from gnn_attention.selectors import _choice
 
 EDGES_PER_CHUNK = 2**16
 # Up to this density the loss is computed edge by edge; above it, on rows of the mask.
-SPARSE_DENSITY = 1 / 16
+MAX_SPARSE_DENSITY = 1 / 16
 # The indexer projects states of receivers to queries and weights, and states of senders to keys.
 DstStates = Float[Tensor, "batch dst width"]
 SrcStates = Float[Tensor, "batch src source_width"]
@@ -81,8 +81,8 @@ class Indexer(nn.Module):
     @torch.no_grad()
     def select(self, q: DstStates, k: SrcStates, graph: TokenGraph | None = None) -> TokenGraph:
         """Return the chosen edges of ``graph``, by default causal, for states ``q`` and ``k``."""
-        received, keys, graph = self._project(q, k, graph)
-        return self.choose(received, keys, graph)
+        queries_and_weights, keys, graph = self._project(q, k, graph)
+        return self.choose(queries_and_weights, keys, graph)
 
     @torch.no_grad()
     def choose(self, received: QueriesAndWeights, keys: Keys, graph: TokenGraph) -> TokenGraph:
@@ -94,8 +94,8 @@ class Indexer(nn.Module):
             scores = _score_rows(queries, weights, keys, rows).unsqueeze(1)
             return scores.masked_fill_(~_choice.mask_rows(graph, rows, keys.device), -torch.inf)
 
-        width = queries.shape[0] * self.num_heads * graph.num_src
-        return _choice.choose(compute_scores, graph, width, self.k, f"indexed {self.k}")
+        row_size = queries.shape[0] * self.num_heads * graph.num_src
+        return _choice.choose(compute_scores, graph, row_size, self.k, f"indexed {self.k}")
 
     def edge_scores(self, q: DstStates, k: SrcStates, graph: TokenGraph) -> Float[Tensor, "batch one edges"]:
         """Return ``I`` of every edge with gradients, in the order of ``graph.edge_index``.
@@ -124,21 +124,21 @@ class Indexer(nn.Module):
             raise ValueError(f"info must come from one graph for all heads, got {graph!r}")
         (queries, weights), keys, _ = self._project(q.detach(), k.detach(), graph, len(info.call.q))
         start, stop = rows or (0, graph.num_dst)
-        count = int((graph.in_degree() > 0)[..., start:stop].sum()) * (1 if graph.batch else len(keys))
+        num_terms = int((graph.in_degree() > 0)[..., start:stop].sum()) * (1 if graph.batch else len(keys))
         num_pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
         total = keys.new_zeros(())
-        if rows is None and graph.num_edges <= SPARSE_DENSITY * num_pairs:
+        if rows is None and graph.num_edges <= MAX_SPARSE_DENSITY * num_pairs:
             for i, (call,) in enumerate(info.call.slices()):
-                # If all samples share the graph, there is a single part with all samples.
+                # If all samples share the graph, one call has all samples.
                 sample = slice(None) if graph.batch is None else slice(i, i + 1)
-                part = AttentionInfo(call, info.lse[sample])
-                total = total + _divergence_of_edges(part, queries[sample], weights[sample], keys[sample])
+                sample_info = AttentionInfo(call, info.lse[sample])
+                total = total + _edge_divergence(sample_info, queries[sample], weights[sample], keys[sample])
         else:
-            width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
-            for first, last in split_rows(stop - start, width):
-                chunk = partial(_divergence_of_rows, info, (start + first, start + last))
-                total = total + recompute(chunk, queries, weights, keys)
-        return total / max(1, count)
+            row_size = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
+            for begin, end in split_rows(stop - start, row_size):
+                compute_divergence = partial(_row_divergence, info, (start + begin, start + end))
+                total = total + recompute(compute_divergence, queries, weights, keys)
+        return total / max(1, num_terms)
 
     def _project(
         self, q: Tensor, k: Tensor, graph: TokenGraph | None, batch: int | None = None
@@ -153,8 +153,8 @@ class Indexer(nn.Module):
                     f"got {checks.quote(x)}"
                 )
         graph = _choice.check_candidates(graph, q, k)
-        received = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
-        return received, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
+        queries_and_weights = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
+        return queries_and_weights, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
 
 
 def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
@@ -162,8 +162,8 @@ def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int,
     queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
     # One product for all heads reads the keys once. A single sample is multiplied as a matrix, because
     # torch multiplies batches of half-precision matrices slowly.
-    stacked = queries.flatten(1, 2)
-    products = stacked @ keys.mT if len(stacked) > 1 else (stacked[0] @ keys[0].t()).unsqueeze(0)
+    flat_q = queries.flatten(1, 2)
+    products = flat_q @ keys.mT if len(flat_q) > 1 else (flat_q[0] @ keys[0].t()).unsqueeze(0)
     products = products.to(weights.dtype).relu_().view(*queries.shape[:3], keys.shape[1])
     return (weights.mT.unsqueeze(2) @ products.transpose(1, 2)).squeeze(2)
 
@@ -176,7 +176,7 @@ def _score_edges(queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGra
     return (products * weights.to(dtype).index_select(2, edges.dst)).sum(1)
 
 
-def _divergence_of_rows(
+def _row_divergence(
     info: AttentionInfo, rows: tuple[int, int], queries: Tensor, weights: Tensor, keys: Tensor
 ) -> Float[Tensor, ""]:
     """Return the sum of ``KL(p || softmax of I)`` over the receivers ``rows``."""
@@ -190,15 +190,15 @@ def _divergence_of_rows(
     return (torch.xlogy(p, p) - p * log_prob).sum()
 
 
-def _divergence_of_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+def _edge_divergence(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """Return the sum of ``KL(p || softmax of I)`` if all heads and samples share the graph."""
     graph, device = info.call.graph, keys.device
     dst = edge_rows(graph, device).dst.long()
     with torch.no_grad():
         chunks = torch.split(edge_order(graph, device), EDGES_PER_CHUNK)
         p = torch.cat([info.weights(chunk).sum(1) for chunk in chunks], -1)
-        total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
-        p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
+        row_sums = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
+        p = p / row_sums.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
     scores = _score_edges(queries, weights, keys, graph).to(p.dtype)
     lse = edge_softmax.softmax(scores, dst, graph.num_dst)[1]
     log_prob = scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst]

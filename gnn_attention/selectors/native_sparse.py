@@ -83,9 +83,9 @@ class NativeSparseAttention(nn.Module):
         compressed, info = attend(q, compressed_k, compressed_v, graph, backend=backend, return_info=True)
         rotated_q, k, selected_k = (self._rotate(y) for y in (q, k, selected_k))
         selected = attend(rotated_q, selected_k, selected_v, self.select(info), backend=backend)
-        local = attend(rotated_q, k, v, patterns.window(n, self.window), backend=backend)
+        recent = attend(rotated_q, k, v, patterns.window(n, self.window), backend=backend)
         gates = self.gates(x).sigmoid().unflatten(-1, (3, -1, 1)).permute(2, 0, 3, 1, 4)
-        update: Tensor = self.heads.collect((gates * torch.stack([compressed, selected, local])).sum(0))
+        update: Tensor = self.heads.collect((gates * torch.stack([compressed, selected, recent])).sum(0))
         return update
 
     @torch.no_grad()
@@ -108,10 +108,10 @@ class NativeSparseAttention(nn.Module):
             is_fixed = (blocks < self.initial) | (blocks > own_block - self.local)
             return importance.masked_fill(is_fixed, torch.inf).masked_fill(blocks > own_block, -torch.inf)
 
-        width = q.shape[0] * q.shape[1] * max(1, k.shape[2])
+        row_size = q.shape[0] * q.shape[1] * max(1, k.shape[2])
         name = f"{self.top} selected blocks of {self.selected}"
         graph = patterns.causal(n)
-        return _choice.choose(compute_scores, graph, width, self.top, name, q.shape[1], self.selected)
+        return _choice.choose(compute_scores, graph, row_size, self.top, name, q.shape[1], self.selected)
 
     def _pool(self, x: Tensor, index: int) -> Tensor:
         if x.shape[2] < self.block:

@@ -46,10 +46,10 @@ class PooledBlocks(nn.Module):
         AttentionCall.from_arguments(q, k, k, graph)
         # Both scores are products of queries, which Quest splits by sign, with pooled keys.
         if self.pool == "mean":
-            queries, pooled = q, blocks.block_means(k, self.block)
+            queries, pooled_keys = q, blocks.block_means(k, self.block)
         else:
-            queries, pooled = blocks.split_signs(q), blocks.block_extremes(k, self.block)
-        keys = edge_softmax.per_query_head(pooled, q.shape[1])
+            queries, pooled_keys = blocks.split_signs(q), blocks.block_extremes(k, self.block)
+        keys = edge_softmax.per_query_head(pooled_keys, q.shape[1])
 
         def compute_scores(rows: tuple[int, int]) -> Tensor:
             scores = queries[:, :, slice(*rows)] @ keys.mT
@@ -60,5 +60,5 @@ class PooledBlocks(nn.Module):
             return scores.masked_fill(is_own, torch.inf).masked_fill(~has_edge, -torch.inf)
 
         name = f"top {self.top} blocks of {self.block}"
-        width = k.shape[2] * q.shape[1]
-        return _choice.choose(compute_scores, graph, width, self.top, name, q.shape[1], self.block)
+        row_size = k.shape[2] * q.shape[1]
+        return _choice.choose(compute_scores, graph, row_size, self.top, name, q.shape[1], self.block)

@@ -1,4 +1,4 @@
-"""The share of the attention weights that a selection keeps."""
+"""The fraction of the attention weights that a selection keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 
-# Rounding may make a share exceed 1 by this much.
+# Rounding may make a fraction exceed 1 by this much.
 TOLERANCE = 1e-3
 
 
@@ -20,12 +20,12 @@ TOLERANCE = 1e-3
 def recall(
     info: AttentionInfo, chosen: TokenGraph, backend: str | Backend = "auto"
 ) -> Float[Tensor, "batch heads dst"]:
-    """Return for each receiver the share of its weights that lies on the edges of ``chosen``.
+    """Return for each receiver the fraction of its weights that lies on the edges of ``chosen``.
 
-    The share is ``exp(lse over chosen - lse)``, which any backend computes without stored weights.
+    The fraction is ``exp(lse over chosen - lse)``, which any backend computes without stored weights.
     It is NaN for an isolated receiver. ``info`` comes from ``attend(..., return_info=True)``, and
     ``chosen`` must be a subgraph of its graph. Raises ValueError if ``chosen`` has other tokens, or
-    if edges outside that graph raise a share above 1, and NotImplementedError for a bias or sinks.
+    if edges outside that graph raise a fraction above 1, and NotImplementedError for a bias or sinks.
 
     >>> import gnn_attention as ga
     >>> x = torch.zeros(1, 1, 4, 2)
@@ -40,8 +40,8 @@ def recall(
     if info.call.bias is not None or call.sink_logits is not None:
         raise NotImplementedError("recall supports no bias and no sinks: leave them out of the call")
     lse = AttentionInfo(call, run_attention(call, backend)[1]).lse
-    share = (lse - info.lse).exp()
-    if bool((share > 1 + TOLERANCE).any()):
+    fraction = (lse - info.lse).exp()
+    if bool((fraction > 1 + TOLERANCE).any()):
         raise ValueError(f"chosen must be a subgraph of {info.call.graph!r}, but {chosen!r} is not")
-    output: Tensor = share.masked_fill(info.lse == -torch.inf, torch.nan)
+    output: Tensor = fraction.masked_fill(info.lse == -torch.inf, torch.nan)
     return output

@@ -13,7 +13,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.selectors import _choice
 
-SHARING = ("head", "group", "all")
+PER_CHOICES = ("head", "group", "all")
 
 
 class TopK(nn.Module):
@@ -33,7 +33,7 @@ class TopK(nn.Module):
     ) -> None:
         super().__init__()
         self.k = checks.size("k", k)
-        self.per = checks.choice("per", per, SHARING)
+        self.per = checks.choice("per", per, PER_CHOICES)
         self.scale, self.score_mod = scale, score_mod
 
     @torch.no_grad()
@@ -46,15 +46,15 @@ class TopK(nn.Module):
         """Return the chosen edges of ``graph``, by default causal. Raises the errors of ``attend``."""
         graph = _choice.check_candidates(graph, q, k)
         info = AttentionInfo(AttentionCall.from_arguments(q, k, k, graph, self.scale, self.score_mod), None)
-        groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
+        num_groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
 
         def compute_scores(rows: tuple[int, int]) -> Tensor:
             logits = info.logit_matrix(rows)
-            if groups == q.shape[1]:
+            if num_groups == q.shape[1]:
                 return logits
-            logits = logits.reshape(len(q), groups, q.shape[1] // groups, *logits.shape[2:])
+            logits = logits.reshape(len(q), num_groups, q.shape[1] // num_groups, *logits.shape[2:])
             has_edge = (logits > -torch.inf).any(2)
             return logits.softmax(-1).sum(2).masked_fill(~has_edge, -torch.inf)
 
-        width = q.shape[0] * q.shape[1] * graph.num_src
-        return _choice.choose(compute_scores, graph, width, self.k, f"top {self.k}", q.shape[1])
+        row_size = q.shape[0] * q.shape[1] * graph.num_src
+        return _choice.choose(compute_scores, graph, row_size, self.k, f"top {self.k}", q.shape[1])

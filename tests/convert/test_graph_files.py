@@ -271,7 +271,7 @@ OTHERS = ["0, 1, 2.5", "p edge 3 2\ne 1 2", MATRIX, "*Vertices 3", "0 1 1_000"]
 WRONG = [
     ("a.txt", "0 1\n", "expected a file that ends in .edges, .edgelist, .adjlist, .graphml"),
     ("a.edges", "0 1\n2\n", "line 2: expected 'src dst' or 'src dst weight', got '2'"),
-    ("a.edges", "01 2\n1 2\n", "2 nodes have labels that mean 1: write it in one way"),
+    ("a.edges", "01 2\n1 2\n", "2 nodes have labels equal to 1: spell the label in one way"),
     *(("a.edges", f"% a\n{line}\n", "line 2: expected 'src dst' or") for line in OTHERS),
     ("a.adjlist", "\na: b c\n", "line 2: expected 'src dst dst ...', got 'a: b c"),
     ("a.csv", "0,1,friend\n1,2,foe\n", "line 1: .* its header names two of them source and target"),
@@ -287,7 +287,7 @@ WRONG = [
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
     ("a.edges", "# tokens 99999999999\n0 1\n", "it has 99,999,999,999 tokens, but at most 16,777,216 can"),
     ("a.graphml", BOMB, "ParseError: limit on input amplification factor"),
-    ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
+    ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: save each to its own file"),
     ("a.gml", "graph [\nnode [ id 0 ]\nedge [ source 0 ]\n]", "edge #0 has no 'target' attribute"),
     ("a.json", "[" * 100_000, "RecursionError"),
     (

@@ -31,7 +31,7 @@ vertical_slash(4, 2, []) -> TypeError: columns must be a list of positions, .*go
 vertical_slash(4, [[0], [1]], [[0]]) -> ValueError: equally many heads, at least 1, got \[1, 2\]
 media_cross(4, [4], 2) -> IndexError: media must be text positions in 0 \.\. 3, got 4
 media_cross(4, [2, 1], 2) -> ValueError: strictly increasing positions, got \[2, 1\]
-torus(3, 0) -> ValueError: each of sizes must be at least 1, got 0
+torus(3, 0) -> ValueError: each entry of sizes must be at least 1, got 0
 watts_strogatz(4, 5, 0.1) -> ValueError: k must be at most n = 4, the number of tokens, got 5
 erdos_renyi(4, -0.1) -> ValueError: p must be a probability in \[0, 1\], got -0.1
 natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single value pass \[16\]
@@ -56,7 +56,7 @@ documents(3) -> TypeError: lengths must be a list of sizes, got 3; for a single 
 permutation(3) -> TypeError: order must be a list of positions, got 3
 permutation([0, 2]) -> ValueError: order must hold each of 0 \.\. 1 once, in any order, got \[0, 2\]
 fill_in_the_middle(4, 1, 5) -> IndexError: n = 4, got start 1 and stop 5
-duo_attention(4, 2, [2], 2) -> IndexError: retrieval must be head numbers in 0 \.\. 1, got 2
+duo_attention(4, 2, [2], 2) -> IndexError: retrieval must be head indices in 0 \.\. 1, got 2
 summary_tokens(4, 2, 3) -> ValueError: c must be at most stride = 2, the length of a chunk, got 3
 with_self_loops(cross(2, 3)) -> ValueError: needs the same tokens on both sides
 edge_types(causal(3), 1) -> TypeError: parts must be a list of graphs.*got 1
@@ -66,7 +66,7 @@ temporal(full(2), [0.0]) -> ValueError: times must be 2 numbers.* got \[0.0\]
 temporal(full(2), [True, False]) -> TypeError: times must be a tensor of numbers, got torch.bool
 sparse_strided(8, 4, 2) -> TypeError: causal must be a bool, got 2 of type int
 window(4) -> TypeError: window\(\) missing 1 required positional argument: 'w'
-edge_types(full(2), [full(3)]) -> ValueError: each of parts must be a graph over
+edge_types(full(2), [full(3)]) -> ValueError: each entry of parts must be a graph over
 shortest_paths(full(2), full(3)) -> ValueError: structure must be a graph over
 prefix_tree([2, 1], [-1]) -> ValueError: for each of the 2 lengths, got 1
 hierarchical_document(3) -> TypeError: sections must be a list of lists .*got 3

@@ -71,7 +71,7 @@ class TestKin:
     def test_shortest_paths_in_chunks_of_senders(self, monkeypatch):
         graph = convert.from_networkx(random_digraph(2))
         distances = structure.shortest_paths(patterns.full(11), graph)
-        monkeypatch.setattr(structure, "NUMBERS_PER_CHUNK", 1)
+        monkeypatch.setattr(structure, "ENTRIES_PER_CHUNK", 1)
         assert torch.equal(structure.shortest_paths(patterns.full(11), graph), distances)
 
 
