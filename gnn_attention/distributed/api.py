@@ -112,14 +112,14 @@ def gather(
         _check_length(x, axis, shares.sizes[rank], f"the rank's {shares.sizes[rank]} tokens on axis {axis}")
     rows = x.movedim(axis, 0)
     requires_grad = torch.is_grad_enabled() and x.requires_grad
-    row = f"{list(rows.shape[1:])} in {x.dtype}"
-    values = {"partition": shares, "row of x": row, "requires_grad": requires_grad}
+    row_format = f"{list(rows.shape[1:])} in {x.dtype}"
+    values = {"partition": shares, "row of x": row_format, "requires_grad": requires_grad}
     collectives.check_agreement(values, "", group, x.device)
-    send = [torch.arange(len(rows), device="cpu")] * shares.world_size
-    # `received` begins with the local rows, which the rows of all ranks follow.
-    received = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, shares.sizes, group)
+    send_indices = [torch.arange(len(rows), device="cpu")] * shares.world_size
+    # `all_rows` begins with the local rows, which are followed by the rows of all ranks.
+    all_rows = collectives.exchange(rows.unsqueeze(-1).flatten(1), send_indices, shares.sizes, group)
     order = shares.owner.argsort(stable=True).argsort().to(x.device)
-    return received[len(rows) :][order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
+    return all_rows[len(rows) :][order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
 
 
 def _build_rank_graph(graph: TokenGraph, partition: Partition, rank: int, group: Any) -> RankGraph:
@@ -136,7 +136,7 @@ def _resolve_group(group: Any) -> Any:
         raise ValueError("torch.distributed is not initialised: use torchrun and init_process_group first")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ValueError(f"group must have one axis, got {group.ndim}: take mesh['tokens']")
+            raise ValueError(f"group must have one axis, got {group.ndim}: use mesh['tokens']")
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):

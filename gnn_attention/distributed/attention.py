@@ -31,23 +31,22 @@ from gnn_attention.score_mods import ScoreMod
 DROPOUT_BACKENDS = ("dense", "tiles", "rows", "reference")
 
 BackendLike = str | Backend
-Result = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhood:
     """The graph of a rank's receivers over its senders and its halo, and how to fetch the halo.
 
-    ``send[r]`` lists the rank's senders that rank r needs, and ``receive[r]`` counts the senders that
-    rank r sends. ``order`` sorts the rank's senders and the received ones by position. ``dst_at`` and
+    ``send_indices[r]`` are the senders that rank r needs; ``recv_counts[r]`` is the number of senders
+    from rank r. ``order`` sorts the rank's senders and the received ones by position. ``dst_at`` and
     ``src_at`` are absolute positions, or None if they follow from the offsets of the graph.
     """
 
     graph: TokenGraph
     dst_at: Int[Tensor, " dst"] | None
     src_at: Int[Tensor, " senders"] | None
-    send: tuple[Int[Tensor, " sent"], ...]
-    receive: tuple[int, ...]
+    send_indices: tuple[Int[Tensor, " sent"], ...]
+    recv_counts: tuple[int, ...]
     order: Int[Tensor, " senders"]
 
     @property
@@ -63,14 +62,14 @@ def build_neighbourhood(rank_graph: RankGraph, device: torch.device) -> Neighbou
     halo_senders = halo(graph, partition, rank)
     senders, order = torch.cat([local_senders, *halo_senders]).sort()
     masks = (remote_senders(graph, partition, other)[local_senders] for other in range(partition.world_size))
-    send = tuple(mask.nonzero().flatten().to(device) for mask in masks)
-    receive = tuple(map(len, halo_senders))
+    send_indices = tuple(mask.nonzero().flatten().to(device) for mask in masks)
+    recv_counts = tuple(map(len, halo_senders))
     local_graph, (dst_at, src_at) = subgraph(graph, partition.dst.tokens(rank), senders)
-    return Neighbourhood(local_graph, dst_at, src_at, send, receive, order.to(device))
+    return Neighbourhood(local_graph, dst_at, src_at, send_indices, recv_counts, order.to(device))
 
 
 @not_compiled
-def run(call: AttentionCall, backend: BackendLike) -> Result:
+def run(call: AttentionCall, backend: BackendLike) -> tuple[Tensor, Tensor | None]:
     """Return ``out [B, Hq, local dst, Dv]`` and ``lse``, if any, on a :class:`RankGraph`. A collective.
 
     ``torch.compile`` breaks its graph here and compiles nothing inside.
@@ -82,7 +81,7 @@ def run(call: AttentionCall, backend: BackendLike) -> Result:
     return eager(call, backend)  # type: ignore[no-any-return]
 
 
-def _run(call: AttentionCall, backend: BackendLike) -> Result:
+def _run(call: AttentionCall, backend: BackendLike) -> tuple[Tensor, Tensor | None]:
     graph: Any = call.graph
     check_backend(backend)
     _check_agreement(call, graph, backend)
@@ -91,7 +90,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     hood: Neighbourhood = memoized(build_neighbourhood, graph, call.q.device)
     # A row holds the keys and values of a sender, for all samples and heads.
     rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (call.k, call.v)], dim=1)
-    rows = collectives.exchange(rows, hood.send, hood.receive, graph.group)
+    rows = collectives.exchange(rows, hood.send_indices, hood.recv_counts, graph.group)
     batch, kv_heads, _, dim = call.k.shape
     k_rows, v_rows = rows.index_select(0, hood.order).tensor_split([batch * kv_heads * dim], dim=1)
     k = k_rows.view(len(k_rows), batch, kv_heads, dim).permute(1, 2, 0, 3)
@@ -120,9 +119,9 @@ class _CallAtPositions(AttentionCall):
 
 
 def _score_at_positions(
-    mod: ScoreMod, tables: tuple[Tensor | None, ...], score: Tensor, b: Tensor, h: Tensor, *rows: Tensor
+    mod: ScoreMod, positions: tuple[Tensor | None, ...], score: Tensor, b: Tensor, h: Tensor, *rows: Tensor
 ) -> Tensor:
-    return mod(score, b, h, *map(_look_up, tables, rows))
+    return mod(score, b, h, *map(_look_up, positions, rows))
 
 
 def _look_up(table: Tensor | None, row: Tensor) -> Tensor:
@@ -133,10 +132,10 @@ def _use_positions(call: AttentionCall, hood: Neighbourhood) -> AttentionCall:
     """Make score_mod and dropout use absolute positions."""
     if not hood.has_gaps:
         return call
-    values = {field.name: getattr(call, field.name) for field in fields(call) if field.init}
+    arguments = {field.name: getattr(call, field.name) for field in fields(call) if field.init}
     if call.score_mod is not None:
-        values["score_mod"] = partial(_score_at_positions, call.score_mod, (hood.dst_at, hood.src_at))
-    return _CallAtPositions(**values, dst_at=hood.dst_at, src_at=hood.src_at)
+        arguments["score_mod"] = partial(_score_at_positions, call.score_mod, (hood.dst_at, hood.src_at))
+    return _CallAtPositions(**arguments, dst_at=hood.dst_at, src_at=hood.src_at)
 
 
 def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike) -> None:
@@ -146,19 +145,19 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     """
     sizes = [*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]
     requires_grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
-    optional = {"score_mod": call.score_mod, "sink_logits": call.sink_logits}
-    names = ", ".join(name for name, value in optional.items() if value is not None) or "nothing else"
-    values = memoized(_describe_shards, graph.whole, graph.partition) | {
+    extras = {"score_mod": call.score_mod, "sink_logits": call.sink_logits}
+    names = ", ".join(name for name, value in extras.items() if value is not None) or "nothing else"
+    settings = memoized(_describe_partition, graph.whole, graph.partition) | {
         "backend": backend if isinstance(backend, str) else backend.name,
         "q, k and v": f"[B, Hq, Hkv, D, Dv] = {sizes} in {call.k.dtype}",
         "requires_grad": requires_grad,
         "options": f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {names}",
     }
     agreed_calls = graph.whole._memo.setdefault((_check_agreement, graph.group), set())
-    key = tuple(values.values())
+    key = tuple(settings.values())
     if key in agreed_calls and distributed.get_backend(graph.group) != "gloo":
         return
-    collectives.check_agreement(values, "", graph.group, call.q.device)
+    collectives.check_agreement(settings, "", graph.group, call.q.device)
     # All ranks have the same graph and partition now, so each may compute its neighbourhood.
     if backend != "auto":
         backend = BACKENDS[backend] if isinstance(backend, str) else backend
@@ -179,12 +178,12 @@ def _unsupported_reason(call: AttentionCall, hood: Neighbourhood, backend: Backe
     return "" if reason is None else f"backend {backend.name!r} does not support {hood.graph!r}: {reason}"
 
 
-def _describe_shards(graph: TokenGraph, partition: Partition) -> dict[str, str]:
+def _describe_partition(graph: TokenGraph, partition: Partition) -> dict[str, str]:
     # A rule may have too many edges to list, so its in-degrees are hashed instead of its edges.
-    hashed = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
-    fingerprint = hashlib.sha256(hashed.contiguous().numpy().tobytes()).hexdigest()[:12]
-    owners = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
+    hashed_tensor = graph.in_degree() if graph.edges.listed() is None else graph.edge_index
+    edge_digest = hashlib.sha256(hashed_tensor.contiguous().numpy().tobytes()).hexdigest()[:12]
+    owner_digests = ", ".join(shares.digest[:8] for shares in (partition.dst, partition.src))
     return {
-        "graph": f"{graph!r} with edges {fingerprint}",
-        "partition": f"{partition!r} with owners {owners}",
+        "graph": f"{graph!r} with edges {edge_digest}",
+        "partition": f"{partition!r} with owners {owner_digests}",
     }

@@ -13,7 +13,7 @@ from gnn_attention.graph.liveness import last_edges
 from gnn_attention.graph.regions.quadtree import Boxes, split_evenly
 
 # A rule is first evaluated on boxes of at most this many receivers and senders.
-SIDE = 2**13
+MAX_BOX_SIDE = 2**13
 
 
 def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor, " senders"], ...]:
@@ -51,10 +51,10 @@ def remote_senders(graph: TokenGraph, partition: Partition, rank: int) -> Bool[T
         # There is a box for each sample, head and range of receivers, and it spans all senders.
         ranges = torch.tensor(partition.dst.ranges(rank), dtype=torch.int64, device="cpu").view(-1, 2)
         sizes = (graph.batch or 1, graph.heads or 1, len(ranges))
-        b, h, i = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)
-        start, stop = ranges[i].unbind(1)
-        zero = torch.zeros_like(i)
-        boxes = Boxes(zero, b, h, start, zero, stop - start, zero + graph.num_src)
-        for src, _ in last_edges(graph.edges, split_evenly(boxes, SIDE)):
+        b, h, range_index = torch.ones(sizes, device="cpu").nonzero(as_tuple=True)
+        start, stop = ranges[range_index].unbind(1)
+        zeros = torch.zeros_like(range_index)
+        boxes = Boxes(zeros, b, h, start, zeros, stop - start, zeros + graph.num_src)
+        for src, _ in last_edges(graph.edges, split_evenly(boxes, MAX_BOX_SIDE)):
             is_sender[src] = True
     return is_sender & (partition.src.owner != rank)

@@ -77,7 +77,7 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     of ranks, for a mesh of several axes, and for a model without attention.
     """
     if mesh.ndim != 1:
-        raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
+        raise ValueError(f"mesh must have one axis, got {mesh.ndim}: use, for example, mesh['heads']")
     layers = [module for module in model.modules() if isinstance(module, MessagePassingAttention)]
     if not layers:
         raise ValueError(f"model must have a MessagePassingAttention, got {type(model).__name__}")
@@ -90,18 +90,18 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 @dataclass(frozen=True)
 class HeadShard:
-    """The heads of one rank: ``count`` query heads of ``total``, from head ``first`` on."""
+    """The heads of one rank: ``num_heads`` of ``total_heads``, from ``first_head`` on."""
 
     mesh: DeviceMesh
-    first: int
-    count: int
-    total: int
+    first_head: int
+    num_heads: int
+    total_heads: int
 
     @classmethod
     def of(cls, heads: nn.Module, mesh: DeviceMesh) -> HeadShard:
-        total = _check_heads(heads, mesh.size())
-        count = total // mesh.size()
-        return cls(mesh, mesh.get_local_rank() * count, count, total)
+        total_heads = _check_heads(heads, mesh.size())
+        num_heads = total_heads // mesh.size()
+        return cls(mesh, mesh.get_local_rank() * num_heads, num_heads, total_heads)
 
     def replicate(self, x: Tensor) -> Tensor:
         """Return ``x``, which all ranks have; its gradient is summed over the ranks."""
@@ -126,7 +126,7 @@ class HeadShard:
             copy.__dict__["mods"] = tuple(copies.get(id(mod), mod) for mod in module.mods)
         # Merged heads store `num_heads`; other forms compute it from their parameters.
         if "num_heads" in copy.__dict__:
-            copy.__dict__["num_heads"] = self.count
+            copy.__dict__["num_heads"] = self.num_heads
         return copy
 
     def _local_parameter(self, name: str, parameter: Tensor | None) -> Tensor | None:
@@ -136,17 +136,17 @@ class HeadShard:
         return local if name == OUTPUT_BIAS or parameter.placements[0].is_shard() else self.replicate(local)
 
 
-def _select_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
-    name = f"{graph.name}, heads {first} to {first + count - 1}"
-    rule = partial(_shift_heads, graph.edges.contains, first)
-    fields: dict[str, Any] = {"edges": RuleEdges(rule), "heads": count, "name": name}
+def _select_heads(graph: TokenGraph, first_head: int, num_heads: int) -> TokenGraph:
+    name = f"{graph.name}, heads {first_head} to {first_head + num_heads - 1}"
+    rule = partial(_shift_heads, graph.edges.contains, first_head)
+    fields: dict[str, Any] = {"edges": RuleEdges(rule), "heads": num_heads, "name": name}
     if isinstance(graph, RankGraph):
-        fields["whole"] = memoized(_select_heads, graph.whole, first, count)
+        fields["whole"] = memoized(_select_heads, graph.whole, first_head, num_heads)
     return replace(graph, **fields)
 
 
-def _shift_heads(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rule(b, h + first, dst, src)  # type: ignore[no-any-return]
+def _shift_heads(rule: Any, first_head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return rule(b, h + first_head, dst, src)  # type: ignore[no-any-return]
 
 
 class _ShardedLayer:
@@ -156,17 +156,17 @@ class _ShardedLayer:
     def make_call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
     ) -> AttentionCall:
-        shard = self.shard
+        shard, total_heads = self.shard, self.shard.total_heads
         if graph.heads is not None:
-            if graph.heads != shard.total:
-                raise ValueError(f"graph must have the layer's {shard.total} heads or none, got {graph!r}")
-            graph = memoized(_select_heads, graph, shard.first, shard.count)
+            if graph.heads != total_heads:
+                raise ValueError(f"graph must have the layer's {total_heads} heads or none, got {graph!r}")
+            graph = memoized(_select_heads, graph, shard.first_head, shard.num_heads)
         if bias is not None:
             bias = shard.replicate(bias)
-            has_heads = bias.dim() >= 2 and bias.shape[-2] == shard.total
-            bias = bias.narrow(-2, shard.first, shard.count) if has_heads else bias
+            has_heads = bias.dim() >= 2 and bias.shape[-2] == total_heads
+            bias = bias.narrow(-2, shard.first_head, shard.num_heads) if has_heads else bias
         call: AttentionCall = super().make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[misc]
-        call = replace(call, first_head=shard.first)
+        call = replace(call, first_head=shard.first_head)
         if not isinstance(call.score_mod, nn.Module):
             return call
         # This replicates the parameters of the score_mod once, however often a backend calls it.
@@ -176,8 +176,8 @@ class _ShardedLayer:
     def run_call(self, call: AttentionCall, batched: bool, graph_is_temporary: bool) -> tuple[Tensor, Any]:
         update, weights = super().run_call(call, batched, graph_is_temporary)  # type: ignore[misc]
         if call.with_lse:
-            head_axis = [Shard(weights.dim() - 1)]
-            weights = DTensor.from_local(weights, self.shard.mesh, head_axis, run_check=False).full_tensor()
+            placements = [Shard(weights.dim() - 1)]
+            weights = DTensor.from_local(weights, self.shard.mesh, placements, run_check=False).full_tensor()
         return update, weights
 
 
@@ -188,7 +188,7 @@ class _ShardedHeads:
     @property
     def first_head(self) -> int:
         # A cache adds this to the index of a local head before it calls the score_mod.
-        return self.shard.first
+        return self.shard.first_head
 
     def reset_parameters(self) -> None:
         # The random parameters would depend on the number of ranks.
@@ -225,21 +225,21 @@ def _change_class(module: Any, mixin: type, shard: HeadShard) -> None:
     module.shard = shard
 
 
-def _check_heads(heads: nn.Module, ranks: int) -> int:
+def _check_heads(heads: nn.Module, num_ranks: int) -> int:
     """Return the number of query heads, after checking that the ranks can share them."""
     kind = type(heads).__name__
     if not isinstance(heads, Heads):
         raise TypeError(f"sharded heads must be standard, factored, merged or latent, got {kind}")
     if isinstance(heads, _ShardedHeads):
         raise ValueError(f"these {kind} are sharded already: shard a layer or a model once")
-    standard = heads.standard if isinstance(heads, FactoredHeads) else heads
-    if isinstance(standard, StandardHeads) and standard.W_O is None:
+    heads = heads.standard if isinstance(heads, FactoredHeads) else heads
+    if isinstance(heads, StandardHeads) and heads.W_O is None:
         raise ValueError("heads without W_O are concatenated, but only a sum can be sharded over ranks")
-    kv_heads = standard.num_kv_heads if isinstance(standard, StandardHeads) else standard.num_heads
-    for name, count in (("num_heads", standard.num_heads), ("num_kv_heads", kv_heads)):
-        if count % ranks:
-            raise ValueError(f"{name} must be a multiple of the {ranks} ranks, got {count}")
-    return int(standard.num_heads)
+    num_kv_heads = heads.num_kv_heads if isinstance(heads, StandardHeads) else heads.num_heads
+    for name, count in (("num_heads", heads.num_heads), ("num_kv_heads", num_kv_heads)):
+        if count % num_ranks:
+            raise ValueError(f"{name} must be a multiple of the {num_ranks} ranks, got {count}")
+    return int(heads.num_heads)
 
 
 def _shard_parameters(heads: Any, shard: HeadShard, src_rank: int | None) -> None:

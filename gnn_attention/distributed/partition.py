@@ -1,4 +1,4 @@
-"""Partition tokens over ranks: equal ranges, mirrored chunks, ranges with equal edges, or METIS.
+"""Partition tokens over ranks: equally, in mirrored chunks, by number of edges, or with METIS.
 
 Tokens are counted from the graph's first receiver and first sender, as in ``edge_index``.
 """
@@ -18,10 +18,10 @@ from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized
 
-# The repr of shares lists at most this many ranks.
-MAX_SIZES = 4
+# The repr of shares shows the sizes of at most this many ranks.
+MAX_IN_REPR = 4
 # METIS needs about 3 GB for this many edges.
-MAX_EDGES = 2**25
+MAX_METIS_EDGES = 2**25
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +44,7 @@ class Shares:
         world_size = checks.size("world_size", self.world_size, 1)
         checks.instance("owner", owner, Tensor)
         if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
-            raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quote(owner)}")
+            raise TypeError(f"owner must be a 1-D tensor of integers, a rank per token, got {quote(owner)}")
         owner = owner.to("cpu", torch.int64)
         if len(owner) and not 0 <= (low := int(owner.min())) <= (high := int(owner.max())) < world_size:
             raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {low} .. {high}")
@@ -52,7 +52,7 @@ class Shares:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all ranks together."""
+        """Total number of tokens on all ranks."""
         return len(self.owner)
 
     @cached_property
@@ -69,8 +69,8 @@ class Shares:
     def ranges(self, rank: int) -> list[tuple[int, int]]:
         """Return the ranges ``(start, stop)`` of tokens of a rank in ascending order."""
         tokens = self.tokens(rank)
-        cuts = (tokens.diff() != 1).nonzero().flatten() + 1
-        return [(int(run[0]), int(run[-1]) + 1) for run in tokens.tensor_split(cuts) if len(run)]
+        run_starts = (tokens.diff() != 1).nonzero().flatten() + 1
+        return [(int(run[0]), int(run[-1]) + 1) for run in tokens.tensor_split(run_starts) if len(run)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Shares) and self.digest == other.digest
@@ -79,14 +79,14 @@ class Shares:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(map(str, self.sizes[:MAX_SIZES])) + ", ..." * (self.world_size > MAX_SIZES)
+        sizes = ", ".join(map(str, self.sizes[:MAX_IN_REPR])) + ", ..." * (self.world_size > MAX_IN_REPR)
         return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {sizes})"
 
     @cached_property
     def digest(self) -> str:
         """A short hash of owners and ``world_size``, by which ranks compare their arguments."""
-        table = torch.cat([self.owner, self.owner.new_tensor([self.world_size])])
-        return hashlib.sha256(table.numpy().tobytes()).hexdigest()[:16]
+        hashed_values = torch.cat([self.owner, self.owner.new_tensor([self.world_size])])
+        return hashlib.sha256(hashed_values.numpy().tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Balance causal edges: of ``2 world_size`` chunks rank r owns chunks r and ``2 world_size - 1 - r``.
+    """Balance causal edges: rank r owns chunks r and ``2 world_size - 1 - r`` of ``2 world_size`` chunks.
 
     In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges. Ranks differ by at most
     ``T + 1`` edges, or by 0 if ``2 world_size`` divides T. The last rank owns the middle token of an odd T.
@@ -152,18 +152,18 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
     Shares(10 tokens on 2 ranks: 7, 3)
     """
     world_size = checks.size("world_size", world_size, 1)
-    edges = receiver_edges(graph)
+    degree = total_in_degrees(graph)
     # In a graph without edges, each receiver counts as one edge.
-    edges = edges if edges.any() else torch.ones_like(edges)
+    degree = degree if degree.any() else torch.ones_like(degree)
     # A receiver goes to the rank whose share of the edges contains the middle of its own edges.
-    twice_middle = 2 * edges.cumsum(0) - edges
-    dst = Shares(((twice_middle * world_size - 1) // max(2 * int(edges.sum()), 1)).clamp(min=0), world_size)
+    twice_middle = 2 * degree.cumsum(0) - degree
+    dst = Shares(((twice_middle * world_size - 1) // max(2 * int(degree.sum()), 1)).clamp(min=0), world_size)
     src = dst if graph.num_src == graph.num_dst else contiguous(graph, world_size).src
     return Partition(dst, src, "by edges")
 
 
 def metis(graph: TokenGraph, world_size: int) -> Partition:
-    """Compute METIS's k-way partition. It is deterministic, sends few senders and balances edges.
+    """Compute METIS's k-way partition. It is deterministic, balances edges and keeps halos small.
 
     Receivers and senders are the same nodes only in a square graph. ImportError without pymetis
     (extra ``metis``), ValueError for more than 2^25 edges. Source: Karypis and Kumar 1998, A fast
@@ -175,24 +175,24 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
     except ImportError:
         raise ImportError("metis needs pymetis: pip install 'gnn_attention[metis]' or use by_edges") from None
     is_square = graph.num_dst == graph.num_src
-    if graph.num_edges > MAX_EDGES:
-        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many for metis; take by_edges")
+    if graph.num_edges > MAX_METIS_EDGES:
+        raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many for metis; use by_edges")
     slices = ((b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1))
     src, dst = torch.cat([graph.select(b, h).edge_index for b, h in slices], dim=1)
-    shift = 0 if is_square else graph.num_dst
-    edge_index, _ = remove_self_loops(torch.stack([src + shift, dst]))
-    node, neighbours = to_undirected(edge_index, num_nodes=shift + graph.num_src)
-    ptr = index2ptr(node, shift + graph.num_src)
-    weight = receiver_edges(graph) + 1
+    src_shift = 0 if is_square else graph.num_dst
+    edge_index, _ = remove_self_loops(torch.stack([src + src_shift, dst]))
+    nodes, neighbours = to_undirected(edge_index, num_nodes=src_shift + graph.num_src)
+    neighbour_ptr = index2ptr(nodes, src_shift + graph.num_src)
+    node_weights = total_in_degrees(graph) + 1
     if not is_square:
-        weight = torch.cat([weight, weight.new_ones(graph.num_src)])
-    if world_size == 1 or len(weight) <= world_size or not len(neighbours):
-        owner = torch.arange(len(weight), device="cpu") % world_size
+        node_weights = torch.cat([node_weights, node_weights.new_ones(graph.num_src)])
+    if world_size == 1 or len(node_weights) <= world_size or not len(neighbours):
+        owner = torch.arange(len(node_weights), device="cpu") % world_size
     else:
-        # objtype 1 minimises the number of sent senders, not the number of edges between ranks.
+        # objtype 1 minimises the total size of the halos, not the number of edges between ranks.
         options = {"recursive": False, "options": pymetis.Options(objtype=1, seed=0)}
-        adjacency = pymetis.CSRAdjacency(ptr.numpy(), neighbours.numpy())
-        result = pymetis.part_graph(world_size, adjacency, vweights=weight.numpy(), **options)
+        adjacency = pymetis.CSRAdjacency(neighbour_ptr.numpy(), neighbours.numpy())
+        result = pymetis.part_graph(world_size, adjacency, vweights=node_weights.numpy(), **options)
         owner = torch.as_tensor(result.vertex_part, dtype=torch.int64, device="cpu")
     dst = Shares(owner[: graph.num_dst], world_size)
     return Partition(dst, dst if is_square else Shares(owner[graph.num_dst :], world_size), "metis")
@@ -222,7 +222,7 @@ def check_world_size(partition: Partition, world_size: int) -> None:
         raise ValueError(f"partition must have {world_size} ranks, got {partition.world_size}")
 
 
-def receiver_edges(graph: TokenGraph) -> Int[Tensor, " dst"]:
+def total_in_degrees(graph: TokenGraph) -> Int[Tensor, " dst"]:
     """Count the in-edges of each receiver over all heads and samples."""
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
 

@@ -43,7 +43,7 @@ class RankGraph(TokenGraph):
         """Raise NotImplementedError, because edges from senders of other ranks are missing."""
         raise NotImplementedError(
             f"{self!r} lacks edges from other ranks: a per-edge bias, weights of edges and the "
-            "message-passing path need one process, but a score_mod may add a number for each pair"
+            "message-passing path need one process, but a score_mod may add a scalar for each pair"
         )
 
     def _refuse_change(self, *arguments: Any, **options: Any) -> NoReturn:
@@ -64,7 +64,7 @@ def subgraph(
     """Return the edges between receivers ``dst`` and senders ``src`` as a graph over their rows.
 
     Also return the absolute positions of receivers and senders, each None if an offset suffices. A
-    rule is shifted for a range of tokens, or else looks them up in a table. Edge lists stay edge lists.
+    rule is shifted for a range of tokens; otherwise it looks tokens up in a table. Edge lists stay lists.
     """
     dst_tokens, src_tokens = _start_or_tokens(dst), _start_or_tokens(src)
     name = f"{text.parenthesize(graph.name)} between ranks"
@@ -83,8 +83,8 @@ def _start_or_tokens(tokens: Tensor) -> int | Tensor:
     """Return the first token if the tokens are a range, or else the tokens."""
     if not len(tokens):
         return 0
-    first = int(tokens[0])
-    return first if int(tokens[-1]) - first + 1 == len(tokens) else tokens
+    start = int(tokens[0])
+    return start if int(tokens[-1]) - start + 1 == len(tokens) else tokens
 
 
 def _offset_or_positions(offset: int, tokens: int | Tensor) -> tuple[int, Tensor | None]:

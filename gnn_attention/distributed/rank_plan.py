@@ -1,7 +1,7 @@
-"""Count exactly what a graph costs on several ranks: edges, halo, bytes and balance.
+"""Compute exactly what a graph costs on several ranks: edges, halos, bytes and balance.
 
-Byte counts cover the keys and values that the forward pass sends: each sender is sent with all its
-key/value heads and samples. The backward pass sends as many bytes of gradients back.
+Bytes are counted for the keys and values that the forward pass sends, over all key/value heads and
+samples of each sender. The backward pass sends as many bytes of gradients back.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention.distributed.halo_sets import halo_sizes
-from gnn_attention.distributed.partition import Partition, receiver_edges, resolve_partition
+from gnn_attention.distributed.partition import Partition, resolve_partition, total_in_degrees
 from gnn_attention.graph import TokenGraph, memoized
 
-# With this many ranks, the table of all pairs of ranks takes 128 MiB.
+# With this many ranks, the matrix of halo sizes takes 128 MiB.
 MAX_RANKS = 4096
 
 
@@ -49,12 +49,12 @@ class Plan:
     @property
     def balance(self) -> float:
         """The largest number of edges on a rank, divided by the mean over all ranks."""
-        return _balance([load.edges for load in self.ranks])
+        return _max_over_mean([load.edges for load in self.ranks])
 
     @property
     def token_balance(self) -> float:
         """The largest number of receivers on a rank, divided by the mean over all ranks."""
-        return _balance([load.receivers for load in self.ranks])
+        return _max_over_mean([load.receivers for load in self.ranks])
 
     @property
     def halo_bytes(self) -> int:
@@ -62,15 +62,15 @@ class Plan:
         return sum(load.received for load in self.ranks)
 
     def __str__(self) -> str:
-        count = f"{len(self.ranks)} {'rank' if len(self.ranks) == 1 else 'ranks'}"
-        lines = [f"{self.graph} on {count}, {self.partition.name}"]
-        lines += [f"{self.row_bytes:,} bytes a sender, {self.halo_bytes:,} bytes received by all ranks", ""]
+        unit = "rank" if len(self.ranks) == 1 else "ranks"
+        lines = [f"{self.graph} on {len(self.ranks)} {unit}, {self.partition.name}"]
+        lines += [f"{self.row_bytes:,} bytes per sender, {self.halo_bytes:,} bytes received by all ranks", ""]
         lines += [f"{'rank':>6}{'receivers':>14}{'edges':>24}{'halo':>14}{'MB in':>14}{'MB out':>14}"]
         for load in self.ranks:
-            counts = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
-            lines += [f"{counts}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"]
-        balance = f"edges {self.balance:.3f}, receivers {self.token_balance:.3f}"
-        return "\n".join([*lines, "", f"balance (most / mean): {balance}"])
+            row = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
+            lines += [f"{row}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"]
+        ratios = f"edges {self.balance:.3f}, receivers {self.token_balance:.3f}"
+        return "\n".join([*lines, "", f"balance (most / mean): {ratios}"])
 
 
 def plan(
@@ -87,8 +87,8 @@ def plan(
 ) -> Plan:
     """Compute the cost of a graph on ``world_size`` ranks with ``heads`` heads of ``dim`` channels.
 
-    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. Raises ValueError or
-    TypeError for sizes, names and partitions that do not fit the graph.
+    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`. Raises TypeError or
+    ValueError for a wrong argument, or sizes or a partition that do not fit the graph.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(1_000_000, 4096)
@@ -106,23 +106,23 @@ def plan(
         if size not in (None, sizes[name]):
             raise ValueError(f"{name} must be {size} as in {graph!r}, got {sizes[name]}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quote(dtype)}")
+        raise TypeError(f"dtype must be a floating-point torch.dtype, got {checks.quote(dtype)}")
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
         raise ValueError(f"world_size must be at most {MAX_RANKS}, got {world_size}")
     partition = resolve_partition(graph, partition, world_size)
     row_bytes = sizes["batch"] * sizes["kv_heads"] * (sizes["dim"] + sizes["value_dim"]) * dtype.itemsize
-    copies = (1 if graph.heads else sizes["heads"]) * (1 if graph.batch else sizes["batch"])
-    edges = torch.zeros(partition.world_size, dtype=torch.int64, device="cpu")
-    edges.index_add_(0, partition.dst.owner, receiver_edges(graph) * copies)
+    num_copies = (1 if graph.heads else sizes["heads"]) * (1 if graph.batch else sizes["batch"])
+    rank_edges = torch.zeros(partition.world_size, dtype=torch.int64, device="cpu")
+    rank_edges.index_add_(0, partition.dst.owner, total_in_degrees(graph) * num_copies)
     halo = memoized(halo_sizes, graph, partition)
-    counts = zip(partition.dst.sizes, edges.tolist(), halo.sum(1).tolist(), halo.sum(0).tolist(), strict=True)
+    columns = (partition.dst.sizes, rank_edges.tolist(), halo.sum(1).tolist(), halo.sum(0).tolist())
     ranks = tuple(
-        RankLoad(rank, num_dst, num_edges, received, received * row_bytes, sent * row_bytes)
-        for rank, (num_dst, num_edges, received, sent) in enumerate(counts)
+        RankLoad(rank, num_dst, num_edges, num_halo, num_halo * row_bytes, num_sent * row_bytes)
+        for rank, (num_dst, num_edges, num_halo, num_sent) in enumerate(zip(*columns, strict=True))
     )
     return Plan(repr(graph), partition, row_bytes, ranks)
 
 
-def _balance(loads: Sequence[int]) -> float:
-    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+def _max_over_mean(counts: Sequence[int]) -> float:
+    return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0

@@ -36,19 +36,19 @@ LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}
 class Side:
     """The receivers or the senders of a picture: their number, first position, and names."""
 
-    count: int
+    num_tokens: int
     offset: int = 0
     names: Sequence[str] | None = None
 
     @property
-    def label_length(self) -> float:
+    def label_inches(self) -> float:
         """The length of the longest name in inches."""
         return 0.075 * max(map(len, self.names or ()), default=0)
 
     def labels(self) -> dict[int, str]:
         """Return the name or position of each token, or of eight or fewer if there are many."""
-        step = 1 if self.count <= DETAIL_LIMIT else 1 << (-(-self.count // 8) - 1).bit_length()
-        tokens = range(0, self.count, step)
+        step = 1 if self.num_tokens <= DETAIL_LIMIT else 1 << (-(-self.num_tokens // 8) - 1).bit_length()
+        tokens = range(0, self.num_tokens, step)
         return {i: self.names[i] if self.names else str(self.offset + i) for i in tokens}
 
 
@@ -94,35 +94,35 @@ def get_axes(ax: Axes | None, width: float, height: float, pad: float = 0) -> tu
 
 def create_tables(ax: Axes | None, count: int, dst: Side, src: Side, name: str) -> tuple[Figure, list[Axes]]:
     """Return a figure and axes for ``count`` tables; only the outer axes have labels."""
-    pad = max(dst.label_length, src.label_length)
+    pad = max(dst.label_inches, src.label_inches)
     if count == 1:
         # A table with few rows has a flatter figure.
-        flatness = max(1 / MAX_ASPECT, min(1.0, dst.count / max(src.count, 1)))
-        figure, axes = get_axes(ax, 6.0, 1.2 + 5.2 * flatness, pad)
+        aspect = max(1 / MAX_ASPECT, min(1.0, dst.num_tokens / max(src.num_tokens, 1)))
+        figure, axes = get_axes(ax, 6.0, 1.2 + 5.2 * aspect, pad)
         grid = [axes]
     else:
-        columns = min(count, 4 if count <= 16 else 8)
-        rows = -(-count // columns)
-        longest = max(dst.count, src.count) if pad else 0
-        side = max(2.7, min(0.6 + 0.17 * longest, 22 / columns))
-        width, height = 0.6 + side * columns + pad, 0.9 + (side + 0.2) * rows + pad
-        figure, axes = create_figure(width, height, nrows=rows, ncols=columns, squeeze=False)
+        ncols = min(count, 4 if count <= 16 else 8)
+        nrows = -(-count // ncols)
+        max_tokens = max(dst.num_tokens, src.num_tokens) if pad else 0
+        table_inches = max(2.7, min(0.6 + 0.17 * max_tokens, 22 / ncols))
+        width, height = 0.6 + table_inches * ncols + pad, 0.9 + (table_inches + 0.2) * nrows + pad
+        figure, axes = create_figure(width, height, nrows=nrows, ncols=ncols, squeeze=False)
         grid = list(axes.flat[:count])
-        for unused in axes.flat[count:]:
-            unused.set_axis_off()
+        for unused_axes in axes.flat[count:]:
+            unused_axes.set_axis_off()
         set_headline(figure, name)
-    for table in grid:
-        set_ticks(table, "y", dst)
-        set_ticks(table, "x", src)
-        table.set(xlabel="src (sender)", ylabel="dst (receiver)")
+    for table_axes in grid:
+        set_ticks(table_axes, "y", dst)
+        set_ticks(table_axes, "x", src)
+        table_axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         if count > 1:
-            table.label_outer()
+            table_axes.label_outer()
     return figure, grid
 
 
-def set_title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
+def set_title(ax: Axes, name: str, subtitle: str = "", width: int = 64) -> None:
     lines = textwrap.wrap(make_printable(name), width, max_lines=3, placeholder=" ...")
-    text = "\n".join([*lines, make_printable(facts)] if facts else lines)
+    text = "\n".join([*lines, make_printable(subtitle)] if subtitle else lines)
     ax.set_title(text, fontsize=10, loc="left", color=BLACK, **LITERAL)
 
 
@@ -132,8 +132,8 @@ def set_headline(figure: Figure, name: str) -> None:
 
 def common_name(names: Sequence[str]) -> str:
     """Return the name that all layers share, or else a list of the layers and their names."""
-    numbered = ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
-    return names[0] if len(set(names)) == 1 else numbered
+    layer_names = ", ".join(f"layer {layer}: {name}" for layer, name in enumerate(names, 1))
+    return names[0] if len(set(names)) == 1 else layer_names
 
 
 def explain_colours(ax: Axes, meanings: Mapping[str, str]) -> None:
@@ -152,20 +152,20 @@ def finish(figure: Figure, ax: Axes | None) -> Figure:
     return figure
 
 
-def set_ticks(ax: Axes, direction: str, side: Side) -> None:
-    """Label the tokens of a side, vertically if names would overlap otherwise."""
-    axis = getattr(ax, f"{direction}axis")
+def set_ticks(ax: Axes, axis_name: str, side: Side) -> None:
+    """Label the tokens of a side, vertically if names would overlap horizontally."""
+    axis = getattr(ax, f"{axis_name}axis")
     labels = side.labels()
     axis.set_ticks(list(labels), list(labels.values()), fontsize=9 if len(labels) <= 24 else 7, **LITERAL)
-    axis.set_tick_params(length=0 if side.count <= DETAIL_LIMIT else 3)
-    if direction == "x" and len(labels) * (side.label_length + 0.1) * ax.figure.figure.dpi > ax.bbox.width:
+    axis.set_tick_params(length=0 if side.num_tokens <= DETAIL_LIMIT else 3)
+    if axis_name == "x" and len(labels) * (side.label_inches + 0.1) * ax.figure.figure.dpi > ax.bbox.width:
         axis.set_tick_params(rotation=90)
 
 
-def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high: float) -> Any:
+def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], vmin: float, vmax: float) -> Any:
     """Draw a table, with gaps between its cells if it is small. Return its image, or None if empty.
 
-    The colours are spaced evenly from ``low`` to ``high`` and blend in between; NaN is grey.
+    The colours are spaced evenly from ``vmin`` to ``vmax`` and blend in between; NaN is grey.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -180,6 +180,6 @@ def draw_table(ax: Axes, table: Tensor, colours: Sequence[str], low: float, high
         ax.grid(which="minor", color="white", linewidth=min(2.0, 36 / max(rows, columns)))
         ax.tick_params(which="minor", length=0)
     colour_map = LinearSegmentedColormap.from_list("cells", colours).with_extremes(bad=FAINT)
-    style: dict[str, Any] = {"vmin": low, "vmax": high, "interpolation_stage": "rgba"}
+    style: dict[str, Any] = {"vmin": vmin, "vmax": vmax, "interpolation_stage": "rgba"}
     style["aspect"] = "equal" if max(rows, columns) <= MAX_ASPECT * min(rows, columns) else "auto"
     return ax.imshow(table.numpy(), cmap=colour_map, **style)

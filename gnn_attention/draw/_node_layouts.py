@@ -72,27 +72,27 @@ def draw_circle(ax: Axes, graph: TokenGraph, tokens: Side) -> None:
     radius = min(0.05, 1.5 / max(n, 1))
     angle = math.pi / 2 - 2 * math.pi * torch.arange(n, dtype=torch.float64) / max(n, 1)
     # Here a point (x, y) is the complex number x + iy.
-    nodes = torch.polar(torch.ones_like(angle), angle)
-    left, right = radius * nodes * cmath.exp(0.6j), radius * nodes * cmath.exp(-0.6j)
-    loops = nodes[:, None] + torch.stack([left, 6 * left, 6 * right, 1.5 * right], 1)
-    start, end = nodes[src], nodes[dst]
+    points = torch.polar(torch.ones_like(angle), angle)
+    left, right = radius * points * cmath.exp(0.6j), radius * points * cmath.exp(-0.6j)
+    loops = points[:, None] + torch.stack([left, 6 * left, 6 * right, 1.5 * right], 1)
+    start, end = points[src], points[dst]
     # A chord bends to the left of its direction, so that it does not cover the reverse edge.
     middle = 0.4 * (start + end) + 0.1j * (end - start)
-    first = start + radius * (middle - start).sgn()
-    last = end + 1.8 * radius * (middle - end).sgn()
-    chords = torch.stack([first, middle, middle, last], 1)
+    first_point = start + radius * (middle - start).sgn()
+    last_point = end + 1.8 * radius * (middle - end).sgn()
+    chords = torch.stack([first_point, middle, middle, last_point], 1)
     draw_edges(ax, torch.view_as_real(torch.where((src == dst)[:, None], loops[src], chords)))
     style: dict[str, Any] = {"facecolors": "white", "edgecolors": BLACK, "zorder": 3, "units": "xy"}
-    style |= {"offsets": torch.view_as_real(nodes), "offset_transform": ax.transData}
+    style |= {"offsets": torch.view_as_real(points), "offset_transform": ax.transData}
     ax.add_collection(EllipseCollection(2 * radius, 2 * radius, 0, **style))
     # If there are many tokens, their names point outwards, so that they do not overlap.
     is_radial = tokens.names is not None and n > 16
     for token, name in tokens.labels().items():
-        x, y = ((1 + 6 * radius) * torch.view_as_real(nodes)[token]).tolist()
+        x, y = ((1 + 6 * radius) * torch.view_as_real(points)[token]).tolist()
         align = "center" if abs(x) < 0.1 and not is_radial else "left" if x > 0 else "right"
         style = {"ha": align, "rotation": math.degrees(math.atan(y / x)) if is_radial else 0}
         ax.text(x, y, name, va="center", rotation_mode="anchor", fontsize=9, **style, **LITERAL)
-    border = 1.4 + 0.47 * tokens.label_length
+    border = 1.4 + 0.47 * tokens.label_inches
     ax.set(xlim=(-border, border), ylim=(-border, border), aspect="equal")
     ax.set_axis_off()
 
@@ -100,12 +100,12 @@ def draw_circle(ax: Axes, graph: TokenGraph, tokens: Side) -> None:
 def draw_columns(ax: Axes, graph: TokenGraph, receivers: Side, senders: Side) -> None:
     """Draw senders on the left and receivers on the right."""
     src, dst = graph.edge_index
-    left, right = (-(torch.arange(x.count) + 0.5) / max(x.count, 1) for x in (senders, receivers))
+    left, right = (-(torch.arange(x.num_tokens) + 0.5) / max(x.num_tokens, 1) for x in (senders, receivers))
     draw_edges(ax, _straight_curves(left[src], right[dst], 0.02).flip(-1))
     columns = (0, left, senders, "right", "src (senders)"), (1, right, receivers, "left", "dst (receivers)")
     for x, y, side, align, title in columns:
-        size = 8 if side.count <= DETAIL_LIMIT else 3
-        ax.plot([x] * side.count, y, "o", markersize=size, markerfacecolor="white", markeredgecolor=BLACK)
+        size = 8 if side.num_tokens <= DETAIL_LIMIT else 3
+        ax.plot([x] * len(y), y, "o", markersize=size, markerfacecolor="white", markeredgecolor=BLACK)
         for token, name in side.labels().items():
             ax.text(1.1 * x - 0.05, float(y[token]), name, ha=align, va="center", fontsize=9, **LITERAL)
         ax.text(x, 0.04, title, ha="center", fontsize=10)
@@ -146,7 +146,7 @@ def draw_rows(
     ax: Axes, stack: Sequence[TokenGraph], is_lit: Bool[Tensor, "rows tokens"], tokens: Side, residual: bool
 ) -> None:
     """Draw a row of tokens before and after each layer; lit tokens, and edges to them, are blue."""
-    n, inset = tokens.count, 0.1
+    n, inset = tokens.num_tokens, 0.1
     size = max(1.2, min(9.0, 330 / n))
     for level, graph in enumerate(stack):
         src, dst = graph.edge_index
@@ -154,9 +154,9 @@ def draw_rows(
         draw_edges(ax, curves, is_lit=is_lit[level + 1][dst], colours=(BLUE, FAINT))
         has_residual = is_lit[level + 1].index_fill(0, dst[src == dst], False) & residual
         ax.vlines(has_residual.nonzero(), level + inset, level + 1 - inset, colors=BLACK, linestyles=":")
-    right = ax.get_yaxis_transform()
+    transform = ax.get_yaxis_transform()
     for level, row in enumerate(is_lit):
-        ax.text(1.01, level, f"{row.sum()} of {n}", va="center", fontsize=9, transform=right)
+        ax.text(1.01, level, f"{row.sum()} of {n}", va="center", fontsize=9, transform=transform)
     top, token = is_lit[-1:].nonzero().T
     ax.plot(token, top + len(stack), "D", color=RED, markersize=max(size, 6), zorder=3, label="the token")
     kinds = (is_lit, BLUE, BLUE, "its state reaches the token"), (~is_lit, GREY, "white", "it does not")

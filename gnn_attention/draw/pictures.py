@@ -30,60 +30,60 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Canvas = Axes | None
+    Ax = Axes | None
 
-Text = str | None
-CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
-EDGE = "src → dst: dst attends to src"
-CHANGES = {BLUE: "kept edge", ORANGE: "new edge", GREY: "dropped edge"}
-# Pictures of cells have at most 4096 tokens a side, and pictures of lines at most 1024.
-LARGEST_MASK = 4096
-LARGEST_LINES = 1024
+Title = str | None
+CELL_MEANINGS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
+EDGE_LABEL = "src → dst: dst attends to src"
+CHANGE_MEANINGS = {BLUE: "kept edge", ORANGE: "new edge", GREY: "dropped edge"}
+# Pictures of cells have at most 4096 tokens per side, and pictures of lines at most 1024.
+MASK_LIMIT = 4096
+LINE_LIMIT = 1024
 MAX_TABLES = 64
 MAX_LAYERS = 64
 
 
 def mask(
-    graph: TokenGraph, ax: Canvas = None, labels: Labels = None, src_labels: Labels = None, title: Text = None
+    graph: TokenGraph, ax: Ax = None, labels: Labels = None, src_labels: Labels = None, title: Title = None
 ) -> Figure:
     """Draw the mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
     A graph that varies by head is drawn as one small mask for each head (up to 64).
-    ``labels`` name the receivers in order, and the senders too if they are the same tokens.
-    Raises ValueError above 4096 tokens a side, and for a graph that varies by sample.
+    ``labels`` name the receivers in order, and also the senders if they are the same tokens.
+    Raises ValueError above 4096 tokens per side, and for a graph that varies by sample.
     """
-    is_by_head = isinstance(graph, TokenGraph) and not graph.batch and ax is None
-    count = graph.heads or 0 if is_by_head else 0
-    if count > MAX_TABLES:
-        raise ValueError(f"mask() draws at most {MAX_TABLES} heads, got {count}; use select(0, head)")
-    graphs = [graph.select(0, head) for head in range(count)] or [graph]
-    _check_graph("mask", graphs[0], LARGEST_MASK)
+    can_split_heads = isinstance(graph, TokenGraph) and not graph.batch and ax is None
+    num_heads = graph.heads or 0 if can_split_heads else 0
+    if num_heads > MAX_TABLES:
+        raise ValueError(f"mask() draws at most {MAX_TABLES} heads, got {num_heads}; use select(0, head)")
+    graphs = [graph.select(0, head) for head in range(num_heads)] or [graph]
+    _check_graph("mask", graphs[0], MASK_LIMIT)
     name = graph.name if title is None else title
     figure, grid = _axes.create_tables(ax, len(graphs), *_axes.read_sides(graph, labels, src_labels), name)
     for head, (head_graph, axes) in enumerate(zip(graphs, grid, strict=True)):
         _axes.draw_table(axes, head_graph.mask().int(), [LIGHT, BLUE], 0, 1)
         _axes.set_title(axes, f"head {head}" if len(graphs) > 1 else name, _describe_edges(head_graph))
-    _axes.explain_colours(grid[0], CELLS)
+    _axes.explain_colours(grid[0], CELL_MEANINGS)
     return _axes.finish(figure, ax)
 
 
 def graph(
-    graph: TokenGraph, ax: Canvas = None, labels: Labels = None, src_labels: Labels = None, title: Text = None
+    graph: TokenGraph, ax: Ax = None, labels: Labels = None, src_labels: Labels = None, title: Title = None
 ) -> Figure:
     """Draw the nodes and links of a graph, with the tokens on a circle, clockwise from the top.
 
     If senders and receivers differ, they are drawn in two columns. An edge is an arrow from src
-    to dst. Raises ValueError above 1024 tokens a side or 10,000 edges: draw the mask instead.
+    to dst. Raises ValueError above 1024 tokens per side or 10,000 edges: draw the mask instead.
     """
-    _check_graph("graph", graph, LARGEST_LINES)
+    _check_graph("graph", graph, LINE_LIMIT)
     dst, src = _axes.read_sides(graph, labels, src_labels)
-    figure, axes = _axes.get_axes(ax, 6.0, 6.4, 2 * max(dst.label_length, src.label_length))
+    figure, axes = _axes.get_axes(ax, 6.0, 6.4, 2 * max(dst.label_inches, src.label_inches))
     if is_square(graph):
         _node_layouts.draw_circle(axes, graph, dst)
     else:
         _node_layouts.draw_columns(axes, graph, dst, src)
     _axes.set_title(axes, graph.name if title is None else title, _describe_edges(graph))
-    axes.plot([], [], color=BLUE, label=EDGE)
+    axes.plot([], [], color=BLUE, label=EDGE_LABEL)
     return _axes.finish(figure, ax)
 
 
@@ -92,7 +92,7 @@ _draw_graph = graph  # Other functions have a parameter `graph`.
 
 def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = None) -> Figure:
     """Draw the mask next to the nodes and links. The limits are those of :func:`graph`."""
-    _check_graph("side_by_side", graph, LARGEST_LINES)
+    _check_graph("side_by_side", graph, LINE_LIMIT)
     figure, (left, right) = _axes.create_figure(11.5, 6.2, ncols=2)
     mask(graph, left, labels, src_labels)
     if not is_square(graph):
@@ -104,11 +104,11 @@ def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = 
 
 def arcs(
     graph: TokenGraph,
-    ax: Canvas = None,
+    ax: Ax = None,
     labels: Labels = None,
     weights: Tensor | None = None,
     lit: Collection[tuple[int, int]] = (),
-    title: Text = None,
+    title: Title = None,
 ) -> Figure:
     """Draw tokens on a line: edges to the right (``src < dst``) are arcs above it, others below it.
 
@@ -116,7 +116,7 @@ def arcs(
     4 points to the width. Edges ``(src, dst)`` in ``lit`` are red; all others are then grey.
     Raises ValueError above 1024 tokens or 10,000 edges, and if senders and receivers differ.
     """
-    _check_graph("arcs", graph, LARGEST_LINES)
+    _check_graph("arcs", graph, LINE_LIMIT)
     if not is_square(graph):
         raise ValueError(f"arcs() needs the same senders and receivers, got {graph!r}; use mask() or graph()")
     tokens, _ = _axes.read_sides(graph, labels, None)
@@ -129,13 +129,13 @@ def arcs(
         )
     lit_edges = {(int(src), int(dst)) for src, dst in lit}
     edges = [(src, dst) for src, dst in graph.edge_index.T.tolist()]
-    if missing := sorted(lit_edges - set(edges)):
-        raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, got {missing[0]}")
+    if non_edges := sorted(lit_edges - set(edges)):
+        raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, got {non_edges[0]}")
     is_lit = torch.tensor([edge in lit_edges for edge in edges], dtype=torch.bool)
     figure, axes = _axes.get_axes(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), 2.9 if graph.is_causal() else 4.4)
     _node_layouts.draw_line(axes, graph, tokens, weights, is_lit)
     _axes.set_title(axes, graph.name if title is None else title, _describe_edges(graph), 100)
-    axes.plot([], [], color=GREY if lit_edges else BLUE, label=EDGE)
+    axes.plot([], [], color=GREY if lit_edges else BLUE, label=EDGE_LABEL)
     if lit_edges:
         axes.plot([], [], color=RED, linewidth=2, label="chosen edge")
     for weight in () if weights is None else (0.1, 0.5, 1.0):
@@ -147,10 +147,10 @@ def layers(
     graphs: TokenGraph | Sequence[TokenGraph],
     layers: int,
     token: int | None = None,
-    ax: Canvas = None,
+    ax: Ax = None,
     labels: Labels = None,
     residual: bool = True,
-    title: Text = None,
+    title: Title = None,
 ) -> Figure:
     """Draw an unrolled network, with a row of tokens for each layer.
 
@@ -161,9 +161,9 @@ def layers(
     """
     stack = _stack_layers("layers", graphs, layers)
     tokens, _ = _axes.read_sides(stack[0], labels, None)
-    last = walks.check_token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
+    target = walks.check_token("token", stack[0].num_dst - 1 if token is None else token, stack[0].num_dst)
     # Each row, from the input up, marks the tokens from which the lit token at the top has received.
-    lit_rows = [torch.arange(tokens.count) == last]
+    lit_rows = [torch.arange(tokens.num_tokens) == target]
     for layer_graph in reversed(stack):
         lit_rows.insert(0, layer_graph.mask()[lit_rows[0]].any(0) | (lit_rows[0] & residual))
     figure, axes = _axes.get_axes(ax, 9.0, 1.9 + 0.85 * min(len(stack), 8))
@@ -172,13 +172,13 @@ def layers(
     if residual:
         axes.plot([], [], ":", color=BLACK, label="own state carried along")
     name = _axes.common_name([graph.name for graph in stack]) if title is None else title
-    label = tokens.names[last] if tokens.names else last
+    label = tokens.names[target] if tokens.names else target
     _axes.set_title(axes, name, f"lit: all tokens that reach token {label} in {len(stack)} layers", 90)
     return _axes.finish(figure, ax)
 
 
 def over_time(
-    graphs: Sequence[TokenGraph], titles: Sequence[str] | None = None, title: Text = None
+    graphs: Sequence[TokenGraph], titles: Sequence[str] | None = None, title: Title = None
 ) -> Figure:
     """Draw a selection over time: a mask for each step, with new and dropped edges in colours.
 
@@ -190,7 +190,7 @@ def over_time(
     checks.check_order("titles", titles)
     graphs = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for graph in graphs:
-        _check_graph("over_time", graph, LARGEST_MASK)
+        _check_graph("over_time", graph, MASK_LIMIT)
     count = len(graphs)
     if not 1 <= count <= MAX_TABLES or len(titles or graphs) != count:
         raise ValueError(f"over_time() draws 1 to {MAX_TABLES} graphs with a title each, got {count}")
@@ -203,7 +203,7 @@ def over_time(
         _axes.draw_table(axes, table, [LIGHT, BLUE, GREY, ORANGE], 0, 3)
         label = f"step {step}" if titles is None else titles[step]
         _axes.set_title(axes, label + (f": {overlap[step - 1, step]:.2f}" if step else ""))
-    _axes.explain_colours(grid[0], CHANGES)
+    _axes.explain_colours(grid[0], CHANGE_MEANINGS)
     return _axes.finish(figure, None)
 
 
@@ -211,7 +211,7 @@ def weights(
     weights: Any,
     heads: int | Sequence[int] | None = None,
     graph: TokenGraph | None = None,
-    ax: Canvas = None,
+    ax: Ax = None,
     labels: Labels = None,
     src_labels: Labels = None,
     title: str = "attention weights",
@@ -224,7 +224,7 @@ def weights(
     not edges of ``graph`` are grey. Heads (all, or those in ``heads``, at most 64) are drawn side by
     side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
     name the receivers, and the senders if they are the same. Raises TypeError, ValueError or
-    IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
+    IndexError for other arguments, and ValueError for +inf and above 4096 tokens per side.
 
     >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
     >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
@@ -252,9 +252,9 @@ def weights(
     return _axes.finish(figure, ax)
 
 
-def degrees(graph: TokenGraph, title: Text = None) -> Figure:
+def degrees(graph: TokenGraph, title: Title = None) -> Figure:
     """Draw the in-degree of each receiver above the out-degree of each sender."""
-    _check_graph("degrees", graph, LARGEST_MASK)
+    _check_graph("degrees", graph, MASK_LIMIT)
     figure, (top, bottom) = _axes.create_figure(8.0, 5.4, nrows=2)
     top.set(xlabel="dst (receiver)", ylabel="senders it attends to")
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
@@ -277,8 +277,8 @@ def hops(
     layers: int | None = None,
     token: int | None = None,
     residual: bool = True,
-    ax: Canvas = None,
-    title: Text = None,
+    ax: Ax = None,
+    title: Title = None,
 ) -> Figure:
     """Draw how many tokens have reached a token after each layer.
 
@@ -288,7 +288,7 @@ def hops(
     """
     stack = _stack_layers("hops", graphs, MAX_LAYERS if layers is None else layers)
     n = stack[0].num_dst
-    last = walks.check_token("token", n - 1 if token is None else token, n)
+    target = walks.check_token("token", n - 1 if token is None else token, n)
     counts = _count_reached(stack, residual)
     while layers is None and len(counts) > 1 and counts[-1].equal(counts[-2]):
         counts = counts[:-1]
@@ -297,7 +297,7 @@ def hops(
     figure, axes = _axes.get_axes(ax, 7.0, 4.6)
     axes.fill_between(x, counts.amin(1), counts.amax(1), color=LIGHT, label="all tokens: range")
     axes.plot(x, counts.mean(1), "s--", color=ORANGE, label="all tokens: mean", markersize=size)
-    axes.plot(x, counts[:, last], "o-", color=BLUE, label=f"token {last}", markersize=size)
+    axes.plot(x, counts[:, target], "o-", color=BLUE, label=f"token {target}", markersize=size)
     axes.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
     axes.set(xlabel="layers", ylabel="tokens reached", ylim=(0, 1.06 * n))
     axes.locator_params(integer=True)
@@ -307,9 +307,9 @@ def hops(
     return figure
 
 
-def _select_heads(heads: int | Sequence[int] | None, count: int, ax: Canvas) -> list[int]:
-    selection = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
-    indices = [checks.index("heads", head, count) for head in selection]
+def _select_heads(heads: int | Sequence[int] | None, num_heads: int, ax: Ax) -> list[int]:
+    selection = range(num_heads) if heads is None else [heads] if isinstance(heads, int) else heads
+    indices = [checks.index("heads", head, num_heads) for head in selection]
     if not 1 <= len(indices) <= MAX_TABLES:
         raise ValueError(f"weights() draws 1 to {MAX_TABLES} heads, got {len(indices)}: choose with heads=")
     if ax is not None and len(indices) > 1:
@@ -341,9 +341,9 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
         )
     tables = tables.detach().cpu().double()
     tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables
-    if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
+    if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > MASK_LIMIT:
         raise ValueError(
-            f"weights must be [dst, src] or [heads, dst, src] of at most {LARGEST_MASK} tokens a side, got "
+            f"weights must be [dst, src] or [heads, dst, src] of at most {MASK_LIMIT} tokens per side, got "
             f"{list(tables.shape)}: pass one sample, as weights[b], info.weight_matrix()[b] or pattern[b]"
         )
     tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
@@ -356,13 +356,13 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     return tables.masked_fill(tables.isneginf(), torch.nan)
 
 
-def _check_graph(name: str, graph: TokenGraph, largest: int) -> None:
+def _check_graph(name: str, graph: TokenGraph, limit: int) -> None:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"{name}() draws a TokenGraph, got {type(graph).__name__}; use convert")
     if graph.varying_axes:
         raise ValueError(f"{name}() draws one slice, got {graph!r}; use select(batch, head)")
-    if max(graph.num_dst, graph.num_src) > largest:
-        raise ValueError(f"{name} draws at most {largest} tokens a side, got {graph!r}; use algebra.restrict")
+    if max(graph.num_dst, graph.num_src) > limit:
+        raise ValueError(f"{name} draws at most {limit} tokens per side, got {graph!r}; use algebra.restrict")
 
 
 def _describe_edges(graph: TokenGraph) -> str:
@@ -370,14 +370,14 @@ def _describe_edges(graph: TokenGraph) -> str:
     return f"{graph.num_edges:,} edges, {100 * density:.3g} % of all pairs"
 
 
-def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:
-    if checks.size("layers", count, 1) > MAX_LAYERS:
-        raise ValueError(f"layers must be at most {MAX_LAYERS} in a picture, got {count}")
+def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], depth: int) -> list[TokenGraph]:
+    if checks.size("layers", depth, 1) > MAX_LAYERS:
+        raise ValueError(f"layers must be at most {MAX_LAYERS} in a picture, got {depth}")
     stack = walks.stack(graphs)
     if not stack[0].num_dst:
         raise ValueError(f"{function}() needs a graph with at least one token, got {stack[0]!r}")
-    _check_graph(function, stack[0], LARGEST_LINES)
-    return [stack[layer % len(stack)] for layer in range(count)]
+    _check_graph(function, stack[0], LINE_LIMIT)
+    return [stack[layer % len(stack)] for layer in range(depth)]
 
 
 def _count_reached(stack: Sequence[TokenGraph], residual: bool) -> Float[Tensor, "rows tokens"]:

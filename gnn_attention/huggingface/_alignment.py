@@ -95,8 +95,8 @@ def _check_graph(layout: CallLayout, graph: TokenGraph, is_replacement: bool, ca
         )
     if not is_replacement or not slots.src_offset:
         return
-    dropped = replace(slots, num_src=slots.src_offset, src_offset=0)
-    if _graph_at_slots(layout.with_graph(dropped), graph).num_edges:
+    dropped_slots = replace(slots, num_src=slots.src_offset, src_offset=0)
+    if _graph_at_slots(layout.with_graph(dropped_slots), graph).num_edges:
         raise ValueError(
             f"{caller}: its cache has dropped the senders before {slots.src_offset}, which {graph!r} needs: "
             "generate with use_cache=False, or with a cache of all tokens"
@@ -104,8 +104,8 @@ def _check_graph(layout: CallLayout, graph: TokenGraph, is_replacement: bool, ca
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _restrict_cached(slots: CacheKey, graph: CacheKey, is_replacement: bool) -> TokenGraph:
-    return _restrict(CallLayout(slots.value, 1), graph.value, is_replacement)
+def _restrict_cached(slots_key: CacheKey, graph_key: CacheKey, is_replacement: bool) -> TokenGraph:
+    return _restrict(CallLayout(slots_key.value, 1), graph_key.value, is_replacement)
 
 
 @not_compiled
@@ -117,34 +117,34 @@ def _restrict(layout: CallLayout, graph: TokenGraph, is_replacement: bool) -> To
     # Padding and the empty slots of a static cache must not send, even if the graph has such edges.
     rule = symbols.src < slots.dst_offset + slots.num_dst - slots.src_offset
     rule = rule if layout.is_token is None else rule & token_sender_rule(layout.is_token)
-    samples = None if layout.is_token is None or len(layout.is_token) == 1 else layout.batch
-    token_graph = replace(slots, edges=RuleEdges(rule), heads=None, batch=samples)
+    batch = None if layout.is_token is None or len(layout.is_token) == 1 else layout.batch
+    token_graph = replace(slots, edges=RuleEdges(rule), heads=None, batch=batch)
     return replace(token_graph & graph_at_slots, name=f"{graph.name}, without padding")
 
 
 def _graph_at_slots(layout: CallLayout, graph: TokenGraph) -> TokenGraph:
     """Return a user's graph shifted to the slots of a layout; slots of left padding have no edges."""
     slots, padding = layout.graph, layout.left_padding
-    stop = slots.src_offset + slots.num_src
-    if padding is None and stop <= graph.num_src:
+    src_stop = slots.src_offset + slots.num_src
+    if padding is None and src_stop <= graph.num_src:
         rows = graph.rows(slots.dst_offset, slots.dst_offset + slots.num_dst)
-        has_all_senders = (slots.src_offset, stop) == (0, graph.num_src)
-        return rows if has_all_senders else rows.T.rows(slots.src_offset, stop).T
-    varies = padding is not None and len(padding) > 1
-    shift = 0 if padding is None else padding if varies else int(padding)
+        has_all_senders = (slots.src_offset, src_stop) == (0, graph.num_src)
+        return rows if has_all_senders else rows.T.rows(slots.src_offset, src_stop).T
+    varies_by_sample = padding is not None and len(padding) > 1
+    pad = 0 if padding is None else padding if varies_by_sample else int(padding)
     offsets = (slots.dst_offset, slots.src_offset)
-    rule = partial(_is_edge_at_slots, graph.edges.contains, offsets, graph.num_src, shift)
-    samples = graph.batch or (layout.batch if varies else None)
-    return replace(slots, edges=RuleEdges(rule), heads=graph.heads, batch=samples)
+    rule = partial(_is_edge_at_slots, graph.edges.contains, offsets, graph.num_src, pad)
+    batch = graph.batch or (layout.batch if varies_by_sample else None)
+    return replace(slots, edges=RuleEdges(rule), heads=graph.heads, batch=batch)
 
 
 def _is_edge_at_slots(
-    rule: Rule, offsets: tuple[int, int], size: int, shift: Tensor | int, b: Any, h: Any, dst: Any, src: Any
+    rule: Rule, offsets: tuple[int, int], num_src: int, pad: Tensor | int, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    padding: Any = shift.to(b.device)[b] if isinstance(shift, Tensor) else shift
+    padding: Any = pad.to(b.device)[b] if isinstance(pad, Tensor) else pad
     dst, src = dst + offsets[0] - padding, src + offsets[1] - padding
-    are_tokens = (dst >= 0) & (src >= 0) & (src < size)
-    is_edge: Tensor = are_tokens & rule(b, h, dst.clamp(min=0), src.clamp(min=0, max=size - 1))
+    are_tokens = (dst >= 0) & (src >= 0) & (src < num_src)
+    is_edge: Tensor = are_tokens & rule(b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return is_edge
 
 

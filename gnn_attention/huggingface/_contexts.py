@@ -140,10 +140,10 @@ def find_contexts(module: nn.Module) -> tuple[GraphContext, ...]:
         thread_contexts[module] = _last_contexts[module] = active
         return active
     contexts: tuple[GraphContext, ...] = thread_contexts.get(module, _last_contexts.get(module, ()))
-    if closed := [context.caller for context in contexts if not context.is_open]:
+    if closed_callers := [context.caller for context in contexts if not context.is_open]:
         raise RuntimeError(
-            f"{module_name(module)} is recomputed (gradient checkpointing) outside its {closed[0]} "
-            "context: call backward() inside it"
+            f"{module_name(module)} is recomputed (gradient checkpointing) outside its "
+            f"{closed_callers[0]} context: call backward() inside it"
         )
     return contexts
 
@@ -164,26 +164,26 @@ def activate(context: GraphContext) -> Iterator[None]:
     try:
         with set_variable(ACTIVE_CONTEXTS, (*ACTIVE_CONTEXTS.get(), context)):
             yield
-        if (text := context.warning_text()) is not None:
-            warnings.warn(text, stacklevel=3)
+        if (message := context.warning_text()) is not None:
+            warnings.warn(message, stacklevel=3)
     finally:
         context.is_open = False
 
 
 @contextmanager
-def apply_to_copy(module: nn.Module, twin: nn.Module) -> Iterator[None]:
-    """Also apply the active contexts to ``twin``, which is a copy of ``module``."""
-    copies = dict(twin.named_modules())
+def apply_to_copy(module: nn.Module, module_copy: nn.Module) -> Iterator[None]:
+    """Also apply the active contexts to ``module_copy``, a copy of ``module``."""
+    copies = dict(module_copy.named_modules())
     pairs = [(x, copies[name]) for name, x in module.named_modules() if copies.get(name, x) is not x]
-    tables: list[Any] = [t for x in ACTIVE_CONTEXTS.get() for t in (x.names, x.layer_indices)]
-    for table in tables:
-        table.update({copy: table[original] for original, copy in pairs if original in table})
+    mappings: list[Any] = [m for x in ACTIVE_CONTEXTS.get() for m in (x.names, x.layer_indices)]
+    for mapping in mappings:
+        mapping.update({copy: mapping[original] for original, copy in pairs if original in mapping})
     try:
         yield
     finally:
-        for table in tables:
+        for mapping in mappings:
             for _, copy in pairs:
-                table.pop(copy, None)
+                mapping.pop(copy, None)
 
 
 def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:

@@ -96,29 +96,29 @@ class DenseMask(torch.Tensor):
                 "this model computes with the bool mask as if it were one of 0 and -inf: use 'eager'"
             )
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        is_number = isinstance(result, cls) and result.dtype != torch.bool
-        return result.as_subclass(torch.Tensor) if is_number else result
+        is_numeric = isinstance(result, cls) and result.dtype != torch.bool
+        return result.as_subclass(torch.Tensor) if is_numeric else result
 
 
 ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm neg".split()}  # noqa: SIM905
 
 
 @not_compiled
-def build_lazy_mask(slots: Any, predicate: Any, tokens: Any, is_scalar: bool, device: Any) -> LazyMask:
-    """Build a mask. ``tokens`` is False at padding; an ``is_scalar`` predicate accepts one pair at a time."""
-    batch, num_dst, num_src, dst_offset, src_offset = slots
+def build_lazy_mask(frame: Any, predicate: Any, mask_2d: Any, use_vmap: bool, device: Any) -> LazyMask:
+    """Build a mask. ``mask_2d`` is False at padding; with ``use_vmap`` a predicate accepts one pair."""
+    batch, num_dst, num_src, dst_offset, src_offset = frame
     # A static cache passes its offsets as tensors and changes them later, so they are copied.
     offsets = (int(dst_offset), int(src_offset))
-    left_padding, is_token = (None, None) if tokens is None else _read_padding(tokens, offsets[1], num_src)
+    left_padding, is_token = (None, None) if mask_2d is None else _read_padding(mask_2d, offsets[1], num_src)
     has_key = alignment.structural_key(predicate) is not None
     # Without padding, calls with equal predicates share one graph, and so its plan.
     if has_key and is_token is None:
         graph = _cached_graph(CacheKey.of(predicate), num_dst, num_src, offsets)
     else:
-        samples = None if has_key or batch == 1 else batch
-        function = partial(map_pairs, predicate) if is_scalar and not has_key else predicate
+        graph_batch = None if has_key or batch == 1 else batch
+        function = partial(map_pairs, predicate) if use_vmap and not has_key else predicate
         rule = partial(_is_edge_on_device, function, offsets, device)
-        graph = _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), offsets)
+        graph = _with_offsets(TokenGraph.from_rule(rule, num_dst, num_src, batch=graph_batch), offsets)
     if is_token is not None:
         rules = (graph.edges.contains, alignment.token_sender_rule(is_token))
         edges = RuleEdges(partial(combine, operator.and_, rules))
@@ -144,20 +144,20 @@ def _is_edge_on_device(rule: Rule, offsets: Any, device: Any, b: Any, h: Any, ds
     return map_tokens(rule, *offsets, *indices).to(dst.device)
 
 
-def _read_padding(tokens: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
+def _read_padding(mask_2d: Tensor, src_offset: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
     """Return ``left_padding`` and ``is_token`` as in :class:`CallLayout`."""
     num_slots = src_offset + num_src
-    tokens = tokens.to(torch.bool)[:, :num_slots]
+    mask_2d = mask_2d.to(torch.bool)[:, :num_slots]
     # Slots beyond the end of the 2-D mask hold no tokens.
-    tokens = torch.nn.functional.pad(tokens, (0, num_slots - tokens.shape[1]))
-    left = tokens.to(torch.uint8).argmax(1).cpu()
-    is_token = _merge_equal_samples(tokens[:, src_offset:])
-    left_padding = _merge_equal_samples(left) if bool(left.any()) else None
+    mask_2d = torch.nn.functional.pad(mask_2d, (0, num_slots - mask_2d.shape[1]))
+    num_left = mask_2d.to(torch.uint8).argmax(1).cpu()
+    is_token = _merge_equal_samples(mask_2d[:, src_offset:])
+    left_padding = _merge_equal_samples(num_left) if bool(num_left.any()) else None
     return left_padding, None if bool(is_token.all()) else is_token
 
 
-def _merge_equal_samples(table: Tensor) -> Tensor:
-    return table[:1] if bool((table == table[:1]).all()) else table
+def _merge_equal_samples(x: Tensor) -> Tensor:
+    return x[:1] if bool((x == x[:1]).all()) else x
 
 
 _results: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, result)

@@ -17,7 +17,7 @@ from gnn_attention.convert.masks import is_above_lowest
 from gnn_attention.huggingface._contexts import OPEN_CONTEXTS, module_name
 from gnn_attention.score_mods import softcap
 
-UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
+UNSUPPORTED_ARGUMENTS = ("cache", "cu_seq_lens_q", "indices", "block_indices")
 
 
 class Arguments(NamedTuple):
@@ -57,7 +57,7 @@ def attend_all_pairs(
     """Return the output, and the weights if ``output_attentions`` is set."""
     if OPEN_CONTEXTS:
         raise NotImplementedError("use_graph and attending need graph breaks: compile without fullgraph=True")
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED_ARGUMENTS:
         if call.others.get(name) is not None:
             raise NotImplementedError(
                 f"{module_name(call.module)} passes {name}, which is unsupported with "
@@ -84,8 +84,8 @@ def _read_mask(call: Arguments) -> tuple[Bool[Tensor, "..."] | None, Tensor | No
     num_dst, num_src = call.q.shape[2], call.k.shape[2]
     if call.mask is None:
         is_full = num_dst == 1 or not call.is_causal
-        pairs = torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=call.q.device)
-        return None if is_full else pairs.tril(), None
+        all_pairs = torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=call.q.device)
+        return None if is_full else all_pairs.tril(), None
     mask = call.mask[..., :num_src]
     if mask.dtype == torch.bool:
         return mask, None

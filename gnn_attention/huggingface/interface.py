@@ -6,9 +6,9 @@ Importing this module registers an attention function and a mask function under 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
 or ``model.set_attn_implementation("gnn_attention")`` computes the same as before, along the edges of the
-model's own mask. ``with ga.use_graph(model, graph):`` changes these edges, in ``generate()`` too.
+model's own mask. ``with ga.use_graph(model, graph):`` changes these edges, also in ``generate()``.
 
-This supports grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values wider or
+This supports grouped heads, a scale, softcap, sinks, a bias per pair, dropout, values wider or
 narrower than keys, cross-attention, the model's own masks, its selections of senders or blocks, and
 all caches except paged caches. An unsupported argument raises an error that names it.
 """
@@ -47,7 +47,7 @@ except ImportError as error:
     message = f"install transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
     raise ModuleNotFoundError(message) from None
 
-BackendOf = Callable[[nn.Module], str | Backend]
+BackendFunction = Callable[[nn.Module], str | Backend]
 _backend: ContextVar[Any] = ContextVar("gnn_attention.huggingface.backend", default="auto")
 
 
@@ -68,17 +68,17 @@ def mask(
     If ``generate`` has prepared a mask (for a static cache), that ``attention_mask`` is returned. A
     full-graph program (``fullgraph=True``, ``torch.export``) gets a tensor, as in torch's own attention.
     """
-    slots = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    frame = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if isinstance(attention_mask, LazyMask):
         return attention_mask
     if not _programs.is_full_graph():
-        return _masks.build_lazy_mask(slots, mask_function, attention_mask, use_vmap, torch.device(device))
+        return _masks.build_lazy_mask(frame, mask_function, attention_mask, use_vmap, torch.device(device))
     options: dict[str, Any] = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
-    table: Tensor = sdpa_mask(*slots, mask_function, attention_mask, **options)
-    return table
+    dense_mask: Tensor = sdpa_mask(*frame, mask_function, attention_mask, **options)
+    return dense_mask
 
 
-def attending(backend: str | Backend | BackendOf) -> AbstractContextManager[None]:
+def attending(backend: str | Backend | BackendFunction) -> AbstractContextManager[None]:
     """Compute the attention of Hugging Face models with a backend, inside a ``with`` statement.
 
     ``backend`` is a backend, its name, or a function of the attention module that returns one.
@@ -106,7 +106,7 @@ def attention(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """Attend along the graph of the mask. Models call this function through transformers.
+    """Compute attention on the graph of the mask. Models call this function through transformers.
 
     Also returns the weights if the model passes ``output_attentions`` on. GPT-2 and OPT do not:
     see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
@@ -117,10 +117,10 @@ def attention(
     if sinks is not None and sinks.numel() != query.shape[1]:
         raise NotImplementedError(f"{module_name(module)} passes a sink for each receiver: use 'eager'")
     sinks = None if sinks is None else sinks.reshape(-1)
-    device = query.device.type
-    # SDPA casts its inputs under autocast, too.
-    if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(device):
-        query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
+    device_type = query.device.type
+    # SDPA also casts its inputs under autocast.
+    if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(device_type):
+        query, key, value = (x.to(torch.get_autocast_dtype(device_type)) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
@@ -172,10 +172,10 @@ def _align_call(call: Arguments) -> tuple[CallLayout, list[GraphContext], Tensor
     name = module_name(module)
     has_positions = isinstance(mask, LazyMask)
     if has_positions:
-        sizes = list(mask.shape[2:])
-        if sizes != [num_dst, num_src]:
+        shape = list(mask.shape[2:])
+        if shape != [num_dst, num_src]:
             raise ValueError(
-                f"{name} has {num_dst} receivers and {num_src} senders, but its mask has {sizes}: "
+                f"{name} has {num_dst} receivers and {num_src} senders, but its mask has {shape}: "
                 "some senders have no position; use 'eager'"
             )
         layout, contexts, bias = mask.layout, mask.contexts, None
@@ -201,7 +201,7 @@ def _choose_backend(call: Arguments, layout: CallLayout, contexts: list[GraphCon
     choice = _backend.get()
     backend: str | Backend = choice if isinstance(choice, (str, Backend)) else choice(module)
     parts: list[Any] = [(layout, ())]
-    interventions = [x for x in contexts if isinstance(x, InterventionContext) and x.intervention.change]
+    interventions = [c for c in contexts if isinstance(c, InterventionContext) and c.intervention.change]
     for context in interventions:
         if context.covers(module):
             change = partial(context.intervention.change, context.layer_index(module))
@@ -220,9 +220,9 @@ def _change_values(changes: Sequence[Callable[..., Tensor]], first_position: Any
     return reduce(lambda values, change: change(first_position, values), changes, v)
 
 
-def _run_parts(graphs: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_parts(graphs: list[Any], backend: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     calls = [dataclasses.replace(call, graph=graph, v=change(call.v)) for graph, change in graphs]
-    return run_and_merge(call, calls, inner)
+    return run_and_merge(call, calls, backend)
 
 
 def _warn_about_packing(module: nn.Module, layout: CallLayout, positions: Int[Tensor, "batch dst"]) -> None:
@@ -251,13 +251,13 @@ def _warn_about_packing(module: nn.Module, layout: CallLayout, positions: Int[Te
 
 def _document_lengths(call: Arguments) -> tuple[int, ...]:
     """Return the lengths of the documents that ``cu_seq_lens_q`` packs into one row."""
-    bounds = (call.others.get(f"cu_seq_lens_{end}") for end in "qk")
-    ends, key_ends = ([] if x is None else torch.as_tensor(x).tolist() for x in bounds)
+    cu_seq_lens = (call.others.get(f"cu_seq_lens_{side}") for side in "qk")
+    ends, key_ends = ([] if x is None else torch.as_tensor(x).tolist() for x in cu_seq_lens)
     lengths = tuple(stop - start for start, stop in pairwise(ends))
-    rows, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
-    if rows > 1 or key_ends not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
+    batch, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
+    if batch > 1 or key_ends not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
         raise NotImplementedError(
-            f"{module_name(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers "
+            f"{module_name(call.module)} passes cu_seq_lens_q {ends} for {batch} rows of {num_dst} receivers "
             f"and {num_src} senders: pack all documents into one row, from 0 to its end, with use_cache=False"
         )
     return lengths

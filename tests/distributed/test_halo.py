@@ -57,7 +57,7 @@ GRAPHS = {
 @pytest.mark.parametrize("name", thin(GRAPHS, 0))
 def test_a_handful_of_graphs(name, side, monkeypatch):
     """The halo is that of the mask, even if rules are evaluated on small boxes."""
-    monkeypatch.setattr(halo_sets, "SIDE", side)
+    monkeypatch.setattr(halo_sets, "MAX_BOX_SIDE", side)
     for make, world in ((contiguous, 3), (zigzag, 3), (random_partition, 4)):
         # A copy has no cached results.
         graph = replace(GRAPHS[name])

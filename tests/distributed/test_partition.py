@@ -67,7 +67,7 @@ class TestShares:
         shares = Shares(owner, 2)
         calls = [
             (lambda: Shares([0, 1], 2), TypeError, "owner must be a Tensor, got .* of type list"),
-            (lambda: Shares(torch.tensor([0.0]), 1), TypeError, "owner must be a list of ranks"),
+            (lambda: Shares(torch.tensor([0.0]), 1), TypeError, "owner must be a 1-D tensor of integers"),
             (lambda: Shares(torch.tensor([[0]]), 1), TypeError, r"torch.int64 and shape \[1, 1\]"),
             (lambda: Shares(torch.tensor([0, 2]), 2), ValueError, "hold ranks 0 .. 1, got 0 .. 2"),
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
@@ -141,6 +141,6 @@ class TestMetis:
             metis(patterns.torus(4, 4), 2)
 
     def test_too_many_edges_to_list(self, monkeypatch):
-        monkeypatch.setattr(partitions, "MAX_EDGES", 54)
-        with pytest.raises(ValueError, match="has 55 edges, too many for metis; take by_edges"):
+        monkeypatch.setattr(partitions, "MAX_METIS_EDGES", 54)
+        with pytest.raises(ValueError, match="has 55 edges, too many for metis; use by_edges"):
             by_metis(patterns.causal(10), 2)

@@ -68,7 +68,7 @@ def test_wrong_arguments_are_named():
         ((graph, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
         ((BY_HEAD, 2, 3, 4), {}, ValueError, "heads must be 4 as in .*by head.*, got 3"),
         ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch must be 2 as in .*by sample.*, got 1"),
-        ((graph, 2, 1, 4), {"dtype": torch.int32}, TypeError, "floating point .*, got torch.int32"),
+        ((graph, 2, 1, 4), {"dtype": torch.int32}, TypeError, "floating-point .*, got torch.int32"),
         ((graph, 2, 1, 4), {"partition": "half"}, ValueError, "one of 'contiguous', .*got 'half'"),
         ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "must have 2 ranks, got 3"),
         ((graph, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got 3 of type int"),

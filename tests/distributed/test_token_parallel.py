@@ -206,15 +206,15 @@ def collect_errors(rank, world):
 
 MESSAGES = [
     "rank 0: ValueError: .*does not fit q with 3 receivers",
-    "all ranks must give the same graph: rank 0 has .*causal.*, rank 1 has .*window",
-    "all ranks must give the same partition: rank 0 has Partition.*name='contiguous'",
-    "all ranks must give the same requires_grad: rank 0 has True, rank 1 has False",
+    "all ranks must pass the same graph: rank 0 has .*causal.*, rank 1 has .*window",
+    "all ranks must pass the same partition: rank 0 has Partition.*name='contiguous'",
+    "all ranks must pass the same requires_grad: rank 0 has True, rank 1 has False",
     r"rank 0: ValueError: sink_logits must be \[Hq\] = \[1\], got \[3\]; rank 1: ",
-    "all ranks must give the same backend: rank 0 has dense, rank 1 has rows",
+    "all ranks must pass the same backend: rank 0 has dense, rank 1 has rows",
     "rank 0: backend 'varlen' does not support .*; rank 1: backend 'varlen' does not support",
     "partition must have 2 ranks, got 3",
     "rank 0: TypeError: backend must be a name or a .*Backend, got int",
-    "all ranks must give the same options: rank 0 has scale 0.5, dropout 0, nothing else, rank 1",
+    "all ranks must pass the same options: rank 0 has scale 0.5, dropout 0, nothing else, rank 1",
     "rank 0: ValueError: x must have the rank's 4 tokens",
 ]
 

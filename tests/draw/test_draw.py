@@ -293,7 +293,7 @@ class TestFigures:
 
 
 ERRORS = r"""
-mask(causal(4097)) -> ValueError: mask draws at most 4096 tokens a side, .*restrict
+mask(causal(4097)) -> ValueError: mask draws at most 4096 tokens per side, .*restrict
 mask(BY_SAMPLE) -> ValueError: mask\(\) draws one slice, .*batch 3.*select\(batch, head\)
 mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
