@@ -15,7 +15,7 @@ from gnn_attention._support.progress import Progress
 from gnn_attention._support.text import make_printable
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.text import LARGEST_PICTURE
+from gnn_attention.graph.text import MAX_PICTURE_TOKENS
 
 KINDS: Mapping[str, Callable[..., Any]] = {
     "mask": draw.mask,
@@ -82,7 +82,7 @@ def _draw_as_text(graph: TokenGraph, kind: str | None, labels: list[str] | None)
     # If a graph has no picture, str returns its repr.
     if text == repr(graph):
         raise ValueError(
-            f"text shows one head and at most {LARGEST_PICTURE} tokens, got {graph!r}: add -o a.svg"
+            f"text shows one head and at most {MAX_PICTURE_TOKENS} tokens, got {graph!r}: add -o a.svg"
         )
     if labels in (None, [str(token) for token in range(graph.num_dst)]):
         return text

@@ -110,7 +110,7 @@ def tensor(values: list[Any]) -> Tensor:
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
     """Return normally distributed numbers as data for builders; equal seeds give equal numbers."""
-    shape = [checks.size("each of sizes", size) for size in sizes]
+    shape = [checks.size("each entry of sizes", size) for size in sizes]
     if math.prod(shape) > LARGEST_NUMBER:
         raise ValueError(f"randn makes at most {LARGEST_NUMBER} numbers here, got sizes {shape}")
     return torch.randn(shape, generator=torch.Generator().manual_seed(checks.size("seed", seed)))

@@ -128,7 +128,7 @@ def from_networkx(
     if order is None and set(graph.nodes) != set(range(count)):
         labels = list(graph.nodes)[:3]
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {count - 1}, but {labels} ...")
-    nodes = range(count) if order is None else checks.labels("order", order, count, f"{count} nodes")
+    nodes = range(count) if order is None else checks.labels("order", order, count, "nodes")
     try:
         difference = set(nodes).symmetric_difference(graph.nodes)
     except TypeError:

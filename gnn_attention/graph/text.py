@@ -7,7 +7,7 @@ from typing import Any
 from gnn_attention._support.shapes import Bool, Tensor
 
 # str(graph) draws a picture of at most this many receivers and senders.
-LARGEST_PICTURE = 32
+MAX_PICTURE_TOKENS = 32
 # repr(graph), which error messages contain, shortens a name to this many characters.
 LONGEST_NAME = 120
 

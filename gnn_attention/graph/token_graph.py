@@ -328,7 +328,7 @@ class TokenGraph(GraphOperators):
         return text.summary(self)
 
     def __str__(self) -> str:
-        is_small = max(self.num_dst, self.num_src) <= text.LARGEST_PICTURE
+        is_small = max(self.num_dst, self.num_src) <= text.MAX_PICTURE_TOKENS
         return text.picture(self.name, self.mask()) if is_small and not self.varying_axes else repr(self)
 
     def __getstate__(self) -> dict[str, Any]:

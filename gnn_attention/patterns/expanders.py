@@ -106,7 +106,7 @@ def torus(*sizes: int) -> TokenGraph:
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]
     """
-    lengths = [checks.size("each of sizes", size, 1) for size in sizes]
+    lengths = [checks.size("each entry of sizes", size, 1) for size in sizes]
     steps = []
     for stride, length in zip(row_major_strides(lengths), lengths, strict=True):
         # A step changes the number by one stride, and a step round the end by line - stride.
@@ -135,7 +135,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
         raise ValueError(f"k must be at most n = {n}, the number of tokens, got {k}")
     import networkx
 
-    p = checks.probability("p", p, certain=True)
+    p = checks.probability("p", p, allow_one=True)
     return _undirected_graph(list(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges), n)
 
 
@@ -152,7 +152,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     """
     import networkx
 
-    p = checks.probability("p", p, certain=True)
+    p = checks.probability("p", p, allow_one=True)
     return _undirected_graph(list(networkx.fast_gnp_random_graph(n, p, seed=seed).edges), n)
 
 

@@ -226,7 +226,7 @@ def _expand_per_axis(name: str, value: Any, sizes: Sizes, minimum: int | None = 
     checks.check_order(name, value)
     is_list = isinstance(value, Iterable)
     entries = list(value) if is_list else [value] * len(sizes)
-    entry_name = f"each of {name}" if is_list else name
+    entry_name = f"each entry of {name}" if is_list else name
     if minimum is None:
         values: tuple[int, ...] = tuple(checks.instance(entry_name, entry, bool) for entry in entries)
     else:

@@ -119,8 +119,8 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     for part in parts:
         if not isinstance(part, TokenGraph) or part.frame[:4] != (graph.num_dst, graph.num_src, None, None):
             raise ValueError(
-                f"each of parts must be a graph over the tokens of {graph!r}, the same for all heads and "
-                f"samples, got {part!r}"
+                f"each entry of parts must be a graph over the tokens of {graph!r}, the same for all heads "
+                f"and samples, got {part!r}"
             )
         rows.append(part.edges.contains(zero, zero, dst, src).expand(len(src)))
     return torch.stack(rows) if rows else torch.zeros(0, len(src), dtype=torch.bool, device=src.device)

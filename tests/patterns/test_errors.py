@@ -31,7 +31,7 @@ vertical_slash(4, 2, []) -> TypeError: columns must be a list of positions, .*go
 vertical_slash(4, [[0], [1]], [[0]]) -> ValueError: equally many heads, at least 1, got \[1, 2\]
 media_cross(4, [4], 2) -> IndexError: media must be text positions in 0 \.\. 3, got 4
 media_cross(4, [2, 1], 2) -> ValueError: strictly increasing positions, got \[2, 1\]
-torus(3, 0) -> ValueError: each of sizes must be at least 1, got 0
+torus(3, 0) -> ValueError: each entry of sizes must be at least 1, got 0
 watts_strogatz(4, 5, 0.1) -> ValueError: k must be at most n = 4, the number of tokens, got 5
 erdos_renyi(4, -0.1) -> ValueError: p must be a probability in \[0, 1\], got -0.1
 natten(16, 3) -> TypeError: shape must be a list of sizes, got 16; for a single value pass \[16\]
@@ -47,7 +47,7 @@ sliding_tile((8, 6), 4, 1) -> ValueError: tile must divide the grid, got 4 along
 sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0 of 2
 longnet(8, [4, 8], [1]) -> ValueError: got 1 dilations for 2 segments
 memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens on both sides, got TokenGraph\(cross
-documents([2, -1]) -> ValueError: each of lengths must be at least 0, got -1
+documents([2, -1]) -> ValueError: each entry of lengths must be at least 0, got -1
 global_tokens(4, [4]) -> IndexError: tokens must be positions in 0 \.\. 3, got 4
 global_tokens(4, True) -> TypeError: tokens must be an integer, got the bool True
 tree([-1, 2]) -> IndexError: parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2
@@ -66,7 +66,7 @@ temporal(full(2), [0.0]) -> ValueError: times must be 2 numbers.* got \[0.0\]
 temporal(full(2), [True, False]) -> TypeError: times must be a tensor of numbers, got torch.bool
 sparse_strided(8, 4, 2) -> TypeError: causal must be a bool, got 2 of type int
 window(4) -> TypeError: window\(\) missing 1 required positional argument: 'w'
-edge_types(full(2), [full(3)]) -> ValueError: each of parts must be a graph over
+edge_types(full(2), [full(3)]) -> ValueError: each entry of parts must be a graph over
 shortest_paths(full(2), full(3)) -> ValueError: structure must be a graph over
 prefix_tree([2, 1], [-1]) -> ValueError: for each of the 2 lengths, got 1
 hierarchical_document(3) -> TypeError: sections must be a list of lists .*got 3

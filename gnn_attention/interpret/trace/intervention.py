@@ -259,7 +259,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
             layers = find_attention_layers(module)
             # list_layers checks all numbers before anything changes.
             changes = [(x, number) for x in interventions for number in list_layers(x, layers)]
-            stack.enter_context(lock_modules(layers, brief=False))
+            stack.enter_context(lock_modules(layers, is_brief=False))
             for intervention, number in changes:
                 layer = layers[number]
                 hook = partial(_check_and_cut, intervention)

@@ -99,7 +99,7 @@ def record(
     attention_layers = intervention.find_attention_layers(module)
     numbers = intervention.list_layers(selection, attention_layers)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with lock_modules(attention_layers, brief=True), intervene(module, *changes), ExitStack() as stack:
+    with lock_modules(attention_layers, is_brief=True), intervene(module, *changes), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_record_layer(number, attention_layers[number], traces, select))
         for number, block in enumerate(blocks):
