@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# The groups are graphs, attention along graphs, heads and the layer, and tools for models.
+# The groups are graphs, attention on graphs, heads and the layer, and tools for models.
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
@@ -33,7 +33,7 @@ __all__ += ["audit", "cache", "cost", "distributed", "explorer", "lm", "model", 
 __all__ += ["verify"]
 
 # Each name is loaded on first use from this "module" or "module:attribute".
-_ON_DEMAND = {
+_LAZY_IMPORTS = {
     "MessagePassingAttention": "layer:MessagePassingAttention",
     "analyse": "analyse",
     "audit": "interpret.audit:audit",
@@ -62,9 +62,9 @@ _ON_DEMAND = {
 
 def __getattr__(name: str) -> Any:
     """Load a name on first use (PEP 562)."""
-    if name not in _ON_DEMAND:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'gnn_attention' has no attribute {name!r}")
-    path, _, attribute = _ON_DEMAND[name].partition(":")
+    path, _, attribute = _LAZY_IMPORTS[name].partition(":")
     module = importlib.import_module(f"gnn_attention.{path}")
     return getattr(module, attribute) if attribute else module
 

@@ -1,4 +1,4 @@
-"""Run a command by ``python -m gnn_attention``; see :mod:`gnn_attention.cli.main`."""
+"""Run a command with ``python -m gnn_attention``; see :mod:`gnn_attention.cli.main`."""
 
 import signal
 import sys

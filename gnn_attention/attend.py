@@ -143,8 +143,8 @@ def _choose_backend(backend: str | Backend, call: AttentionCall) -> Backend:
             )
     if choices is not None and choice.capabilities.cached:
         # A choice that may not suit later calls is remembered only for the recomputation of this call.
-        needs_little_memory = choice.bytes_needed is None or choice.bytes_needed(call) <= memory.WORTH_ASKING
-        key = str(backend) if needs_little_memory and not is_first else _recomputation_key(backend, call)
+        needs_few_bytes = choice.bytes_needed is None or choice.bytes_needed(call) <= memory.MIN_CHECK_BYTES
+        key = str(backend) if needs_few_bytes and not is_first else _recomputation_key(backend, call)
         if key:
             choices[key] = choice.name
         if len(choices) > MAX_CHOICES:

@@ -174,7 +174,7 @@ class alibi:  # noqa: N801 (it is used like a function)
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
             raise TypeError(f"slopes must be a tuple or list (alibi_slopes), got {checks.quote(self.slopes)}")
-        slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
+        slopes = tuple(checks.number("each entry of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -356,7 +356,7 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentr
     for name, original in list(BACKENDS.items()):
         record_run = lambda call, original=original: runs.append(original.name) or original.run(call)  # noqa: E731
         monkeypatch.setitem(BACKENDS, name, replace(original, run=record_run))
-    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "MIN_CHECK_BYTES", 0)
     monkeypatch.setattr(memory, "available", lambda: room[0])
     x = qkv(20, 20)[0]
     keep = torch.ones(20, 1).double()

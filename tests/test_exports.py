@@ -88,7 +88,7 @@ class Without(MetaPathFinder):
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gnn_attention as ga
 import gnn_attention.__main__
-loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._ON_DEMAND} - {"lm", "use_graph"}]
+loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._LAZY_IMPORTS} - {"lm", "use_graph"}]
 print(len(loaded))
 """
 
@@ -96,13 +96,13 @@ print(len(loaded))
 @pytest.mark.slow
 def test_all_but_transformers_own_loads_without_any_extra():
     """The package works without extras, because the first command of the README installs none."""
-    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 2
+    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._LAZY_IMPORTS}) - 2
 
 
 def test_all_lists_exactly_the_front_door():
     """Every name of ``__all__`` and every shortcut resolves, and ``dir()`` lists ``__all__``."""
     assert dir(ga) == sorted(ga.__all__)
-    for name in {*ga.__all__, *ga._ON_DEMAND} - TRANSFORMERS_NAMES:
+    for name in {*ga.__all__, *ga._LAZY_IMPORTS} - TRANSFORMERS_NAMES:
         assert getattr(ga, name) is not None
     with pytest.raises(AttributeError, match="module 'gnn_attention' has no attribute 'nonsense'"):
         _ = ga.nonsense

@@ -72,7 +72,7 @@ def test_S0_10_words_before_and_after_the_softmax():
     expected = masked_softmax(q, k, LISTED.mask())[:, :, dst, src]
     assert_exact(edge_softmax.softmax(logits, dst, 5)[0], expected)
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
-    public = {*ga.__all__, *ga._ON_DEMAND, *edge_softmax.__all__, *dir(StandardHeads), *dir(MergedHeads)}
+    public = {*ga.__all__, *ga._LAZY_IMPORTS, *edge_softmax.__all__, *dir(StandardHeads), *dir(MergedHeads)}
     public |= set(inspect.signature(ga.attend).parameters)
     # The exception is score_mod, FlexAttention's name for a change before the softmax.
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}

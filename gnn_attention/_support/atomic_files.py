@@ -23,17 +23,17 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with target.open("wb") as file:
             yield file
         return
-    temporary = target.with_name(f".{secrets.token_hex(8)}.part")
+    temporary_path = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with temporary.open("xb") as file:
+        with temporary_path.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
-            shutil.copymode(target, temporary)
-        temporary.replace(target)
+            shutil.copymode(target, temporary_path)
+        temporary_path.replace(target)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:

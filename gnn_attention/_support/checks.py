@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def quote(value: object, longest: int = 60) -> str:
-    """Describe a value on one line of at most ``longest`` characters, or a tensor by dtype and shape.
+def quote(value: object, max_length: int = 60) -> str:
+    """Describe a value on one line of at most ``max_length`` characters, or a tensor by dtype and shape.
 
     >>> quote("window"), quote(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
@@ -22,7 +22,7 @@ def quote(value: object, longest: int = 60) -> str:
         return f"a {type(value).__name__} of {value.dtype} and shape {list(value.shape)}"
     text = repr(value)
     text = text if isinstance(value, str) else " ".join(text.split())
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."
 
 
 def describe_type(value: object) -> str:
@@ -42,15 +42,15 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     return number
 
 
-def position(name: str, value: object) -> int:
+def integer(name: str, value: object) -> int:
     return size(name, value, -(2**63))
 
 
-def index(name: str, value: object, count: int) -> int:
-    """Return ``value`` as an int in ``0 .. count - 1``, or raise IndexError or an error of :func:`size`."""
+def index(name: str, value: object, length: int) -> int:
+    """Return ``value`` as an int in ``0 .. length - 1``, or raise IndexError or an error of :func:`size`."""
     number = size(name, value)
-    if number >= count:
-        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
+    if number >= length:
+        raise IndexError(f"{name} must be in 0 .. {length - 1}, got {number}")
     return number
 
 
@@ -73,9 +73,9 @@ def sizes(
         check_order(name, values)
     items = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(items, str) or not isinstance(items, Iterable):
-        value = quote(values)
-        raise TypeError(f"{name} must be a list of {kind}, got {value}; for a single value pass [{value}]")
-    return [size(f"each of {name}", value, minimum) for value in items]
+        quoted = quote(values)
+        raise TypeError(f"{name} must be a list of {kind}, got {quoted}; for a single value pass [{quoted}]")
+    return [size(f"each entry of {name}", value, minimum) for value in items]
 
 
 def integers(name: str, values: object, kind: str, any_order: bool = False) -> list[int]:
@@ -83,14 +83,14 @@ def integers(name: str, values: object, kind: str, any_order: bool = False) -> l
     return sizes(name, values, -(2**63), any_order, kind)
 
 
-def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """Return ``values`` as a list of ``count`` labels; ``nodes`` names the labelled nodes in the error."""
+def labels(name: str, values: object, count: int, kind: str) -> list[Any]:
+    """Return ``values`` as a list of ``count`` labels; ``kind`` names the labelled nodes in the error."""
     check_order(name, values)
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels, got {describe_type(values)}")
     names = list(values)
     if len(names) != count:
-        raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
+        raise ValueError(f"{name} must hold {count} names, one for each of the {kind}, got {len(names)}")
     return names
 
 
@@ -104,17 +104,17 @@ def number(name: str, value: object, positive: bool = False) -> float:
     return float(value)
 
 
-def probability(name: str, value: float, certain: bool = False) -> float:
+def probability(name: str, value: float, allow_one: bool = False) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
-        interval = "[0, 1]" if certain else "[0, 1)"
+    if not is_number or not (0.0 <= value < 1.0 or (allow_one and value == 1.0)):
+        interval = "[0, 1]" if allow_one else "[0, 1)"
         raise ValueError(f"{name} must be a probability in {interval}, got {quote(value)}")
     return float(value)
 
 
-def instance(name: str, value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {describe_type(value)}")
+def instance(name: str, value: Any, cls: type[T]) -> T:
+    if not isinstance(value, cls):
+        raise TypeError(f"{name} must be a {cls.__name__}, got {describe_type(value)}")
     return value
 
 

@@ -54,22 +54,22 @@ def operator(
         return tuple(None if isinstance(x, list) else x for x in backward(ctx, *grads))
 
     # torch.func.grad supports an autograd.Function, but not a registered derivative.
-    members = {"forward": op, "setup_context": save, "backward": gradients, "vmap": vmap_rule}
-    body = {member_name: staticmethod(member) for member_name, member in members.items()}
-    function = type("Transformed", (torch.autograd.Function,), body).apply  # type: ignore[attr-defined]
+    methods = {"forward": op, "setup_context": save, "backward": gradients, "vmap": vmap_rule}
+    namespace = {method_name: staticmethod(method) for method_name, method in methods.items()}
+    function = type("Transformed", (torch.autograd.Function,), namespace).apply  # type: ignore[attr-defined]
     return call
 
 
-def _make_vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    def merge(size: int, x: Tensor, dim: int | None) -> Tensor:
-        return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+def _make_vmap_rule(call: Callable[..., Any], num_tensors: int) -> Callable[..., Any]:
+    def merge(batch_size: int, x: Tensor, dim: int | None) -> Tensor:
+        return (x.expand(batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
-    def vmap_rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        size = info.batch_size
-        tensors = [merge(size, x, dim) for x, dim in zip(arguments[:count], in_dims, strict=False)]
-        result = call(*tensors, *arguments[count:])
+    def vmap_rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        batch_size = info.batch_size
+        tensors = [merge(batch_size, x, dim) for x, dim in zip(args[:num_tensors], in_dims, strict=False)]
+        result = call(*tensors, *args[num_tensors:])
         results = (result,) if isinstance(result, Tensor) else result
-        outputs = tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in results)
+        outputs = tuple(x.view(batch_size, x.shape[0] // batch_size, *x.shape[1:]) for x in results)
         return (outputs[0], 0) if isinstance(result, Tensor) else (outputs, (0,) * len(outputs))
 
     return vmap_rule

@@ -22,5 +22,5 @@ def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Te
     if is_one_entry or not needs_cpu_gradient or torch._C._are_functorch_transforms_active():
         return table[index]
     flat_index = torch.arange(table.numel(), device=table.device).view(table.shape)[index]
-    doubles = table.flatten().double().index_select(0, flat_index.flatten())
-    return doubles.view(flat_index.shape).to(table.dtype)
+    float64_entries = table.flatten().double().index_select(0, flat_index.flatten())
+    return float64_entries.view(flat_index.shape).to(table.dtype)

@@ -39,8 +39,8 @@ def eager_mode() -> AbstractContextManager[None]:
 
     Graph properties are computed here, so that no trace records them and none is an inference tensor.
     """
-    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
-    modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-    has_modes = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
+    num_modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    num_modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    has_modes = num_modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
     # Exiting these context managers costs ten times as much as checking whether they are needed.
     return _leave_modes() if has_modes else nullcontext()

@@ -17,10 +17,10 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
     for name, (x, axis_names) in tensors.items():
         floats(name, x, f"[{axis_names}]")
         names = axis_names.removeprefix("... ").split()
-        start = x.dim() - len(names)
-        if start < 0 or (start and not axis_names.startswith("...")):
+        num_leading = x.dim() - len(names)
+        if num_leading < 0 or (num_leading and not axis_names.startswith("...")):
             raise ValueError(f"{name} must be [{axis_names}], got {list(x.shape)}")
-        for axis, size in zip(("...", *names), (x.shape[:start], *x.shape[start:]), strict=True):
+        for axis, size in zip(("...", *names), (x.shape[:num_leading], *x.shape[num_leading:]), strict=True):
             if sizes.setdefault(axis, size) != size:
                 raise ValueError(
                     f"{name} must be [{axis_names}] with {axis} = {sizes[axis]}, "
@@ -42,8 +42,8 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     floats("q_dst", q_dst, "[..., dim]")
     floats("k_src", k_src, "[..., dim]")
     q, k = list(q_dst.shape), list(k_src.shape)
-    pairs = zip(reversed(q), reversed(k), strict=False)
-    if not q or q[-1:] != k[-1:] or not all(a == b or 1 in (a, b) for a, b in pairs):
+    size_pairs = zip(reversed(q), reversed(k), strict=False)
+    if not q or q[-1:] != k[-1:] or not all(a == b or 1 in (a, b) for a, b in size_pairs):
         raise ValueError(f"q_dst and k_src must have the same dim and edges, got {q} and {k}")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
         raise TypeError(f"scale must be a number, such as dim ** -0.5, got {describe_type(scale)}")
@@ -83,11 +83,11 @@ def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
 
 def floats(name: str, x: object, shape: str) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a float tensor {shape}, got {kind}")
+        dtype_or_type = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a float tensor {shape}, got {dtype_or_type}")
 
 
 def _check_broadcasts(name: str, x: Tensor, shape: Sequence[int]) -> None:
-    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
-    if x.dim() > len(shape) or not all(size in (1, expected) for size, expected in pairs):
+    size_pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+    if x.dim() > len(shape) or not all(size in (1, expected) for size, expected in size_pairs):
         raise ValueError(f"{name} must be broadcastable to {list(shape)}, got {list(x.shape)}")

@@ -11,41 +11,41 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-# One thread holds all locks of a module. Each is a pair (thread, is_brief), the outermost first.
+# One thread holds all locks of a module. Each is a pair (thread_id, is_brief), the outermost first.
 _locks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
-_released = threading.Condition()
+_lock_condition = threading.Condition()
 
 
 @contextmanager
-def lock_modules(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
-    """Context in which no other thread changes the modules; it first waits for the ``brief`` locks of others.
+def lock_modules(modules: Sequence[nn.Module], is_brief: bool) -> Iterator[None]:
+    """Context in which no other thread changes the modules; it first waits for the brief locks of others.
 
     Raises NotImplementedError if a lock of another thread is not brief: that thread may wait for this one.
     """
-    thread = threading.get_ident()
-    with _released:
-        while rivals := [locks[0] for locks in map(_locks.get, modules) if locks and locks[0][0] != thread]:
-            if not all(is_brief for _, is_brief in rivals):
+    thread_id = threading.get_ident()
+    with _lock_condition:
+        while other_locks := [x[0] for x in map(_locks.get, modules) if x and x[0][0] != thread_id]:
+            if not all(is_brief for _, is_brief in other_locks):
                 raise NotImplementedError(
                     "another thread intervenes in this module: wait until it is done, "
                     "or give each thread a module of its own (copy.deepcopy)"
                 )
-            _released.wait()
+            _lock_condition.wait()
         for module in modules:
-            _locks.setdefault(module, []).append((thread, brief))
+            _locks.setdefault(module, []).append((thread_id, is_brief))
     try:
         yield
     finally:
-        with _released:
+        with _lock_condition:
             for module in modules:
                 _locks[module].pop()
-            _released.notify_all()
+            _lock_condition.notify_all()
 
 
 def restrict_to_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that runs in the current thread only; in others it returns None and changes nothing."""
-    thread = threading.get_ident()
-    return lambda *args, **kwargs: hook(*args, **kwargs) if threading.get_ident() == thread else None
+    thread_id = threading.get_ident()
+    return lambda *args, **kwargs: hook(*args, **kwargs) if threading.get_ident() == thread_id else None
 
 
 _filter_lock = threading.RLock()
@@ -59,9 +59,9 @@ def ignore_warnings(message: str = "") -> Iterator[None]:
 
 
 @functools.cache
-def accept_sparse_matrices() -> None:
+def silence_sparse_csr_warning() -> None:
     """Make torch issue its one-time warning about sparse CSR tensors here, where it is ignored."""
     with ignore_warnings("Sparse CSR tensor support"):
-        pointer = torch.tensor([0], dtype=torch.int32, device="cpu")
+        crow_indices = torch.tensor([0], dtype=torch.int32, device="cpu")
         values = torch.zeros(0, device="cpu")
-        torch.sparse_csr_tensor(pointer, pointer[:0], values, (0, 0), check_invariants=False)
+        torch.sparse_csr_tensor(crow_indices, crow_indices[:0], values, (0, 0), check_invariants=False)

@@ -13,8 +13,8 @@ import torch
 
 from gnn_attention._support.dynamo import constant, eager_mode, not_compiled
 
-_ALIVE: WeakValueDictionary[str, Frozen] = WeakValueDictionary()
-_COUNTER = itertools.count()
+_LIVE_VALUES: WeakValueDictionary[str, Frozen] = WeakValueDictionary()
+_ID_COUNTER = itertools.count()
 T = TypeVar("T")
 
 
@@ -31,8 +31,8 @@ class Frozen:
     def __post_init__(self) -> None:
         # FSDP2 walks through plain dicts, endlessly if a cached result holds the value itself.
         self._memo = UserDict()
-        self._id = f"{type(self).__name__} {next(_COUNTER)}"
-        _ALIVE[self._id] = self
+        self._id = f"{type(self).__name__} {next(_ID_COUNTER)}"
+        _LIVE_VALUES[self._id] = self
 
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
@@ -62,8 +62,8 @@ def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
     if key not in cache:
         with eager_mode():
             result = function(value, *arguments)
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        for device in arguments if on_gpu else ():
+        is_cuda_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for device in arguments if is_cuda_initialized else ():
             if isinstance(device, torch.device) and device.type == "cuda":
                 # Other streams will read the result without waiting for this one.
                 torch.cuda.current_stream(device).synchronize()
@@ -75,4 +75,4 @@ def memoized(function: Callable[..., T], value: Any, *arguments: Any) -> T:
 # because torch before 2.11 treats all tensors that constant functions return as the same tensor.
 @constant
 def _memoize_by_id(function: Callable[..., T], value_id: str, *arguments: Any) -> tuple[T]:
-    return (memoized(function, _ALIVE[value_id], *arguments),)
+    return (memoized(function, _LIVE_VALUES[value_id], *arguments),)

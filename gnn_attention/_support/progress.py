@@ -38,9 +38,9 @@ class Progress:
         self.total, self.done, self.done_before, self.note = total, done_before, done_before, note
         self.start_time = time.monotonic()
 
-    def advance(self, steps: int = 1, note: str | None = None) -> None:
-        """Count ``steps`` more as done; ``note`` names the step that follows."""
-        self.done += steps
+    def advance(self, num_steps: int = 1, note: str | None = None) -> None:
+        """Count ``num_steps`` more as done; ``note`` names the step that follows."""
+        self.done += num_steps
         self.note = self.note if note is None else note
 
     def reach(self, done: int, total: int) -> None:
@@ -50,12 +50,11 @@ class Progress:
         """Start the step that ``note`` names; the previous step then counts as done."""
         self.advance(int(self.note != ""), note)
 
-    def meter(self, columns: int | None = None) -> str:
-        """Return the line to show; the bar makes it ``columns`` characters wide."""
-        texts = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
-        elapsed = time.monotonic() - self.start_time
-        line = tqdm.format_meter(self.done, self.total, elapsed, columns, initial=self.done_before, **texts)
-        return str(line)
+    def meter(self, width: int | None = None) -> str:
+        """Return the line to show; the bar makes it ``width`` characters wide."""
+        options = {"prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
+        state = self.done, self.total, time.monotonic() - self.start_time
+        return str(tqdm.format_meter(*state, width, initial=self.done_before, **options))
 
     def __enter__(self) -> Progress:
         if self.show:
@@ -72,9 +71,9 @@ class Progress:
         # stderr may be None, closed, or a pipe without a reader; then nothing is shown.
         with suppress(AttributeError, OSError, ValueError):
             stderr = sys.stderr
-            columns = shutil.get_terminal_size().columns - 1 if stderr.isatty() else 0
-            end = "\r" if columns else "\n"
-            while not self._finished.wait(BAR_SECONDS if columns else LINE_SECONDS):
-                print(self.meter(columns or None).ljust(columns), end=end, file=stderr, flush=True)
-            if columns:
-                print(" " * columns, end=end, file=stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1 if stderr.isatty() else 0
+            end = "\r" if width else "\n"
+            while not self._finished.wait(BAR_SECONDS if width else LINE_SECONDS):
+                print(self.meter(width or None).ljust(width), end=end, file=stderr, flush=True)
+            if width:
+                print(" " * width, end=end, file=stderr, flush=True)

@@ -22,13 +22,13 @@ from gnn_attention._support.shapes import Tensor
 T = TypeVar("T")
 BROADCASTING_PACKAGES = ("gnn_attention", "transformers")
 # vmap maps at most this many pairs at once, because it copies the table rows that they look up.
-MAX_PAIRS = 2**16
+MAX_PAIRS_PER_CHUNK = 2**16
 # Elementwise operators that lack torch's tag "pointwise".
-POINTWISE = {"_to_copy", "alias", "detach", "expand", "floor_divide", "full_like", "masked_fill"}
-POINTWISE |= {"masked_fill_", "ones_like", "rsub", "zeros_like"}
+POINTWISE_OPS = {"_to_copy", "alias", "detach", "expand", "floor_divide", "full_like", "masked_fill"}
+POINTWISE_OPS |= {"masked_fill_", "ones_like", "rsub", "zeros_like"}
 
 
-class _LookUps(TorchFunctionMode):
+class _LookUpMode(TorchFunctionMode):
     """Replace ``table[index]`` by an operator, as ``vmap`` cannot convert indices to Python numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,31 +41,32 @@ class _LookUps(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
-    """Broadcast ``ends``, and call ``function`` on each tuple of entries by ``torch.vmap``."""
+def map_pairs(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Broadcast ``inputs``, and call ``function`` on each tuple of entries using ``torch.vmap``."""
     # FlexAttention's kernels themselves call the function with scalars.
-    if all(end.dim() == 0 for end in ends):
-        return function(*ends)
+    if all(x.dim() == 0 for x in inputs):
+        return function(*inputs)
 
     # vmap reads its function's ``__name__``, which a callable may lack in a compiled program.
-    def call_pair(*indices: Tensor) -> Tensor:
-        return function(*indices)
+    def call_pair(*scalars: Tensor) -> Tensor:
+        return function(*scalars)
 
-    pairs = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
+    tensors = torch.broadcast_tensors(*inputs)  # type: ignore[no-untyped-call]
     # A compiled program would repeat the function for each chunk, and it fuses the look-ups anyway.
-    chunk_size = None if torch.compiler.is_compiling() or pairs[0].numel() <= MAX_PAIRS else MAX_PAIRS
-    with _LookUps():
+    is_one_chunk = torch.compiler.is_compiling() or tensors[0].numel() <= MAX_PAIRS_PER_CHUNK
+    chunk_size = None if is_one_chunk else MAX_PAIRS_PER_CHUNK
+    with _LookUpMode():
         call_pairs = torch.vmap(call_pair, randomness="different", chunk_size=chunk_size)
-        result: Tensor = call_pairs(*(end.reshape(-1) for end in pairs))
+        result: Tensor = call_pairs(*(x.reshape(-1) for x in tensors))
     if result.dim() != 1:
-        raise ValueError(f"a function of one pair must return one number, got shape {list(result.shape[1:])}")
-    return result.view(pairs[0].shape)
+        raise ValueError(f"a function of one pair must return a scalar, got shape {list(result.shape[1:])}")
+    return result.view(tensors[0].shape)
 
 
-def call_on_tensors(name: str, function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
+def call_on_tensors(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Call ``function`` on all pairs at once; raise TypeError if it fails."""
     try:
-        return function(*ends)
+        return function(*inputs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
@@ -90,14 +91,14 @@ def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def needs_single_pairs(
-    call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], ends: Sequence[Tensor]
+    call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> bool | None:
     """False if all operators are elementwise, else True if ``vmap`` can map the call, else None.
 
-    ``call(function)`` returns the checked result for the pairs ``ends``, which all have four axes.
+    ``call(function)`` returns the checked result for ``inputs``, which all have four axes.
     """
     # A user's function may raise any exception if it gets tensors of indices, or under vmap.
-    with suppress(Exception), _OperatorProbe(ends) as probe:
+    with suppress(Exception), _OperatorProbe(inputs) as probe:
         call(function)
         if probe.is_elementwise:
             return False
@@ -108,13 +109,13 @@ def needs_single_pairs(
 
 
 class _OperatorProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record whether each operator on the pairs is elementwise or looks up single numbers."""
+    """Record whether each operator on the pairs is elementwise or looks up scalars."""
 
-    def __init__(self, ends: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_elementwise = True
         # Tensors are recognised by id. They are kept alive, so that no new tensor reuses an id.
-        self._pair_tensors = {id(end): end for end in ends}
+        self._pair_tensors = {id(x): x for x in inputs}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
@@ -122,13 +123,13 @@ class _OperatorProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(id(x) in self._pair_tensors for x in tensors):
             name = func.overloadpacket.__name__
             if name == "index":
-                # One integer index for each axis gives one number; a bool index is a mask.
+                # One integer index for each axis returns a scalar; a bool index is a mask.
                 table, indices = tensors[0], tensors[1:]
-                are_integers = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
-                self.is_elementwise &= len(indices) == table.dim() and are_integers
+                has_integer_indices = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
+                self.is_elementwise &= len(indices) == table.dim() and has_integer_indices
                 tensors = [x for x in indices if x is not table]
             else:
-                self.is_elementwise &= name in POINTWISE or torch.Tag.pointwise in func.tags
+                self.is_elementwise &= name in POINTWISE_OPS or torch.Tag.pointwise in func.tags
             self.is_elementwise &= all(id(x) in self._pair_tensors or x.numel() == 1 for x in tensors)
             self._pair_tensors |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return result

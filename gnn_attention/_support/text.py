@@ -12,12 +12,12 @@ def make_printable(text: str, line_end: str = " ") -> str:
     >>> make_printable("a\\x1b[31m\\tb")
     'a [31m b'
     """
-    valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    line = _LINE_END.sub(line_end, valid)
+    valid_text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    line = _LINE_END.sub(line_end, valid_text)
     return "".join(char if char.isprintable() or char in _JOINERS else " " for char in line)
 
 
-def token_label(text: str, longest: int = 32) -> str:
+def token_label(text: str, max_length: int = 32) -> str:
     """Label a token: ``⏎`` for line ends, ``␣`` for blanks without other text, cut if too long.
 
     >>> [token_label(text, 8) for text in ("\\n", "  ", "):\\r\\n", " international")]
@@ -25,10 +25,10 @@ def token_label(text: str, longest: int = 32) -> str:
     """
     label = make_printable(text, "⏎")
     label = label if label.strip() else label.replace(" ", "␣")
-    return label if len(label) <= longest else f"{label[: longest - 1]}…"
+    return label if len(label) <= max_length else f"{label[: max_length - 1]}…"
 
 
-def one_line(text: str, longest: int = 400) -> str:
-    """Convert a text to one printable line of at most ``longest`` characters."""
+def one_line(text: str, max_length: int = 400) -> str:
+    """Convert text to one printable line of at most ``max_length`` characters."""
     line = " ".join(make_printable(text).split())
-    return line if len(line) <= longest else f"{line[: longest - 4]} ..."
+    return line if len(line) <= max_length else f"{line[: max_length - 4]} ..."

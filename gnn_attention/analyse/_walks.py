@@ -45,7 +45,7 @@ def is_square(graph: TokenGraph) -> bool:
 
 
 def check_token(name: str, value: int, count: int) -> int:
-    if not 0 <= checks.position(name, value) < count:
+    if not 0 <= checks.integer(name, value) < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value
 

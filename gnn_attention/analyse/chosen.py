@@ -88,7 +88,7 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     checks.check_order("graphs", graphs)
     graph_list = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for graph in graph_list:
-        checks.instance("each of graphs", graph, TokenGraph)
+        checks.instance("each entry of graphs", graph, TokenGraph)
     if not graph_list or len({graph.frame for graph in graph_list}) > 1:
         raise ValueError(f"graphs must have the same tokens, heads and samples, got {graph_list}")
     keys = [[dst * graph.num_src + src for src, dst in _list_slices(graph)] for graph in graph_list]

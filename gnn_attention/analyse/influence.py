@@ -157,7 +157,7 @@ def _select_tokens(name: str, tokens: Iterable[int] | None, count: int) -> Tenso
     if tokens is None:
         return torch.arange(count, device="cpu")
     checks.check_order(name, tokens)
-    selected = [check_token(f"each of {name}", int(token), count) for token in tokens]
+    selected = [check_token(f"each entry of {name}", int(token), count) for token in tokens]
     return torch.tensor(selected, dtype=torch.int64, device="cpu")
 
 

@@ -28,25 +28,25 @@ from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HEADS, DIM, TOKENS = 8, 64, 2048
+NUM_HEADS, DIM, NUM_TOKENS = 8, 64, 2048
 PASSES = ("forward", "with backward")
 # Each graph and pass is timed for at most this many seconds and rounds.
-SECONDS, ROUNDS = 2.0, 15
+MAX_SECONDS, MAX_ROUNDS = 2.0, 15
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _random_edge_list(degree: int, tokens: int) -> TokenGraph:
-    return TokenGraph.from_edges(patterns.random_senders(tokens, min(degree, tokens)).edge_index, tokens)
+def _random_edge_list(degree: int, n: int) -> TokenGraph:
+    return TokenGraph.from_edges(patterns.random_senders(n, min(degree, n)).edge_index, n)
 
 
-NEW_LIST = "random edges, 4 each, a new list in every call"
+NEW_LIST_TITLE = "random edges, 4 each, a new list in every call"
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "causal": patterns.causal,
-    "window 256": lambda tokens: patterns.window(tokens, 256),
-    "window 252, 4 sinks": lambda tokens: patterns.window(tokens, 252) | patterns.sinks(tokens, 4),
-    "documents of 256": lambda tokens: patterns.documents([256] * (tokens // 256) + [tokens % 256]),
+    "window 256": lambda n: patterns.window(n, 256),
+    "window 252, 4 sinks": lambda n: patterns.window(n, 252) | patterns.sinks(n, 4),
+    "documents of 256": lambda n: patterns.documents([256] * (n // 256) + [n % 256]),
     "random edges, 32 each": partial(_random_edge_list, 32),
-    NEW_LIST: partial(_random_edge_list, 4),
+    NEW_LIST_TITLE: partial(_random_edge_list, 4),
 }
 
 
@@ -74,17 +74,17 @@ class Problem:
 
 
 def _prepare_attend(problem: Problem) -> Function:
-    if problem.title != NEW_LIST:
+    if problem.title != NEW_LIST_TITLE:
         return partial(attend, graph=problem.graph)
-    edges, tokens = problem.graph.edge_index, problem.graph.num_dst
-    return lambda q, k, v: attend(q, k, v, TokenGraph.from_edges(edges, tokens))
+    edge_index, num_tokens = problem.graph.edge_index, problem.graph.num_dst
+    return lambda q, k, v: attend(q, k, v, TokenGraph.from_edges(edge_index, num_tokens))
 
 
 def _prepare_sdpa(problem: Problem) -> Function | str:
     sdpa = functional.scaled_dot_product_attention
     if problem.graph.is_causal():
         return partial(sdpa, is_causal=True)
-    if problem.lacks_memory(8 * HEADS * problem.graph.num_dst * problem.graph.num_src):
+    if problem.lacks_memory(8 * NUM_HEADS * problem.graph.num_dst * problem.graph.num_src):
         return "SDPA with a mask needs more than half of the free memory"
     return partial(sdpa, attn_mask=problem.graph.mask(problem.inputs.device))
 
@@ -101,11 +101,11 @@ def _prepare_flex(problem: Problem) -> Function | str:
 
 def _prepare_conv(problem: Problem) -> Function | str:
     """Prepare ``propagate`` of PyG's TransformerConv, without its projections."""
-    if problem.lacks_memory(20 * HEADS * DIM * problem.graph.num_edges):
+    if problem.lacks_memory(20 * NUM_HEADS * DIM * problem.graph.num_edges):
         return "TransformerConv needs more than half of the free memory"
     edges = problem.graph.edges_on(problem.inputs.device)
-    layer = importlib.import_module("torch_geometric.nn").TransformerConv
-    conv = layer(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
+    conv_class = importlib.import_module("torch_geometric.nn").TransformerConv
+    conv = conv_class(NUM_HEADS * DIM, DIM, NUM_HEADS, root_weight=False, bias=False)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
@@ -123,9 +123,9 @@ PEERS = {"SDPA": _prepare_sdpa, "FlexAttention": _prepare_flex, "TransformerConv
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gnn-attention bench``."""
     add = command.add_argument
-    add("--tokens", type=int, default=TOKENS, metavar="N", help="number of tokens (default %(default)s)")
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    devices = ["cpu", "cuda", *gpus] if gpus else ["cpu"]
+    add("--tokens", type=int, default=NUM_TOKENS, metavar="N", help="number of tokens (default %(default)s)")
+    gpu_names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    devices = ["cpu", "cuda", *gpu_names] if gpu_names else ["cpu"]
     add("--device", default="cpu", choices=devices, help="where to run (default %(default)s)")
     add("--dtype", choices=list(DTYPES), help="dtype of q, k and v (default: float32, or bfloat16 on a GPU)")
     add("--no-peers", action="store_true", help="time attend alone")
@@ -134,78 +134,78 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    tokens = checks.size("--tokens", args.tokens, 1)
+    num_tokens = checks.size("--tokens", args.tokens, 1)
     device = torch.device(args.device)
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     peers = [] if args.no_peers else list(PEERS)
     with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as progress:
-        record = measure(tokens, device, dtype, peers, progress)
+        record = measure(num_tokens, device, dtype, peers, progress)
     atomic_files.write_json(args.json, record, table(record))
     return 0
 
 
 def measure(
-    tokens: int, device: torch.device, dtype: torch.dtype, peers: Sequence[str], progress: Progress
+    num_tokens: int, device: torch.device, dtype: torch.dtype, peers: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """Time every method on every graph, with and without backward; return the record of ``--json``.
 
     ``cases`` has a row for each graph, pass and method. A row has the ``seconds`` of a call, their
-    ``ratio`` to those of attend, and ``system``, the operating system's share of processor time. If a
+    ``ratio`` to those of attend, and ``system``, the system's fraction of processor time. If a
     method was skipped, its row has the reason as ``skipped``. Rows of attend also have the ``backend``.
     """
     cases = list[dict[str, Any]]()
     rng = torch.Generator(device).manual_seed(0)
     for (title, build), pass_name in product(GRAPHS.items(), PASSES):
-        inputs = torch.randn(3, 1, tokens, HEADS, DIM, generator=rng, device=device, dtype=dtype)
-        problem = Problem(title, build(tokens), inputs.transpose(2, 3), pass_name == PASSES[1])
+        inputs = torch.randn(3, 1, num_tokens, NUM_HEADS, DIM, generator=rng, device=device, dtype=dtype)
+        problem = Problem(title, build(num_tokens), inputs.transpose(2, 3), pass_name == PASSES[1])
         case = {"graph": title, "edges": problem.graph.num_edges, "pass": pass_name}
         progress.begin(f"{title}, {pass_name}: attend")
-        baseline = Samples(problem.bind(_prepare_attend(problem)))
+        baseline = Timing(problem.bind(_prepare_attend(problem)))
         baseline.call()
-        samples: dict[str, Samples | str] = {"attend": baseline}
+        timings: dict[str, Timing | str] = {"attend": baseline}
         for name in peers:
             progress.begin(f"{title}, {pass_name}: {name}")
-            samples[name] = _prepare_samples(name, problem)
-        runnable = [sample for sample in samples.values() if isinstance(sample, Samples)]
-        end = time.monotonic() + SECONDS
-        while len(baseline.seconds) < ROUNDS and time.monotonic() < end:
+            timings[name] = _prepare_timing(name, problem)
+        valid_timings = [timing for timing in timings.values() if isinstance(timing, Timing)]
+        end = time.monotonic() + MAX_SECONDS
+        while len(baseline.seconds) < MAX_ROUNDS and time.monotonic() < end:
             # The methods alternate, so that each ratio compares calls made at about the same time.
-            for sample in runnable:
-                sample.measure_round()
-        rows = [{**case, "method": name, **_summarise(x, baseline)} for name, x in samples.items()]
+            for timing in valid_timings:
+                timing.measure_round()
+        rows = [{**case, "method": name, **_summarise(x, baseline)} for name, x in timings.items()]
         q, k, v = problem.inputs
         rows[0]["backend"] = choose(AttentionCall.from_arguments(q, k, v, problem.graph)).name
         cases += rows
-    sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
+    sizes = {"tokens": num_tokens, "heads": NUM_HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
     machine = {"device": str(device), "threads": torch.get_num_threads(), "torch": torch.__version__}
     return {"bench": "short", "schema": 2, **machine, **sizes, "cases": cases}
 
 
 @dataclass
-class Samples:
-    """A call, its mean seconds in each round, and its processor seconds, total and ``system``."""
+class Timing:
+    """A call, its mean seconds in each round, and its processor seconds in total and in the system."""
 
     call: Callable[[], object]
     seconds: list[float] = field(default_factory=list)
-    busy: float = 0.0
-    system: float = 0.0
+    processor_seconds: float = 0.0
+    system_seconds: float = 0.0
 
     def measure_round(self) -> None:
         """Repeat the call for 10 ms, at least once, and append its mean time."""
-        calls = 0
-        before, start = os.times(), time.perf_counter()
-        while not calls or time.perf_counter() - start < 0.01:
+        num_calls = 0
+        times_before, start = os.times(), time.perf_counter()
+        while not num_calls or time.perf_counter() - start < 0.01:
             self.call()
-            calls += 1
+            num_calls += 1
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append((time.perf_counter() - start) / calls)
-        after = os.times()
-        self.system += after.system - before.system
-        self.busy += after.system - before.system + after.user - before.user
+        self.seconds.append((time.perf_counter() - start) / num_calls)
+        times_after = os.times()
+        self.system_seconds += times_after.system - times_before.system
+        self.processor_seconds += sum(times_after[:2]) - sum(times_before[:2])
 
 
-def _prepare_samples(name: str, problem: Problem) -> Samples | str:
+def _prepare_timing(name: str, problem: Problem) -> Timing | str:
     """Prepare a peer and call it once to compile its kernels, or return the reason to skip it."""
     try:
         if isinstance(function := PEERS[name](problem), str):
@@ -215,15 +215,15 @@ def _prepare_samples(name: str, problem: Problem) -> Samples | str:
     # A peer may fail in any way, and the others must still be measured.
     except Exception as error:
         return f"{name} failed: {type(error).__name__}: {error}".splitlines()[0][:150]
-    return Samples(call)
+    return Timing(call)
 
 
-def _summarise(sample: Samples | str, baseline: Samples) -> dict[str, Any]:
-    if isinstance(sample, str):
-        return {"skipped": sample}
-    ratio = statistics.median(a / b for a, b in zip(sample.seconds, baseline.seconds, strict=True))
-    system = sample.system / sample.busy if sample.busy else 0.0
-    return {"seconds": statistics.median(sample.seconds), "ratio": ratio, "system": system}
+def _summarise(timing: Timing | str, baseline: Timing) -> dict[str, Any]:
+    if isinstance(timing, str):
+        return {"skipped": timing}
+    ratio = statistics.median(a / b for a, b in zip(timing.seconds, baseline.seconds, strict=True))
+    system = timing.system_seconds / timing.processor_seconds if timing.processor_seconds else 0.0
+    return {"seconds": statistics.median(timing.seconds), "ratio": ratio, "system": system}
 
 
 def table(record: dict[str, Any]) -> str:

@@ -16,11 +16,11 @@ from gnn_attention.explorer._masks import Choice
 from gnn_attention.explorer._pack import check_length
 from gnn_attention.interpret.trace import Attribution, attribute
 
-# This model of gnn_attention.lm has a tokenizer. By default it reads SENTENCE.
+# This model of gnn_attention.lm has a tokenizer. By default it reads DEFAULT_TEXT.
 LANGUAGE_MODEL = "smollm2"
-SENTENCE = "The red box holds a key and the blue box holds a coin. To get the key, open the"
-# Its page shows 4 layers by default, and graphs with these shares of edges; 10 edges are printed.
-LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
+DEFAULT_TEXT = "The red box holds a key and the blue box holds a coin. To get the key, open the"
+# Its page shows 4 layers by default, and graphs of these fractions of edges; 10 edges are printed.
+NUM_LAYERS, NUM_EDGES, EDGE_FRACTIONS = 4, 10, (0.3, 0.1, 0.03)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def run_explore(args: argparse.Namespace) -> int:
     if out.exists() and not args.force and not is_explorer_page(out):
         raise ValueError(f"-o {out} exists and is not an explorer page: use another name or --force")
     is_language_model = args.model == LANGUAGE_MODEL
-    default = SENTENCE if is_language_model else explorer.FIRST
-    if not (text := default if args.text is None else read_text(args.text)):
+    default_text = DEFAULT_TEXT if is_language_model else explorer.FIRST
+    if not (text := default_text if args.text is None else read_text(args.text)):
         raise ValueError("text must not be empty: pass one such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
@@ -57,8 +57,8 @@ def run_explore(args: argparse.Namespace) -> int:
             page = explorer.page(text, args.model, args.graph, **options)
             lines = list[str]()
         page.save(out)
-    size = f"{page.tokens} tokens, {len(page.html) / 1e6:.1f} MB"
-    print("\n".join([f"{out}: {size}; open it in a browser, it needs no network", *lines]))
+    summary = f"{page.tokens} tokens, {len(page.html) / 1e6:.1f} MB"
+    print("\n".join([f"{out}: {summary}; open it in a browser, it needs no network", *lines]))
     return 0
 
 
@@ -70,39 +70,39 @@ def _explore_language_model(
     An edge's effect is the change in the likeliest next token's log probability if the edge is cut. The page
     shows the layers of ``--layers``, or those with the largest effects, and graphs of the strongest edges.
     """
-    model, tokenizer, ids, words = load(args.model, text, progress)
+    model, tokenizer, ids, tokens = load(args.model, text, progress)
     check_length(ids[0])
     progress.begin("measuring the effect of each edge on the next token")
     with torch.no_grad():
         log_p, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
     effects = attribute(model, ids, lambda logits: logits[0, -1].float().log_softmax(-1)[token])
-    weights = {layer: effects.scores(layer).double().square().sum(0) for layer in effects.layers}
-    if missing := set(args.layers or ()) - set(weights):
-        raise IndexError(f"--layers must be some of 0 .. {max(weights)}, got {sorted(missing)}")
-    strongest_layers = sorted(weights, key=lambda layer: -float(weights[layer].sum()))[:LAYERS]
-    layers = sorted(set(args.layers or strongest_layers))
+    strengths = {layer: effects.scores(layer).double().square().sum(0) for layer in effects.layers}
+    if missing := set(args.layers or ()) - set(strengths):
+        raise IndexError(f"--layers must be some of 0 .. {max(strengths)}, got {sorted(missing)}")
+    top_layers = sorted(strengths, key=lambda layer: -float(strengths[layer].sum()))[:NUM_LAYERS]
+    layers = sorted(set(args.layers or top_layers))
     progress.begin(f"recording layers {' '.join(map(str, layers))}")
-    total = torch.stack([weights[layer] for layer in layers]).sum(0)
-    masks = [_strongest_edges(effects.edge_index(layers[0]), total, share) for share in SHARES]
+    total = torch.stack([strengths[layer] for layer in layers]).sum(0)
+    choices = [_strongest_edges(effects.edge_index(layers[0]), total, x) for x in EDGE_FRACTIONS]
     options = {"room": args.room, "title": args.title, "layers": layers}
-    page = explorer.page(text, (model, tokenizer), args.graph, masks, **options)
+    page = explorer.page(text, (model, tokenizer), args.graph, choices, **options)
     next_token = f"next: {tokenizer.decode([token])!r}, p = {float(log_p.exp()):.3g}"
     title = f"{next_token}; what a cut adds to log p, and where to see it"
-    return page, [title, *_link_edges(effects, layers, words, args.out)]
+    return page, [title, *_link_edges(effects, layers, tokens, args.out)]
 
 
-def _strongest_edges(pairs: Tensor, weights: Tensor, share: float) -> Choice:
-    size = int(pairs.max()) + 1
-    count = max(1, round(share * len(weights)))
-    src, dst = pairs[:, weights.topk(count).indices]
-    mask = torch.zeros(size, size, dtype=torch.bool)
+def _strongest_edges(edge_index: Tensor, strengths: Tensor, fraction: float) -> Choice:
+    num_tokens = int(edge_index.max()) + 1
+    num_edges = max(1, round(fraction * len(strengths)))
+    src, dst = edge_index[:, strengths.topk(num_edges).indices]
+    mask = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     mask[dst, src] = True
-    meaning = f"The {count:,} edges whose cuts change the next token most, in all heads of these layers."
-    return Choice(f"the strongest {share:.0%} of edges", meaning, mask, size)
+    meaning = f"The {num_edges:,} edges whose cuts change the next token most, in all heads of these layers."
+    return Choice(f"the strongest {fraction:.0%} of edges", meaning, mask, num_tokens)
 
 
-def _link_edges(effects: Attribution, layers: list[int], words: list[str], out: str) -> Iterator[str]:
+def _link_edges(effects: Attribution, layers: list[int], tokens: list[str], out: str) -> Iterator[str]:
     graphs = {layer: effects.graphs[layer] for layer in layers}
-    for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(EDGES):
-        edge = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
-        yield f"{describe_effect(effect, words)}; {out}#at=listen.{edge}.0"
+    for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(NUM_EDGES):
+        edge_id = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
+        yield f"{describe_effect(effect, tokens)}; {out}#at=listen.{edge_id}.0"

@@ -18,11 +18,11 @@ from gnn_attention._support import atomic_files
 COMMANDS = {
     "verify": "check every form and backend against dense attention in float64",
     "audit": "check that information in a language model flows exactly along a graph",
-    "attribute": "find the edges and heads that a language model needs for a text",
+    "attribute": "find the edges and heads that a language model needs for given text",
     "bench": "time attention on a few graphs, and compare other installed libraries",
     "graphs": "list every builder of graphs, with its definition and an example",
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
-    "explore": "write a page that shows, edge by edge, how a text goes through a model",
+    "explore": "write a page that shows, edge by edge, how a model processes text",
 }
 
 
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
         code: int = args.run(args)
         print(end="", flush=True)
     except BrokenPipeError:
-        # The reader, for example a pager, has closed the pipe, so Python's last flush would fail, too.
+        # A reader such as a pager has closed the pipe, so Python's last flush would also fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
@@ -60,8 +60,8 @@ def _build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gnn-attention", description="Attention masks as graphs.")
     parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
         if name in arguments[:1]:
             importlib.import_module(f"gnn_attention.cli.{name}").add_arguments(command)
     return parser

@@ -33,9 +33,9 @@ def run_verify(args: argparse.Namespace) -> int:
     destination = args.json or args.resume
     file = None if destination == "-" else destination
     earlier_report = None if args.resume is None else Report.from_file(args.resume)
-    num_earlier = 0 if earlier_report is None else len(earlier_report.results)
+    num_earlier_results = 0 if earlier_report is None else len(earlier_report.results)
     latest_report = earlier_report
-    last_save = time.monotonic()
+    last_save_time = time.monotonic()
 
     def save() -> None:
         if file is not None and latest_report is not None:
@@ -44,15 +44,15 @@ def run_verify(args: argparse.Namespace) -> int:
     with Progress("verify", unit="checks") as progress:
 
         def update(report: Report) -> None:
-            nonlocal latest_report, last_save
+            nonlocal latest_report, last_save_time
             latest_report = report
-            num_done = len(report.results) - num_earlier
+            num_done = len(report.results) - num_earlier_results
             progress.reach(num_done, num_done + report.not_started)
             if num_done:
                 progress.advance(0, note=f"{report.results[-1].group}, {report.results[-1].dtype}")
-            if time.monotonic() - last_save > SAVE_INTERVAL:
+            if time.monotonic() - last_save_time > SAVE_INTERVAL:
                 save()
-                last_save = time.monotonic()
+                last_save_time = time.monotonic()
 
         try:
             report = verify.run(

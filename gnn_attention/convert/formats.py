@@ -128,7 +128,7 @@ def from_networkx(
     if order is None and set(graph.nodes) != set(range(n)):
         labels = list(graph.nodes)[:3]
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {n - 1}, but {labels} ...")
-    nodes = range(n) if order is None else checks.labels("order", order, n, f"{n} nodes")
+    nodes = range(n) if order is None else checks.labels("order", order, n, "nodes")
     try:
         mismatched_nodes = set(nodes).symmetric_difference(graph.nodes)
     except TypeError:

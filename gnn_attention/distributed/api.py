@@ -148,7 +148,7 @@ def _resolve_group(group: Any) -> Any:
 
 def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
     checks.instance("x", x, Tensor)
-    if not -x.dim() <= checks.position("axis", axis) < x.dim():
+    if not -x.dim() <= checks.integer("axis", axis) < x.dim():
         raise IndexError(f"axis must be in {-x.dim()} .. {x.dim() - 1} for {list(x.shape)}, got {axis}")
     if x.shape[axis] != length:
         raise ValueError(f"x must have {expected}, got {list(x.shape)}")

@@ -64,7 +64,7 @@ def read_sides(graph: TokenGraph, labels: Labels, src_labels: Labels) -> tuple[S
 def _read_labels(argument: str, labels: Labels, count: int, kind: str) -> list[str] | None:
     if labels is None:
         return None
-    return [token_label(str(name)) for name in checks.labels(argument, labels, count, f"{count} {kind}")]
+    return [token_label(str(name)) for name in checks.labels(argument, labels, count, kind)]
 
 
 def create_figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gnn_attention._support import memory
 from gnn_attention._support.dynamo import eager_mode, not_compiled
-from gnn_attention._support.locks import accept_sparse_matrices
+from gnn_attention._support.locks import silence_sparse_csr_warning
 from gnn_attention._support.shapes import Tensor
 
 
@@ -80,7 +80,7 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     operation = f"the product of two graphs, up to {num_pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
     memory.check(operation, BYTES_PER_PAIR * num_pairs, "use some rows(start, stop) of the left graph")
     # torch.sparse.mm uses the CSR format, and torch would warn that the format is in beta.
-    accept_sparse_matrices()
+    silence_sparse_csr_warning()
     left, right = _sparse_matrix(left, num_dst, num_mid), _sparse_matrix(right, num_mid, num_src)
     sparse: Tensor = torch.sparse.mm(left, right)
     return sparse.coalesce().indices().flip(0)

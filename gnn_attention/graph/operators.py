@@ -51,7 +51,7 @@ class GraphOperators(Frozen):
     def select(self: G, batch: int = 0, head: int = 0) -> G:
         """Return the graph of one sample and one head; IndexError if out of range."""
         for argument, index, size in (("batch", batch, self.batch), ("head", head, self.heads)):
-            checks.position(argument, index)
+            checks.integer(argument, index)
             if size is not None and not 0 <= index < size:
                 raise IndexError(f"{argument} must be in 0 .. {size - 1}, got {index}")
         if self.heads is None and self.batch is None:

@@ -8,27 +8,26 @@ from torch import nn
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
 
-# A batched product is faster than a product that copies all matrices if there are at most FEW_TOKENS
-# tokens and each matrix has at least LARGE_MATRIX numbers.
-FEW_TOKENS = 64
-LARGE_MATRIX = 2**14
+# bmm is faster than mm for at most MAX_BMM_TOKENS tokens if a matrix has at least MIN_BMM_ENTRIES entries.
+MAX_BMM_TOKENS = 64
+MIN_BMM_ENTRIES = 2**14
 
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x W_h + b_h`` for each head: [batch, tokens, in] -> [batch, heads, tokens, out]."""
     check_states(x, matrix.shape[1], matrix.dtype)
-    batch, tokens = x.shape[:2]
-    heads, width, dim = matrix.shape
+    batch_size, num_tokens = x.shape[:2]
+    num_heads, width, dim = matrix.shape
     # A compiled program must not depend on the number of tokens.
-    has_few_tokens = not torch.compiler.is_compiling() and batch * tokens <= FEW_TOKENS
-    if has_few_tokens and width * dim >= LARGE_MATRIX:
-        result = torch.bmm(x.reshape(1, -1, width).expand(heads, -1, -1), matrix)
-        result = result.view(heads, batch, tokens, dim).transpose(0, 1)
+    has_few_tokens = not torch.compiler.is_compiling() and batch_size * num_tokens <= MAX_BMM_TOKENS
+    if has_few_tokens and width * dim >= MIN_BMM_ENTRIES:
+        result = torch.bmm(x.reshape(1, -1, width).expand(num_heads, -1, -1), matrix)
+        result = result.view(num_heads, batch_size, num_tokens, dim).transpose(0, 1)
     else:
         # A single product needs a copy of all matrices; reshape copies three times as fast as flatten.
-        matrices_side_by_side = matrix.transpose(0, 1).reshape(width, heads * dim)
-        result = torch.mm(x.reshape(batch * tokens, width), matrices_side_by_side)
-        result = result.view(batch, tokens, heads, dim).transpose(1, 2)
+        wide_matrix = matrix.transpose(0, 1).reshape(width, num_heads * dim)
+        result = torch.mm(x.reshape(batch_size * num_tokens, width), wide_matrix)
+        result = result.view(batch_size, num_tokens, num_heads, dim).transpose(1, 2)
     return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
 
 
@@ -83,7 +82,7 @@ def read_matrix(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     if matrix.dim() != 2:
         raise ValueError(f"{name} must have 2 or 3 axes, got shape {shape}")
     if num_heads is None:
-        raise ValueError(f"{name} has its heads side by side, shape {shape}: pass num_heads")
+        raise ValueError(f"{name} has its heads side by side, shape {shape}: pass num_heads=...")
     if shape[1] % num_heads:
         raise ValueError(f"{name} of shape {shape} (row layout) does not split into {num_heads} heads")
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()

@@ -11,9 +11,9 @@ from gnn_attention.heads import arrays
 from gnn_attention.rotary import Rotary
 
 
-def axis(parameter: str, index: int, doc: str) -> Any:
+def axis(parameter_name: str, index: int, doc: str) -> Any:
     """Make a property that returns the length of one axis of a parameter."""
-    return property(lambda self: getattr(self, parameter).shape[index], doc=doc)
+    return property(lambda self: getattr(self, parameter_name).shape[index], doc=doc)
 
 
 class HeadsBase(nn.Module):
@@ -42,7 +42,7 @@ class HeadsBase(nn.Module):
 
     @property
     def scale(self) -> float:
-        """``1 / sqrt(head_dim)``, whatever the width of a pattern or a latent (seed S0.8)."""
+        """``1 / sqrt(head_dim)``, whatever the width of a pattern or a latent (S0.8 of docs/sources.md)."""
         # head_dim is a tensor while torch.jit.trace records.
         return float(int(self.head_dim) ** -0.5)
 

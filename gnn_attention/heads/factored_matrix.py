@@ -18,7 +18,7 @@ class FactoredMatrix:
 
     Each head has ``W_P = W_Q W_K^T`` with r = head_dim and ``W_M = W_V W_O`` with r = value_dim.
 
-    Sources: seeds S0.5, S1.23; Elhage et al. 2021; FactoredMatrix of TransformerLens.
+    Sources: S0.5, S1.23 of docs/sources.md; Elhage et al. 2021; TransformerLens's FactoredMatrix.
 
     >>> m = FactoredMatrix(torch.ones(4, 1), torch.ones(1, 4))
     >>> m.shape, [round(v, 4) for v in m.singular_values().tolist()], round(m.norm().item(), 4)

@@ -8,10 +8,10 @@ factored pattern ``(x W_Q) W_K^T``           ``x`` itself                    mes
 merged   pattern ``x W_P``                   ``x`` itself                    message ``x W_M``
 ======== =================================== =============================== ======================
 
-Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With ``side="sender"`` the
-query is ``x`` and the key is ``x W_K W_Q^T``, which can be cached (seed S1.15). In every form the
-scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst), *send(x_src),
-graph, scale=scale))``. A bias is an additional row of its matrix, which then multiplies ``[x, 1]``.
+Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (sources S0 and S1 of docs/sources.md).
+With ``side="sender"`` the query is ``x``, and the key ``x W_K W_Q^T`` can be cached (S1.15). In every
+form the scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst),
+*send(x_src), graph, scale=scale))``. A bias is another row of its matrix, which multiplies ``[x, 1]``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _ModelSpaceHeads(HeadsBase):
         return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens _"]) -> Float[Tensor, "batch heads tokens _"]:
-        """Compute ``P = x W_P``, or ``x W_P^T`` if ``side`` is "sender" (seed S0.6)."""
+        """Compute ``P = x W_P``, or ``x W_P^T`` if ``side`` is "sender" (S0.6)."""
         return self._project_pattern(x)[..., : self.source_width if self.side == "receiver" else self.width]
 
     def _repeat_state(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class FactoredHeads(_ModelSpaceHeads):
     ``side="sender"``, ``P = (x W_K) W_Q^T`` can be cached. ValueError for heads with ``rotary`` or
     ``qk_norm``, or without ``W_O``.
 
-    Sources: seeds S0.4 to S0.6, S1.15, S1.21 ("refactored").
+    Sources: S0.4 to S0.6, S1.15, S1.21 ("refactored").
     """
 
     def __init__(self, heads: StandardHeads, side: str = "receiver") -> None:
@@ -97,7 +97,7 @@ class FactoredHeads(_ModelSpaceHeads):
         return self.standard.b_O
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
-        """Compute the messages ``M = (x W_V + b_V) W_O``, in model space (seed S0.5)."""
+        """Compute the messages ``M = (x W_V + b_V) W_O``, in model space (S0.5)."""
         W_V = repeat_for_query_heads(self.standard.W_V, self.num_heads)
         b_V = repeat_for_query_heads(self.standard.b_V, self.num_heads)
         assert self.standard.W_O is not None
@@ -123,7 +123,7 @@ class MergedHeads(_ModelSpaceHeads):
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
     width]``. With biases, the (+1) holds their products, which :attr:`W_P` and :attr:`W_M` leave out.
 
-    Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
+    Sources: S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
     >>> standard = StandardHeads(8, 2, bias=True).double()
     >>> torch.allclose(MergedHeads.of(standard).W_P, standard.pattern_matrix().full(), rtol=0, atol=1e-12)

@@ -25,8 +25,8 @@ class StandardHeads(HeadsBase):
     Query heads share keys and values if ``num_kv_heads < num_heads`` (GQA; 1 is MQA). ``qk_norm=True``
     applies a learned RMSNorm to queries and keys, before ``rotary`` rotates them.
 
-    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2, S1.6, S2.8; Ainslie et
-    al. 2023 (GQA, 2305.13245).
+    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; S0.1, S0.2, S1.6 and S2.8 of
+    docs/sources.md; Ainslie et al. 2023 (GQA, 2305.13245).
 
     >>> heads = StandardHeads(width=8, num_heads=2)
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale
@@ -102,7 +102,7 @@ class StandardHeads(HeadsBase):
         right = arrays.repeat_for_query_heads(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                raise ValueError("rotary heads have a pattern matrix for each distance: pass distance")
+                raise ValueError("rotary heads have a pattern matrix for each distance: pass distance=...")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -114,8 +114,8 @@ class StandardHeads(HeadsBase):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        groups = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
-        return super().extra_repr() + groups
+        kv_heads = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return super().extra_repr() + kv_heads
 
     @classmethod
     def from_arrays(
@@ -135,7 +135,7 @@ class StandardHeads(HeadsBase):
     ) -> StandardHeads:
         """Make heads from copies of tensors, numpy arrays or nested lists.
 
-        ``layout="row"`` means ``q = x W_Q`` (seeds S0, S1), with matrices ``[heads, in, out]`` or
+        ``layout="row"`` means ``q = x W_Q`` (S0, S1), with matrices ``[heads, in, out]`` or
         ``[in, heads * out]`` and ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]``.
         ``layout="column"`` means ``q = W_Q x`` (S2.1, S3.7), with all matrices transposed, as in
         ``nn.Linear.weight``. Two-dimensional matrices need ``num_heads``, and ``num_kv_heads`` if it
@@ -149,20 +149,21 @@ class StandardHeads(HeadsBase):
         W_K = arrays.read_matrix("W_K", W_K, num_kv_heads, layout)
         W_V = arrays.read_matrix("W_V", W_V, num_kv_heads, layout)
         arrays.check_shapes(W_Q, W_K, W_V)
-        heads, width, head_dim = W_Q.shape
-        kv_heads, source, value_dim = W_V.shape
+        num_heads, width, head_dim = W_Q.shape
+        num_kv_heads, source_width, value_dim = W_V.shape
         # On the meta device the constructor draws no random numbers.
         with torch.device("meta"):
-            result = cls(width, heads, head_dim, value_dim, kv_heads, source_width=source, rotary=rotary)
+            sizes = width, num_heads, head_dim, value_dim, num_kv_heads
+            result = cls(*sizes, source_width=source_width, rotary=rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(W_Q), nn.Parameter(W_K), nn.Parameter(W_V)
-        shapes = (heads, value_dim, width), (heads * value_dim, width)
+        shapes = (num_heads, value_dim, width), (num_heads * value_dim, width)
         result.W_O = arrays.read_parameter("W_O", W_O, *shapes, layout=layout)
         for name, array, matrix in (("b_Q", b_Q, W_Q), ("b_K", b_K, W_K), ("b_V", b_V, W_V)):
-            count, dim = matrix.shape[0], matrix.shape[2]
-            result.register_parameter(name, arrays.read_parameter(name, array, (count, dim), (count * dim,)))
+            shape = torch.Size([matrix.shape[0], matrix.shape[2]])
+            result.register_parameter(name, arrays.read_parameter(name, array, shape, (shape.numel(),)))
         if b_O is not None and W_O is None:
             raise ValueError("b_O needs W_O: pass both or neither")
-        result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (heads, width)))
+        result.register_parameter("b_O", arrays.read_parameter("b_O", b_O, (width,), (num_heads, width)))
         for name, parameter in result.named_parameters():
             if parameter.dtype != W_Q.dtype:
                 raise ValueError(f"{name} must have the dtype of W_Q, {W_Q.dtype}, got {parameter.dtype}")
@@ -180,8 +181,8 @@ class StandardHeads(HeadsBase):
         if attention.kdim != attention.vdim:
             raise ValueError(f"kdim and vdim must be equal, got {attention.kdim} and {attention.vdim}")
         weight, bias, out_proj = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
-        three_weights = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
-        W_Q, W_K, W_V = three_weights if weight is None else weight.chunk(3)
+        separate_weights = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
+        W_Q, W_K, W_V = separate_weights if weight is None else weight.chunk(3)
         b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
         options = {"b_Q": b_Q, "b_K": b_K, "b_V": b_V, "layout": "column", "num_heads": attention.num_heads}
         return cls.from_arrays(W_Q, W_K, W_V, out_proj.weight, b_O=out_proj.bias, **options)
@@ -197,7 +198,7 @@ def head_sizes(
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
     if head_dim is None and width % num_heads:
-        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: pass head_dim")
+        raise ValueError(f"width {width} is not a multiple of num_heads {num_heads}: pass head_dim=...")
     head_dim = width // num_heads if head_dim is None else checks.size("head_dim", head_dim, 1)
     value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
     return width, num_heads, head_dim, value_dim, num_kv_heads

@@ -32,12 +32,12 @@ STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric generates these two functions for each class.
 GENERATED = ("propagate", "edge_updater")
 # The layer passes these inputs to each step; torch_geometric adds others, such as index and size_i.
-INPUTS = {
+STEP_INPUTS = {
     "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
     **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
 }
 # Each setting of torch_geometric must keep this value. The text is the end of the error message.
-SETTINGS = {
+REQUIRED_SETTINGS = {
     "flow": ("source_to_target", "reverse the edges instead, by graph.T or edge_index.flip(0)"),
     "decomposed_layers": (1, "a message is computed and updated with all its channels at once"),
     "aggr": ("add", "override aggregate instead"),
@@ -64,7 +64,7 @@ class TwoPathLayer(MessagePassing):
             return
         owner = type(self).__name__
         # torch_geometric would read an unknown input from a global variable of that name.
-        for step, inputs in INPUTS.items():
+        for step, inputs in STEP_INPUTS.items():
             allowed = (*inputs, *sorted(self.special_args))
             for name, parameter in self.inspector.get_param_dict(step).items():
                 if name not in allowed and parameter.default is Parameter.empty:
@@ -99,8 +99,8 @@ class TwoPathLayer(MessagePassing):
                 warnings.warn(message, DeprecationWarning, 2 if "backend" in self.__dict__ else 3)
                 value = "message_passing"
             value = check_backend(value)
-        if name in SETTINGS and value != SETTINGS[name][0]:
-            expected, advice = SETTINGS[name]
+        if name in REQUIRED_SETTINGS and value != REQUIRED_SETTINGS[name][0]:
+            expected, advice = REQUIRED_SETTINGS[name]
             raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {advice}")
         if name == "aggr_module" and not isinstance(value, SumAggregation) and self._is_original("aggregate"):
             raise NotImplementedError(f"aggr must stay 'add', got {value}: override aggregate instead")
@@ -124,8 +124,8 @@ class TwoPathLayer(MessagePassing):
         if self.explain:
             return "an explainer masks the edges"
         cls = type(self)
-        for name, step in HOOKS.items():
-            if self.__dict__.get(name):
+        for hook_name, step in HOOKS.items():
+            if self.__dict__.get(hook_name):
                 return f"there is a hook on {step}"
         if any(step in self.__dict__ for step in (*STEPS, "edge_updater")):
             return "a step is replaced on the layer"
@@ -143,7 +143,7 @@ class TwoPathLayer(MessagePassing):
         return self.backend == "message_passing" or self.reason_for_messages() is not None or is_tracing
 
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
-        """Explain which path a call along ``g`` takes; "message_passing" runs the four steps of PyG.
+        """Explain which path a call on ``g`` takes; "message_passing" runs the four steps of PyG.
 
         ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not store them. With
         backend "auto" the explanation is that of :func:`gnn_attention.explain`.
@@ -192,8 +192,8 @@ class TwoPathLayer(MessagePassing):
 
     def __repr__(self) -> str:
         form = type(self.heads).__name__.removesuffix("Heads").lower()
-        sizes = f"{form}, heads={self.heads.num_heads}, head_dim={self.heads.head_dim}"
-        return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
+        summary = f"{form}, heads={self.heads.num_heads}, head_dim={self.heads.head_dim}"
+        return f"{type(self).__name__}({summary}, backend={self.backend!r})"
 
 
 def read_states(x: Any, g: Any, size: Any, width: int) -> tuple[Tensor, Tensor]:
@@ -232,12 +232,12 @@ def convert_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
     return graph
 
 
-def arrange_by_node(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
+def arrange_by_node(x: Tensor, call: AttentionCall, is_batched: bool) -> Tensor:
     """Return q, k or v as ``[B, N, H, D]``, or ``[N, H, D]`` without a batch, in at least float32."""
     num_heads = int(call.q.shape[1])
     x = x if x.shape[1] == num_heads else edge_softmax.per_query_head(x, num_heads)
     x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2)
-    return x if batched else x.squeeze(0)
+    return x if is_batched else x.squeeze(0)
 
 
 def attach_weights(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:

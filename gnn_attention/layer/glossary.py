@@ -12,7 +12,7 @@ class Term:
     has None. An overlap is ``q . k``; scale, score_mod and bias turn it into a logit. Tokens are rows
     here, so ``W_A = W_Q W_K^T`` and ``W_I = W_V W_O`` are the transposes of those in the source.
 
-    Sources: docs/semantics.md; ``HookedTransformer`` of TransformerLens; seeds S4.1, S4.4, S4.17.
+    Sources: docs/semantics.md; TransformerLens's ``HookedTransformer``; S4.1, S4.4, S4.17 of docs/sources.md.
 
     >>> [term.message_exchange for term in GLOSSARY][:3]
     ['receiving channel', 'sending channel', 'channel overlap']

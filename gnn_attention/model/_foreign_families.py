@@ -20,11 +20,11 @@ from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.score_mods import ScoreMod, relative_bias, softcap
 
-# With these types of rotary scaling, the frequencies do not depend on the length of the text.
+# With these types of rotary scaling, the frequencies do not depend on the sequence length.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-class AttentionSite(NamedTuple):
+class AttentionModules(NamedTuple):
     """An attention module, the rotary embedding that it uses, and the first attention of its stack."""
 
     attention: Any
@@ -35,12 +35,12 @@ class AttentionSite(NamedTuple):
 @dataclass(frozen=True)
 class Family:
     name: str
-    copy_heads: Callable[[AttentionSite], StandardHeads | LatentHeads]
-    make_score_mod: Callable[[AttentionSite], ScoreMod | None] = lambda site: None
+    copy_heads: Callable[[AttentionModules], StandardHeads | LatentHeads]
+    make_score_mod: Callable[[AttentionModules], ScoreMod | None] = lambda modules: None
 
 
-def family_of(module: nn.Module) -> Family | None:
-    """Return the row of an attention module of torch or transformers, or None for other modules."""
+def find_family(module: nn.Module) -> Family | None:
+    """Return the row of an attention module of torch or transformers, else None."""
     if isinstance(module, nn.MultiheadAttention):
         return FAMILIES["MultiheadAttention"]
     cls = type(module)
@@ -52,17 +52,17 @@ _Projection = tuple[Tensor, Tensor | None]
 
 
 def _copy_heads(
-    site: AttentionSite,
+    modules: AttentionModules,
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     sizes: tuple[str, str] = ("head_dim", "scaling"),
     has_rotary: bool = False,
     norm_offset: float | None = None,
 ) -> StandardHeads:
     """Copy heads from four projections; a norm multiplies by ``norm_offset`` plus its parameter."""
-    attention = site.attention
+    attention = modules.attention
     projections = [_read_projection(attention, name) for name in names]
     head_dim, scale = attrgetter(*sizes)(attention)
-    rotary, logit_factor = _make_rotary(site) if has_rotary else (None, 1.0)
+    rotary, logit_factor = _make_rotary(modules) if has_rotary else (None, 1.0)
     if norm_offset is None:
         return _make_heads(projections, head_dim, scale * logit_factor, rotary)
     heads = _make_heads(projections, head_dim, head_dim**-0.5, rotary)
@@ -71,8 +71,8 @@ def _copy_heads(
     return heads
 
 
-def _copy_gpt2_heads(site: AttentionSite) -> StandardHeads:
-    attention = site.attention
+def _copy_gpt2_heads(modules: AttentionModules) -> StandardHeads:
+    attention = modules.attention
     c_attn = _read_projection(attention, "c_attn")
     if attention.is_cross_attention:
         q, (k, v) = _read_projection(attention, "q_attn"), _split_projection(c_attn, 2)
@@ -106,10 +106,10 @@ def _read_projection(attention: Any, path: str) -> _Projection:
     return module.weight, module.bias
 
 
-def _split_projection(projection: _Projection, count: int) -> list[_Projection]:
+def _split_projection(projection: _Projection, num_parts: int) -> list[_Projection]:
     weight, bias = projection
-    biases = [None] * count if bias is None else bias.chunk(count)
-    return list(zip(weight.chunk(count), biases, strict=True))
+    biases = [None] * num_parts if bias is None else bias.chunk(num_parts)
+    return list(zip(weight.chunk(num_parts), biases, strict=True))
 
 
 def _multiply(tensor: Any, factor: float) -> Any:
@@ -125,64 +125,64 @@ def _copy_norm(norm: Any, offset: float, factor: float) -> nn.RMSNorm:
     return copy
 
 
-def _make_rotary(site: AttentionSite, interleaved: bool = False) -> tuple[Rotary, float]:
+def _make_rotary(modules: AttentionModules, interleaved: bool = False) -> tuple[Rotary, float]:
     """Return the rotation, and the factor by which YaRN's scaling of q and k multiplies logits."""
-    config = site.attention.config
+    config = modules.attention.config
     prefix = ""
     parameters: Mapping[str, Any] = config.rope_parameters
     # The local and the global layers of Gemma 3 have different frequencies.
     if all(isinstance(value, Mapping) for value in parameters.values()):
-        layer_type = config.layer_types[site.attention.layer_idx]
+        layer_type = config.layer_types[modules.attention.layer_idx]
         parameters, prefix = parameters[layer_type], f"{layer_type}_"
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         return Rotary(float(parameters["rope_theta"]), interleaved), 1.0
     if kind not in ROPE_TYPES:
         raise NotImplementedError(f"rope_type {kind!r} depends on the length; known: {', '.join(ROPE_TYPES)}")
-    embedding = site.rotary_embedding
-    if embedding is None:
+    rotary_embedding = modules.rotary_embedding
+    if rotary_embedding is None:
         raise ValueError(
-            f"rope_type {kind!r} keeps its frequencies outside the module: pass the whole model and layer"
+            f"rope_type {kind!r} keeps its frequencies outside the module: pass the whole model and layer=..."
         )
-    frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
-    logit_factor = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
+    frequencies = tuple(getattr(rotary_embedding, f"{prefix}inv_freq").double().tolist())
+    logit_factor = float(getattr(rotary_embedding, f"{prefix}attention_scaling")) ** 2
     return Rotary(interleaved=interleaved, frequencies=frequencies), logit_factor
 
 
-def _make_t5_bias(site: AttentionSite) -> ScoreMod | None:
+def _make_t5_bias(modules: AttentionModules) -> ScoreMod | None:
     """Return the first layer's bias for each distance, or None for cross-attention."""
-    attention, first = site.attention, site.first_attention
+    attention, first_attention = modules.attention, modules.first_attention
     if attention.is_decoder and not attention.is_causal:
         return None
-    if not first.has_relative_attention_bias:
-        raise ValueError("T5 keeps its relative position bias in layer 0: pass the whole model and layer")
-    # All distances of at least `reach` share one bias.
-    reach = int(first.relative_attention_max_distance)
-    bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
+    if not first_attention.has_relative_attention_bias:
+        raise ValueError("T5 keeps its relative position bias in layer 0: pass the whole model and layer=...")
+    # All distances of at least `max_distance` share one bias.
+    max_distance = int(first_attention.relative_attention_max_distance)
+    bias = first_attention.compute_bias(max_distance + 1, max_distance + 1)[0].detach()
     # The distances ascend from the farthest sender after the receiver to the farthest before it.
-    after, before = bias[:, 0].flip(-1), bias[:, :, 0]
-    return relative_bias(torch.cat([after, before[:, 1:]], dim=-1))
+    bias_after, bias_before = bias[:, 0].flip(-1), bias[:, :, 0]
+    return relative_bias(torch.cat([bias_after, bias_before[:, 1:]], dim=-1))
 
 
-def _make_softcap(site: AttentionSite) -> ScoreMod | None:
-    cap = site.attention.attn_logit_softcapping
+def _make_softcap(modules: AttentionModules) -> ScoreMod | None:
+    cap = modules.attention.attn_logit_softcapping
     return None if cap is None else softcap(float(cap))
 
 
-def _copy_latent_heads(site: AttentionSite) -> LatentHeads:
-    attention = site.attention
-    rotary, logit_factor = _make_rotary(site, bool(attention.config.rope_interleave))
-    names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
-    sizes = attrgetter(*names.split())(attention)
+def _copy_latent_heads(modules: AttentionModules) -> LatentHeads:
+    attention = modules.attention
+    rotary, logit_factor = _make_rotary(modules, bool(attention.config.rope_interleave))
+    size_names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
+    sizes = attrgetter(*size_names.split())(attention)
     _, num_heads, content_dim, rotary_dim, latent_dim, value_dim, query_dim = sizes
     W_DQ, b_DQ = (None, None) if query_dim is None else _read_projection(attention, "q_a_proj")
-    up_q, _ = _read_projection(attention, "q_proj" if query_dim is None else "q_b_proj")
-    W_UQ, W_QR = torch.split(_split_by_head(up_q, num_heads), [content_dim, rotary_dim], dim=-1)
-    down, b_down = _read_projection(attention, "kv_a_proj_with_mqa")
-    W_DKV, W_KR = torch.split(down.T, [latent_dim, rotary_dim], dim=-1)
+    q_up, _ = _read_projection(attention, "q_proj" if query_dim is None else "q_b_proj")
+    W_UQ, W_QR = torch.split(_split_by_head(q_up, num_heads), [content_dim, rotary_dim], dim=-1)
+    kv_down, b_down = _read_projection(attention, "kv_a_proj_with_mqa")
+    W_DKV, W_KR = torch.split(kv_down.T, [latent_dim, rotary_dim], dim=-1)
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, [latent_dim, rotary_dim])
-    up_kv, _ = _read_projection(attention, "kv_b_proj")
-    W_UK, W_UV = torch.split(_split_by_head(up_kv, num_heads), [content_dim, value_dim], dim=-1)
+    kv_up, _ = _read_projection(attention, "kv_b_proj")
+    W_UK, W_UV = torch.split(_split_by_head(kv_up, num_heads), [content_dim, value_dim], dim=-1)
     W_O, b_O = _read_projection(attention, "o_proj")
     factor = attention.scaling * math.sqrt(attention.qk_head_dim)
     state = {"W_UQ": _multiply(W_UQ, factor), "W_QR": _multiply(W_QR, factor * logit_factor)}
@@ -215,7 +215,7 @@ _copy_opt_heads = partial(_copy_heads, names=("q_proj", "k_proj", "v_proj", "out
 
 FAMILIES: Mapping[str, Family] = {
     "MultiheadAttention": Family(
-        "torch.nn.MultiheadAttention", lambda site: StandardHeads.from_mha(site.attention)
+        "torch.nn.MultiheadAttention", lambda modules: StandardHeads.from_mha(modules.attention)
     ),
     "GPT2Attention": Family("GPT-2", _copy_gpt2_heads),
     "OPTAttention": Family("OPT", _copy_opt_heads),

@@ -1,8 +1,8 @@
-"""Copy attention layers from models of torch and transformers, to run them along a graph.
+"""Copy attention layers from torch and transformers models, to run them on a graph.
 
 :func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the function
 that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
-them into a layer. Along the graph of the model's mask, the layer computes the model's attention,
+them into a layer. On the graph of the model's mask, the layer computes the model's attention,
 including the output projection. This module does not import transformers.
 """
 
@@ -14,7 +14,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.standard import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.model._foreign_families import FAMILIES, AttentionSite, Family, family_of
+from gnn_attention.model._foreign_families import FAMILIES, AttentionModules, Family, find_family
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["heads_of", "layer_of", "score_mod_of"]
@@ -33,14 +33,14 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.
         layer: index among the attention modules of the part, needed if there are several.
-        part: "encoder", "decoder", "cross", or "self" in other models. None is the only part besides "cross".
+        part: "encoder", "decoder", "cross", or "self" in other models. None selects the only one but "cross".
 
     Raises:
-        NotImplementedError: the family is unknown, or its rotary frequencies depend on the text's length.
+        NotImplementedError: the family is unknown, or its rotary frequencies depend on the sequence length.
         ValueError, IndexError, TypeError: there is no such ``layer`` or ``part``, or a projection is
             not a plain linear map (adapters, quantized weights).
 
-    Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
+    Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; S2.1 of docs/sources.md.
 
     >>> heads_of(nn.MultiheadAttention(8, num_heads=2))
     StandardHeads(8, num_heads=2, head_dim=4)
@@ -48,9 +48,9 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     >>> torch.equal(heads_of(encoder, layer=2).b_V.flatten(), encoder.layers[2].self_attn.in_proj_bias[16:])
     True
     """
-    family, site = _find_site(model, layer, part)
+    family, modules = _find_attention(model, layer, part)
     with torch.no_grad():
-        return family.copy_heads(site)
+        return family.copy_heads(modules)
 
 
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
@@ -59,9 +59,9 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
     For T5 it is a ``relative_bias`` with the first layer's biases, but None in cross-attention.
     For Gemma 2 it is a ``softcap``. Arguments and errors are those of :func:`heads_of`.
     """
-    family, site = _find_site(model, layer, part)
+    family, modules = _find_attention(model, layer, part)
     with torch.no_grad():
-        return family.make_score_mod(site)
+        return family.make_score_mod(modules)
 
 
 def layer_of(
@@ -72,7 +72,7 @@ def layer_of(
 ) -> MessagePassingAttention:
     """Make an attention layer from :func:`heads_of` and :func:`score_mod_of`, without dropout.
 
-    Along the graph of the model's mask, its update equals the attention output of the model.
+    On the graph of the model's mask, its update equals the attention output of the model.
     In cross-attention its input is ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
 
     >>> layer_of(nn.MultiheadAttention(8, num_heads=2))
@@ -82,39 +82,39 @@ def layer_of(
     return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)
 
 
-def _find_site(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, AttentionSite]:
+def _find_attention(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, AttentionModules]:
     checks.instance("model", model, nn.Module)
-    modules = dict(model.named_modules())
-    families = {name: family for name, module in modules.items() if (family := family_of(module))}
+    all_modules = dict(model.named_modules())
+    families = {name: family for name, module in all_modules.items() if (family := find_family(module))}
     if not families:
-        class_names = {type(module).__name__ for module in modules.values()}
+        class_names = {type(module).__name__ for module in all_modules.values()}
         attention_names = [name for name in sorted(class_names) if "attention" in name.lower()]
         raise NotImplementedError(
             f"{type(model).__name__} has no attention module of a known family; it has "
             f"{', '.join(attention_names) or 'none'}. Known: {', '.join(x.name for x in FAMILIES.values())}. "
             "For others use StandardHeads.from_arrays"
         )
-    parts = list(dict.fromkeys(map(_part_of_name, families)))
+    parts = list(dict.fromkeys(map(_get_part, families)))
     if part is None:
-        part, *more_parts = [name for name in parts if name != "cross"] or parts
-        if more_parts:
-            raise ValueError(f"the model attends in several parts: pass part, one of {', '.join(parts)}")
+        part, *other_parts = [name for name in parts if name != "cross"] or parts
+        if other_parts:
+            raise ValueError(f"the model has several parts: pass part=..., one of {', '.join(parts)}")
     checks.choice("part", part, parts)
-    names = [name for name in families if _part_of_name(name) == part]
-    if layer is None and len(names) > 1:
-        raise ValueError(f"pass layer: the model has {len(names)} layers with attention")
-    name = names[checks.index("layer", layer or 0, len(names))]
+    module_names = [name for name in families if _get_part(name) == part]
+    if layer is None and len(module_names) > 1:
+        raise ValueError(f"pass layer=...: the model has {len(module_names)} layers with attention")
+    name = module_names[checks.index("layer", layer or 0, len(module_names))]
     # The rotary embedding is that of the innermost enclosing module that has one.
-    embedding = None
-    outer = name
-    while outer and embedding is None:
-        outer = outer.rpartition(".")[0]
-        embedding = getattr(modules[outer], "rotary_emb", None)
-    return families[name], AttentionSite(modules[name], embedding, modules[names[0]])
+    rotary_embedding = None
+    outer_name = name
+    while outer_name and rotary_embedding is None:
+        outer_name = outer_name.rpartition(".")[0]
+        rotary_embedding = getattr(all_modules[outer_name], "rotary_emb", None)
+    return families[name], AttentionModules(all_modules[name], rotary_embedding, all_modules[module_names[0]])
 
 
-def _part_of_name(name: str) -> str:
-    path = name.split(".")
+def _get_part(module_name: str) -> str:
+    path = module_name.split(".")
     if path[-1] in CROSS_ATTENTION_NAMES:
         return "cross"
     return next((part for part in path if part in ("encoder", "decoder")), "self")

@@ -34,7 +34,7 @@ Tokens = Int[Tensor, "batch tokens"]
 Logits = Float[Tensor, "batch tokens vocabulary"]
 States = Float[Tensor, "batch tokens width"]
 Weights = Float[Tensor, "batch edges heads"]
-File = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
 
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def communicate(self, state: States, graph: TokenGraph) -> States:
-        """Compute the update of attention along ``graph``."""
+        """Compute the update of attention on ``graph``."""
         return cast("Tensor", self.attention(self.attention_norm(state), graph))
 
     def compute(self, state: States) -> States:
@@ -98,7 +98,7 @@ class LanguageModel(nn.Module):
     The attention of all blocks runs on ``backend``; "message_passing" runs the steps of PyG.
     The backend can be set at any time: ``model.backend = "reference"``.
 
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; S4.11 of docs/sources.md.
 
     >>> model = LanguageModel(Config(vocabulary_size=300))
     >>> model(torch.tensor([[1, 2, 3]])).shape
@@ -135,7 +135,7 @@ class LanguageModel(nn.Module):
         return [block.attention for block in self.blocks]
 
     def forward(self, tokens: Tokens, graph: TokenGraph | None = None) -> Logits:
-        """Compute logits ``[B, T, vocabulary]`` along ``graph``, by default ``patterns.causal(T)``.
+        """Compute logits ``[B, T, vocabulary]`` on ``graph``, by default ``patterns.causal(T)``.
 
         TypeError, ValueError or IndexError if tokens are not ``[B, T]`` integers of the vocabulary,
         or if the graph does not have T tokens.
@@ -257,7 +257,7 @@ def generate(
     return tokens
 
 
-def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
+def save(path: PathLike, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
     """Write a model (float16), its vocabulary and ``metadata`` (JSON values) to a safetensors file.
 
     A failure leaves no partial file. ValueError if the vocabulary is not the model's, or if
@@ -266,13 +266,13 @@ def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mappi
     _check_vocabulary(vocabulary, model.config)
     if reserved_keys := {"config", "vocabulary"} & set(metadata):
         raise ValueError(f"metadata has {sorted(reserved_keys)}, which save writes itself: rename them")
-    texts = {key: json.dumps(value) for key, value in metadata.items()}
-    texts |= {"config": json.dumps(asdict(model.config)), "vocabulary": vocabulary.to_json()}
+    json_texts = {key: json.dumps(value) for key, value in metadata.items()}
+    json_texts |= {"config": json.dumps(asdict(model.config)), "vocabulary": vocabulary.to_json()}
     tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
-    atomic_files.write(path, safetensors.torch.save(tensors, texts))
+    atomic_files.write(path, safetensors.torch.save(tensors, json_texts))
 
 
-def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
+def load(path: PathLike) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """Read the model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
 
     Raises ValueError, which names the file and its fault, or OSError if the file cannot be read.
@@ -280,15 +280,15 @@ def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name).float() for name in sorted(file.keys())}
-            texts = dict(sorted((file.metadata() or {}).items()))
-        vocabulary = BytePair.from_json(texts.pop("vocabulary"))
-        config = Config(**json.loads(texts.pop("config")))
+            json_texts = dict(sorted((file.metadata() or {}).items()))
+        vocabulary = BytePair.from_json(json_texts.pop("vocabulary"))
+        config = Config(**json.loads(json_texts.pop("config")))
         _check_vocabulary(vocabulary, config)
         # The parameters of the file replace those of the constructor, which on "meta" need no memory.
         with torch.device("meta"):
             model = LanguageModel(config)
         model.load_state_dict(tensors, assign=True)
-        return model.eval(), vocabulary, {key: json.loads(text) for key, text in texts.items()}
+        return model.eval(), vocabulary, {key: json.loads(text) for key, text in json_texts.items()}
     except safetensors.SafetensorError as error:
         raise ValueError(f"{os.fspath(path)}: expected a safetensors file: {one_line(str(error))}") from error
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -343,7 +343,7 @@ def _mean_weight(
     graph = patterns.causal(tokens.shape[1]) if graph is None else graph
     src, dst = graph.edge_index
     is_counted = (dst >= start) & (dst - src == distance)
-    count = tokens.shape[0] * (tokens.shape[1] - start)
+    num_receivers = tokens.shape[0] * (tokens.shape[1] - start)
     weights = model.listen(tokens.to(model.embedding.weight.device), graph)
-    sums = [layer[:, is_counted.to(layer.device)].sum((0, 1)) for layer in weights]
-    return (torch.stack(sums) / count).cpu()
+    sums = [x[:, is_counted.to(x.device)].sum((0, 1)) for x in weights]
+    return (torch.stack(sums) / num_receivers).cpu()

@@ -22,11 +22,11 @@ Pair = tuple[bytes, bytes]
 _BYTES = tuple(bytes([value]) for value in range(256))
 
 # tokenizers writes printable bytes of Latin-1 as themselves, and others as characters from U+0100 on.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_UNPRINTABLE = [value for value in range(256) if value not in _PRINTABLE]
-_CHARS = {value: chr(value) for value in _PRINTABLE}
-_CHARS |= {value: chr(256 + index) for index, value in enumerate(_UNPRINTABLE)}
-_BYTE_OF_CHAR = {char: value for value, char in _CHARS.items()}
+_PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_UNPRINTABLE_BYTES = [value for value in range(256) if value not in _PRINTABLE_BYTES]
+_BYTE_TO_CHAR = {value: chr(value) for value in _PRINTABLE_BYTES}
+_BYTE_TO_CHAR |= {value: chr(256 + index) for index, value in enumerate(_UNPRINTABLE_BYTES)}
+_CHAR_TO_BYTE = {char: value for value, char in _BYTE_TO_CHAR.items()}
 
 # A merge stays inside a word, and words are short, so that a long run of letters takes linear time.
 _LETTER = r"\p{L}\p{Nl}\p{No}"
@@ -42,8 +42,8 @@ _WORDS = (
 _SPLIT = {"type": "Split", "pattern": {"Regex": "|".join(_WORDS)}, "behavior": "Isolated", "invert": False}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _PRE_TOKENIZER = {"type": "Sequence", "pretokenizers": [_SPLIT, _BYTE_LEVEL]}
-# A text is encoded in groups of lines, since tokenizers needs 200 bytes of memory per character.
-_LINES = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
+# Text is encoded in groups of lines, since tokenizers needs 200 bytes of memory per character.
+_LINE_GROUPS = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,11 +82,11 @@ class BytePair:
         ValueError if `text` is not a str that UTF-8 can encode, or if `size` is below 256.
         """
         size = checks.size("size", size, len(_BYTES))
-        library = _import_tokenizers()
+        tokenizers = _import_tokenizers()
         tokenizer = BytePair()._tokenizer
-        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
-        trainer = library.trainers.BpeTrainer(initial_alphabet=alphabet, **options)
+        trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, **options)
         tokenizer.train_from_iterator(_split_lines(text), trainer)
         return cls(_read_merges(json.loads(tokenizer.to_str())["model"]["merges"]))
 
@@ -108,15 +108,15 @@ class BytePair:
 
         TypeError if `ids` are not integers, IndexError if an id is not a token of this vocabulary.
         """
-        return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
+        return b"".join(self._to_bytes(ids)).decode("utf-8", errors="replace")
 
     def pieces(self, ids_or_text: str | Iterable[SupportsIndex]) -> list[str]:
         r"""Return the piece of each token, with unprintable characters escaped as in Python (`\n`).
 
-        The errors are those of `encode` for a text and of `decode` for tokens.
+        The errors are those of `encode` for text and of `decode` for tokens.
         """
         ids = self.encode(ids_or_text) if isinstance(ids_or_text, str) else ids_or_text
-        texts = (piece.decode("utf-8", errors="backslashreplace") for piece in self._bytes_of(ids))
+        texts = (piece.decode("utf-8", errors="backslashreplace") for piece in self._to_bytes(ids))
         return ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) for text in texts]
 
     def to_json(self) -> str:
@@ -153,7 +153,7 @@ class BytePair:
     def _tokenizer(self) -> Any:
         return _import_tokenizers().Tokenizer.from_str(self.to_json())
 
-    def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
+    def _to_bytes(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
         tokens = checks.integers("ids", ids, kind="tokens")
         for index, token in enumerate(tokens):
             # Without this check a negative token would count from the end.
@@ -173,12 +173,12 @@ def _import_tokenizers() -> Any:
 def _split_lines(text: str) -> list[str]:
     # encode() raises an error that names the position of a lone surrogate.
     checks.instance("text", text, str).encode()
-    return [lines.group() for lines in _LINES.finditer(text)]
+    return [lines.group() for lines in _LINE_GROUPS.finditer(text)]
 
 
 def _write_piece(piece: bytes) -> str:
-    return "".join(_CHARS[value] for value in piece)
+    return "".join(_BYTE_TO_CHAR[value] for value in piece)
 
 
 def _read_merges(merges: Iterable[Iterable[str]]) -> Any:
-    return tuple(tuple(bytes(_BYTE_OF_CHAR[char] for char in piece) for piece in pair) for pair in merges)
+    return tuple(tuple(bytes(_CHAR_TO_BYTE[char] for char in piece) for piece in pair) for pair in merges)

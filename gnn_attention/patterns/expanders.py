@@ -135,7 +135,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
         raise ValueError(f"k must be at most n = {n}, the number of tokens, got {k}")
     import networkx
 
-    p = checks.probability("p", p, certain=True)
+    p = checks.probability("p", p, allow_one=True)
     return _undirected_graph(list(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges), n)
 
 
@@ -152,7 +152,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     """
     import networkx
 
-    p = checks.probability("p", p, certain=True)
+    p = checks.probability("p", p, allow_one=True)
     return _undirected_graph(list(networkx.fast_gnp_random_graph(n, p, seed=seed).edges), n)
 
 

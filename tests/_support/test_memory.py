@@ -48,7 +48,7 @@ def test_available_memory_is_between_zero_and_that_of_the_system(tmp_path, limit
 
 def limit_memory(monkeypatch, size=1000):
     """Simulate a machine with so few bytes of memory."""
-    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "MIN_CHECK_BYTES", 0)
     monkeypatch.setattr(memory, "available", lambda: size)
 
 
@@ -94,7 +94,7 @@ def test_backends_refuse_calls_that_need_too_much_memory(monkeypatch, backend):
 
 def test_a_compiled_call_may_check_memory(monkeypatch):
     """Available memory is a constant to the compiler, so the program reads no file."""
-    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "MIN_CHECK_BYTES", 0)
     q, graph = torch.randn(1, 2, 200, 8, dtype=torch.float64), patterns.window(200, 4)
     call = lambda q: ga.attend(q, q, q, graph, backend="dense")  # noqa: E731
     compiled = torch.compile(call, fullgraph=True, backend="eager")

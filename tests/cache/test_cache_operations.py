@@ -200,8 +200,8 @@ WRONG = [
     (lambda: THREE.attend(Q[:, :, :3], backend="fast"), ValueError, "backend must be one of"),
     (lambda: THREE.check_graph(patterns.causal(22)), ValueError, r"cache of .*23.*, got .*causal\(22\)"),
     (lambda: THREE.reorder([0, 2]), IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
-    (lambda: THREE.reorder([0.5]), TypeError, r"each of index must be an integer, got 0.5"),
-    (lambda: THREE.reorder([[0]]), TypeError, r"each of index must be an integer, got \[0\]"),
+    (lambda: THREE.reorder([0.5]), TypeError, r"each entry of index must be an integer, got 0.5"),
+    (lambda: THREE.reorder([[0]]), TypeError, r"each entry of index must be an integer, got \[0\]"),
     (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "varies by sample"),
 ]
 

@@ -9,19 +9,19 @@ import torch
 from gnn_attention import attend
 from gnn_attention.__main__ import main
 from gnn_attention.cli import bench
-from gnn_attention.cli.bench import GRAPHS, NEW_LIST, PASSES, PEERS, Problem
+from gnn_attention.cli.bench import GRAPHS, NEW_LIST_TITLE, PASSES, PEERS, Problem
 
 
 def pose(title, tokens=40, dtype=torch.float32, backward=False):
     rng = torch.Generator().manual_seed(0)
-    inputs = torch.randn(3, 1, bench.HEADS, tokens, bench.DIM, generator=rng, dtype=dtype)
+    inputs = torch.randn(3, 1, bench.NUM_HEADS, tokens, bench.DIM, generator=rng, dtype=dtype)
     return Problem(title, GRAPHS[title](tokens), inputs, backward)
 
 
 @pytest.fixture
 def record(monkeypatch, tmp_path, capsys):
     """Return the record and the output of a short run without FlexAttention, which takes long to compile."""
-    monkeypatch.setattr(bench, "SECONDS", 0.001)
+    monkeypatch.setattr(bench, "MAX_SECONDS", 0.001)
     monkeypatch.setitem(PEERS, "FlexAttention", lambda problem: "not compiled")
     file = tmp_path / "record.json"
     assert main(["bench", "--tokens", "64", "--json", str(file)]) == 0
@@ -46,7 +46,7 @@ def test_a_new_list_is_made_for_every_call(monkeypatch):
     """In other problems, all calls attend along one graph, whose plan is cached."""
     graphs = []
     monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: graphs.append(graph))
-    for title in ("causal", NEW_LIST):
+    for title in ("causal", NEW_LIST_TITLE):
         problem = pose(title)
         function = bench._prepare_attend(problem)
         graphs.clear()
@@ -71,8 +71,8 @@ def test_why_a_peer_is_skipped(monkeypatch):
         ("SDPA", pose("random edges, 32 each"), "SDPA with a mask needs more than half of the free memory"),
         ("TransformerConv", pose("causal"), "TransformerConv needs more than half of the free memory"),
         ("FlexAttention", pose("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
-        ("FlexAttention", pose(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
+        ("FlexAttention", pose(NEW_LIST_TITLE), "FlexAttention takes a rule, not an edge list"),
         ("broken", pose("causal"), "broken failed: ZeroDivisionError: division by zero"),
     ]
     for name, problem, reason in cases:
-        assert bench._prepare_samples(name, problem) == reason
+        assert bench._prepare_timing(name, problem) == reason

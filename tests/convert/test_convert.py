@@ -181,7 +181,7 @@ class TestNetworkx:
     @pytest.mark.parametrize(
         ("order", "error", "match"),
         [
-            (["a"], ValueError, "order must hold a name for each of the 2 nodes, got 1"),
+            (["a"], ValueError, "order must hold 2 names, one for each of the nodes, got 1"),
             (["a", "a"], ValueError, "order must hold every node once, .* 'b'"),
             (3, TypeError, "order must be a list of 2 labels"),
             (["a", ["b"]], TypeError, "order must hold nodes, which are hashable"),

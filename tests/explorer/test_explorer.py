@@ -86,7 +86,7 @@ class TestData:
             ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
             ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, at most 512 fit: shorten it, or pass ids"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
-            ({tokens: torch.zeros(2, 2)}, TypeError, "each of text_or_tokens must be an integer, got .0.0"),
+            ({tokens: torch.zeros(2, 2)}, TypeError, "entry of text_or_tokens must be an integer, got .0.0"),
             ({"room": 1000}, ValueError, "room must leave at most 576 tokens in all"),
             ({"graph": "window(5, 2)"}, ValueError, r"the 11 tokens of the text \(27 with .*n stands for 27"),
             ({"graph": per_head}, ValueError, "varies by head or sample"),

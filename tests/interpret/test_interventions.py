@@ -212,7 +212,7 @@ WRONG_INTERVENTIONS = [
     (lambda: trace.mute((-1, 2)), IndexError, r"edges must be pairs \(src, dst\).*, got \[\[-1, 2\]\]"),
     (lambda: trace.mute((0, 1, 2)), ValueError, r"edges must be pairs \(src, dst\).*, got \(0, 1, 2\)"),
     (lambda: trace.mute([(0.0, 2.0)]), TypeError, r"edges must be pairs .*, got \[\(0\.0, 2\.0\)\]"),
-    (lambda: trace.cut((0, 1), heads=[0, "x"]), TypeError, "each of heads must be an integer, got 'x'"),
+    (lambda: trace.cut((0, 1), heads=[0, "x"]), TypeError, "each entry of heads must be an integer, got 'x'"),
     (lambda: trace.cut((0, 1), layers=[0, 3]), IndexError, "layers must be in 0 .. 2, the attention layers"),
     (lambda: trace.mute((0, 1), heads=3), IndexError, r"heads must be in 0 .. 2, got 3"),
     (lambda: trace.cut((3, 1)), ValueError, NO_EDGE.format(1, "cut")),

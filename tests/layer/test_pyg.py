@@ -327,8 +327,8 @@ def test_receivers_without_features_have_states_of_zero(backend):
 SIZES_OF_NONE = [
     (5, TypeError, r"size must be a list of sizes, got 5"),
     ((10,), ValueError, r"size must be \(senders, receivers\) = \(10, 10\), got \(10,\)"),
-    ((10, None), TypeError, "each of size must be an integer, got None"),
-    ((10, -1), ValueError, "each of size must be at least 0, got -1"),
+    ((10, None), TypeError, "each entry of size must be an integer, got None"),
+    ((10, -1), ValueError, "each entry of size must be at least 0, got -1"),
 ]
 
 

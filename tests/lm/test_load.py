@@ -108,7 +108,7 @@ def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
         lm.load("tiny", torch.float16)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        OSError, match=r"cannot be converted into .*file.*; pass as cache_dir a folder with 600"
+        OSError, match=r"cannot be converted into .*file.*; pass cache_dir=..., a folder with 600"
     ):
         lm.load("tiny", cache_dir=tmp_path / "file")
     package.find_file().write_text("8")

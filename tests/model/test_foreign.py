@@ -249,10 +249,10 @@ def make(name: str) -> Callable[[], nn.Module]:
 REFUSED = [
     (lambda: "gpt2", (0,), TypeError, r"model must be a Module, got"),
     (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear has no .* it has none. Known: torch.*GPT-2"),
-    (make("gpt2"), (), ValueError, "pass layer: the model has 2 layers"),
+    (make("gpt2"), (), ValueError, "pass layer=...: the model has 2 layers"),
     (make("gpt2"), (2,), IndexError, "layer must be in 0 .. 1, got 2"),
     (make("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
-    (make("t5"), (0,), ValueError, "attends in several parts: pass part, one of encoder, decoder,"),
+    (make("t5"), (0,), ValueError, "the model has several parts: pass part=..., one of encoder, decoder,"),
     (adapter, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
     (dynamic_llama, (0,), NotImplementedError, "rope_type 'dynamic' depends on the length;"),
     (lambda: make("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),

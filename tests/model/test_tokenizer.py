@@ -124,7 +124,7 @@ REFUSED = [
     (lambda: BytePair.learn("a", 255), ValueError, "size must be at least 256, got 255"),
     (lambda: MIXED.encode("ab\ud800"), ValueError, r"'\\ud800' in position 2: surrogates not allowed"),
     (lambda: BytePair().decode([0, 256]), IndexError, r"ids\[1\] is 256: expected a token from 0 to 255"),
-    (lambda: BytePair().decode([1.0]), TypeError, "each of ids must be an integer, got 1.0"),
+    (lambda: BytePair().decode([1.0]), TypeError, "each entry of ids must be an integer, got 1.0"),
 ]
 
 

@@ -47,7 +47,7 @@ sliding_tile((8, 6), 4, 1) -> ValueError: tile must divide the grid, got 4 along
 sliding_tile((8,), 4, 3) -> ValueError: window must fit into the grid, got 3 along axis 0 of 2
 longnet(8, [4, 8], [1]) -> ValueError: got 1 dilations for 2 segments
 memory_tokens(cross(2, 3), 1) -> ValueError: needs the same tokens on both sides, got TokenGraph\(cross
-documents([2, -1]) -> ValueError: each of lengths must be at least 0, got -1
+documents([2, -1]) -> ValueError: each entry of lengths must be at least 0, got -1
 global_tokens(4, [4]) -> IndexError: tokens must be positions in 0 \.\. 3, got 4
 global_tokens(4, True) -> TypeError: tokens must be an integer, got the bool True
 tree([-1, 2]) -> IndexError: parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2

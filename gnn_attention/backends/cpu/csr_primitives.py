@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gnn_attention._support.locks import accept_sparse_matrices
+from gnn_attention._support.locks import silence_sparse_csr_warning
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.csr import sort_edges
 from gnn_attention.backends.plan.plan import EdgeRows
@@ -98,7 +98,7 @@ class Buffers:
         self._rows: dict[str, Tensor] = {}
 
     def _new_matrix(self) -> Tensor:
-        accept_sparse_matrices()
+        silence_sparse_csr_warning()
         edges = self.edges
         size = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
         values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)

@@ -50,7 +50,7 @@ class Circuit:
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
         """Return ``W_P`` at a distance dst - src: ``W_Q R W_K^T`` if rotary, else :attr:`pattern`."""
-        distance = checks.position("distance", distance)
+        distance = checks.integer("distance", distance)
         return self.pattern if self.heads.rotary is None else self._pattern(distance)
 
     @cached_property

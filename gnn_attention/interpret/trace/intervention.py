@@ -260,7 +260,7 @@ def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Mo
             layers = find_attention_layers(module)
             # list_layers checks all indices before anything changes.
             layer_indices = [list_layers(intervention, layers) for intervention in interventions]
-            stack.enter_context(lock_modules(layers, brief=False))
+            stack.enter_context(lock_modules(layers, is_brief=False))
             for intervention, indices in zip(interventions, layer_indices, strict=True):
                 for index in indices:
                     layer, hook = layers[index], partial(_check_and_cut, intervention)

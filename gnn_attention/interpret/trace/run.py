@@ -96,12 +96,12 @@ def record(
         return Run(output, tuple(calls), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    attention_layers = intervention.find_attention_layers(module)
-    layer_indices = intervention.list_layers(selection, attention_layers)
+    attentions = intervention.find_attention_layers(module)
+    layer_indices = intervention.list_layers(selection, attentions)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with lock_modules(attention_layers, brief=True), intervene(module, *interventions), ExitStack() as stack:
+    with lock_modules(attentions, is_brief=True), intervene(module, *interventions), ExitStack() as stack:
         for index in layer_indices:
-            stack.enter_context(_record_layer(index, attention_layers[index], traces, select))
+            stack.enter_context(_record_layer(index, attentions[index], traces, select))
         for index, block in enumerate(blocks):
             if index in layer_indices:
                 stack.enter_context(_record_block(index, block, phases))
