@@ -41,7 +41,7 @@ class Checked:
         self.axis = 2 if problem.layer is None else 1  # the axis of tokens
         self.direction = problem.grad_out.index_select(self.axis, self.rows)
         out, gradients = self._solve(torch.float64, oracle.attention)
-        orders = (partial(oracle.sdpa, number=number) for number in range(ORDERS))
+        orders = (partial(oracle.sdpa, seed=seed) for seed in range(ORDERS))
         attempts = (self._solve(problem.grad_out.dtype, order) for order in orders)
         errors = (measure_errors(attempt, (out, gradients)) for attempt in attempts)
         self.truth = Truth(out, gradients, merge_errors(errors))

@@ -19,7 +19,7 @@ import torch
 from gnn_attention import analyse
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Tensor
-from gnn_attention.analyse._walks import stack
+from gnn_attention.analyse._walks import check_graphs
 from gnn_attention.graph import TokenGraph
 
 # The number of layers until full reach is not computed for larger graphs.
@@ -96,7 +96,7 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
     The answers to (1) and (3) are exact. (2) is NP-hard in general; see :func:`hamiltonian_path`. Raises
     TypeError or ValueError like the functions of ``gnn_attention.analyse``.
     """
-    layers = stack(graphs)
+    layers = check_graphs(graphs)
     union = reduce(or_, layers)
     tokens = torch.arange(union.num_dst)
     loops = torch.stack([_has_edges(graph, tokens, tokens) for graph in layers])

@@ -38,22 +38,22 @@ class Choice:
 
     def within(self, share: float) -> int:
         """Return the smallest d such that at least this share of edges has a distance of d or less."""
-        sums = self.distance.cumsum(0).double()
-        return int((sums < share * sums[-1]).sum())
+        num_within = self.distance.cumsum(0).double()
+        return int((num_within < share * num_within[-1]).sum())
 
     def __str__(self) -> str:
-        edges, possible = int(self.chosen.sum()), int(self.possible.sum())
+        num_edges, num_possible = int(self.chosen.sum()), int(self.possible.sum())
         sinks = self.sinks().tolist()
         examples = ", ".join(map(str, sinks[:MAX_EXAMPLES])) + (", ..." if len(sinks) > MAX_EXAMPLES else "")
-        share = f"{edges} of {possible} edges ({edges / max(1, possible):.3g})"
+        edges = f"{num_edges} of {num_possible} edges ({num_edges / max(1, num_possible):.3g})"
         distances = f"half within {self.within(0.5)} tokens, 90 % within {self.within(0.9)}"
-        return f"{self.name}: {share}\n  {distances}\n  chosen by at least half: {examples or 'none'}"
+        return f"{self.name}: {edges}\n  {distances}\n  chosen by at least half: {examples or 'none'}"
 
 
 def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
     """Describe the edges that ``graph`` chose from ``among``: their number, distances and sinks.
 
-    ValueError if the graphs have different tokens, or if ``graph`` has no edge.
+    ValueError if the graphs have different tokens, or if ``graph`` has no edges.
 
     >>> from gnn_attention import patterns
     >>> print(choice(patterns.window(64, 3) | patterns.sinks(64, 1), patterns.causal(64)))
@@ -65,12 +65,12 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
     checks.instance("among", among, TokenGraph)
     if graph.frame[:2] != among.frame[:2] or not graph.num_edges:
         raise ValueError(f"graph must have edges, and the same tokens as {among!r}, got {graph!r}")
-    lists = _list_slices(graph)
-    src, dst = torch.cat(lists, 1)
+    edge_lists = _slice_edges(graph)
+    src, dst = torch.cat(edge_lists, 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
     # If the graph has more heads or samples than among, each slice of among counts several times.
     out_degree = among.T.in_degree().view(-1, among.num_src)
-    possible = out_degree.sum(0) * max(1, len(lists) // len(out_degree))
+    possible = out_degree.sum(0) * max(1, len(edge_lists) // len(out_degree))
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
 
 
@@ -91,18 +91,18 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
         checks.instance("each entry of graphs", graph, TokenGraph)
     if not graph_list or len({graph.frame for graph in graph_list}) > 1:
         raise ValueError(f"graphs must have the same tokens, heads and samples, got {graph_list}")
-    keys = [[dst * graph.num_src + src for src, dst in _list_slices(graph)] for graph in graph_list]
+    edge_keys = [[dst * graph.num_src + src for src, dst in _slice_edges(graph)] for graph in graph_list]
     if isinstance(graphs, TokenGraph):
         num_heads = graphs.heads or 1
-        keys = [keys[0][head::num_heads] for head in range(num_heads)]
-    table = torch.eye(len(keys), dtype=torch.float64)
-    for i, j in combinations(range(len(keys)), 2):
-        indices = [_jaccard(a, b) for a, b in zip(keys[i], keys[j], strict=True)]
-        table[i, j] = table[j, i] = sum(indices) / len(indices)
-    return table
+        edge_keys = [edge_keys[0][head::num_heads] for head in range(num_heads)]
+    similarity = torch.eye(len(edge_keys), dtype=torch.float64)
+    for i, j in combinations(range(len(edge_keys)), 2):
+        values = [_jaccard(a, b) for a, b in zip(edge_keys[i], edge_keys[j], strict=True)]
+        similarity[i, j] = similarity[j, i] = sum(values) / len(values)
+    return similarity
 
 
-def _list_slices(graph: TokenGraph) -> list[Tensor]:
+def _slice_edges(graph: TokenGraph) -> list[Tensor]:
     return [graph.select(batch, head).edge_index for batch, head in slices(graph)]
 
 

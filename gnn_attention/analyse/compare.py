@@ -7,12 +7,12 @@ from functools import partial
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import is_square
-from gnn_attention.analyse.structure import SAME_TOKEN, replace_rule
+from gnn_attention.analyse.structure import SELF_LOOP_RULE, replace_rule
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.graph.rules import Rule
 
 # If more edges than this differ, their distances are not computed.
-MAX_DISTANCES = 2**20
+MAX_DISTANCE_EDGES = 2**20
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Difference:
     def __str__(self) -> str:
         lines = [f"{self.first} and {self.second}: {self._verdict()}"]
         if self.example is not None:
-            only = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
-            lines.append(f"{only}, {self.common} in both")
+            text = f"{self.only_first} edges only in the first, {self.only_second} only in the second"
+            lines.append(f"{text}, {self.common} in both")
             src, dst = self.example
             has, lacks = ("first", "second") if self.example_in == 1 else ("second", "first")
             edge = f"receiver {dst} attends to sender {src} in the {has}, not in the {lacks}"
@@ -82,15 +82,15 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
         raise ValueError(f"first and second must have the same tokens, got {first!r} and {second!r}")
     only_first, only_second = first - second, second - first
     examples = list[tuple[int, int, int]]()
-    for number, graph in ((1, only_first), (2, only_second)):
+    for graph_number, graph in ((1, only_first), (2, only_second)):
         if graph.num_edges:
             dst = int(graph.in_degree().nonzero()[0])
-            examples.append((dst, int(graph.rows(dst, dst + 1).edge_index[0].min()), number))
+            examples.append((dst, int(graph.rows(dst, dst + 1).edge_index[0].min()), graph_number))
     example_dst, example_src, example_in = min(examples, default=(0, 0, None))
     remarks: list[str] = []
     if only_first.num_edges or only_second.num_edges:
         graphs = (("first", first), ("second", second))
-        remarks = [f"the {word} has no edges" for word, graph in graphs if not graph.num_edges]
+        remarks = [f"the {name} has no edges" for name, graph in graphs if not graph.num_edges]
         remarks = remarks or list(_explain_by_mistakes(first, second, only_first, only_second))
         remarks = remarks or list(_describe_edges(first, second, only_first, only_second))
     return Difference(
@@ -109,51 +109,51 @@ def _explain_by_mistakes(
     first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
 ) -> Iterator[str]:
     """Yield sentences about common mistakes, each of which explains the whole difference."""
-    loops, past = replace_rule(first, SAME_TOKEN), replace_rule(first, rules.causal)
-    if not ((only_first | only_second) - loops).num_edges:
-        for word, missing in (("second", only_first), ("first", only_second)):
+    self_loops, causal = replace_rule(first, SELF_LOOP_RULE), replace_rule(first, rules.causal)
+    if not ((only_first | only_second) - self_loops).num_edges:
+        for name, missing in (("second", only_first), ("first", only_second)):
             if missing.num_edges:
-                yield f"they differ only in self loops: the {word} lacks {missing.num_edges}"
+                yield f"they differ only in self loops: the {name} lacks {missing.num_edges}"
     if second == ~first:
         yield "the second is the complement of the first: True may mean 'masked' in one of them"
-    for step, word in ((1, "later"), (-1, "earlier")):
+    for step, direction in ((1, "later"), (-1, "earlier")):
         if second == replace_rule(first, partial(_shift, first.edges.contains, first.num_src, step)):
-            yield f"the second is the first with every sender one token {word}: off by one"
+            yield f"the second is the first with every sender one token {direction}: off by one"
     if is_square(first):
         if second == first.T:
             yield "the second is the first transposed: senders and receivers are exchanged"
-        if second == first & past:
+        if second == first & causal:
             yield "the second is the first without its edges from later tokens (src > dst)"
-        if first == second & past:
+        if first == second & causal:
             yield "the first is the second without its edges from later tokens (src > dst)"
 
 
-def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    original = (src - step).clamp(0, max(count - 1, 0))
-    return inner(b, h, dst, original) & (src - step >= 0) & (src - step < count)
+def _shift(inner: Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    shifted_src = (src - step).clamp(0, max(num_src - 1, 0))
+    return inner(b, h, dst, shifted_src) & (src - step >= 0) & (src - step < num_src)
 
 
 def _describe_edges(
     first: TokenGraph, second: TokenGraph, only_first: TokenGraph, only_second: TokenGraph
 ) -> Iterator[str]:
     """Say which graph is causal, which has more senders per receiver, and how far edges reach."""
-    past = replace_rule(first, rules.causal)
-    first_is_causal, second_is_causal = (not (graph - past).num_edges for graph in (first, second))
+    causal_graph = replace_rule(first, rules.causal)
+    first_is_causal, second_is_causal = (not (graph - causal_graph).num_edges for graph in (first, second))
     if first_is_causal != second_is_causal and is_square(first):
         causal, acausal = ("first", "second") if first_is_causal else ("second", "first")
         yield f"the {causal} is causal, the {acausal} has edges from later tokens (src > dst)"
-    for word, surplus in (("first", only_first), ("second", only_second)):
-        degrees = surplus.in_degree()
-        start = int((degrees > 0).int().argmax())
-        count = int(degrees[-1])
-        if count and bool((degrees[start:] == count).all()):
-            senders = "senders" if count > 1 else "sender"
-            receivers = f"from receiver {start} on" if start else "everywhere"
-            yield f"the {word} has {count} more {senders} per receiver {receivers}"
+    for name, extra_edges in (("first", only_first), ("second", only_second)):
+        degrees = extra_edges.in_degree()
+        first_receiver = int((degrees > 0).int().argmax())
+        num_extra = int(degrees[-1])
+        if num_extra and bool((degrees[first_receiver:] == num_extra).all()):
+            senders = "senders" if num_extra > 1 else "sender"
+            receivers = f"from receiver {first_receiver} on" if first_receiver else "everywhere"
+            yield f"the {name} has {num_extra} more {senders} per receiver {receivers}"
     difference = only_first | only_second
-    if difference.num_edges <= MAX_DISTANCES:
+    if difference.num_edges <= MAX_DISTANCE_EDGES:
         src, dst = difference.edge_index
         distance = dst + difference.dst_offset - src - difference.src_offset
         low, high = int(distance.min()), int(distance.max())
-        one_distance = f"all differing edges have dst - src = {low}"
-        yield one_distance if low == high else f"their dst - src is in {low} .. {high}"
+        remark = f"all differing edges have dst - src = {low}"
+        yield remark if low == high else f"their dst - src is in {low} .. {high}"

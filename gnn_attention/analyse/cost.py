@@ -1,6 +1,6 @@
 """Compute the exact cost of a layer from its form and its graph, without running the layer.
 
-A pass over a graph takes ``receivers * receive + senders * send + edges * (logit + weighting) +
+A pass over a graph needs ``receivers * receive + senders * send + edges * (logit + weighting) +
 receivers * collect`` multiply-accumulates. They count work, not time. The costs per item are:
 
 ======== ============================ ========================= ======= =========================
@@ -12,8 +12,8 @@ merged   pattern `Hd^2`               message `Hd^2`            `2d`    pattern 
 ======== ============================ ========================= ======= =========================
 
 d is the width, H and G are the numbers of query and of key/value heads, D and V the widths of keys and values
-(seeds S1.5, S1.14, S1.21, S1.22). Biases, norms, rotations and the softmax are small and left out. If
-``D + V < d``, standard costs least and merged most. If ``D + V > d``, merged costs less than factored.
+(sources S1.5, S1.14, S1.21, S1.22 of docs/sources.md). Biases, norms, rotations and the softmax are left out.
+If ``D + V < d``, standard costs least and merged most. If ``D + V > d``, merged costs less than factored.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _UnitCosts(NamedTuple):
     parameters: int
     scalars_per_receiver: int
     scalars_per_sender: int
-    cache: Mapping[str, int]
+    cache_scalars: Mapping[str, int]
 
 
 def _unit_costs(form: str, d: int, H: int, D: int, V: int, G: int) -> _UnitCosts:
@@ -104,8 +104,8 @@ def _unit_costs(form: str, d: int, H: int, D: int, V: int, G: int) -> _UnitCosts
     else:
         macs = Macs(receive=H * d * d, send=H * d * d, logits=d, weighting=d)
         parameters = 2 * H * d * d
-    cache = {"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1}
-    return _UnitCosts(macs, parameters, 2 * H * d, H * d, cache)
+    cache_scalars = {"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1}
+    return _UnitCosts(macs, parameters, 2 * H * d, H * d, cache_scalars)
 
 
 def of_form(
@@ -123,46 +123,46 @@ def of_form(
 
     The layer runs on ``graph`` or ``causal(tokens)``, by default on one token with a self loop. Sizes
     are those of :class:`gnn_attention.StandardHeads`. ValueError for an unknown form, if both ``tokens``
-    and ``graph`` are given, and if the graph has another number of heads. For a Llama 3 8B head (seed S1.12):
+    and ``graph`` are given, and if the graph has another number of heads. For a Llama 3 8B head (S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
     {'standard': 1.0, 'factored': 16.5, 'merged': 24.0}
     """
     if tokens is not None and graph is not None:
-        raise ValueError(f"give tokens or graph, not both: got tokens={tokens} and {graph!r}")
+        raise ValueError(f"pass tokens or graph, not both: got tokens={tokens} and {graph!r}")
     if graph is None:
-        count = 1 if tokens is None else checks.size("tokens", tokens, 1)
-        graph = TokenGraph.from_rule(rules.causal, count, name=f"causal({count})")
+        num_tokens = 1 if tokens is None else checks.size("tokens", tokens, 1)
+        graph = TokenGraph.from_rule(rules.causal, num_tokens, name=f"causal({num_tokens})")
     sizes = head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
     unit = _unit_costs(checks.choice("form", form, FORMS), *sizes)
     itemsize = checks.instance("dtype", dtype, torch.dtype).itemsize
     checks.instance("graph", graph, TokenGraph)
     if graph.heads not in (None, num_heads):
         raise ValueError(f"graph must have {num_heads} heads or none, got {graph.heads} in {graph!r}")
-    samples = graph.batch or 1
-    receivers, senders = samples * graph.num_dst, samples * graph.num_src
+    num_samples = graph.batch or 1
+    num_receivers, num_senders = num_samples * graph.num_dst, num_samples * graph.num_src
     heads_per_edge = 1 if graph.heads else num_heads
-    edges = graph.num_edges * heads_per_edge
-    last_edges = int(graph.in_degree()[..., -1:].sum()) * heads_per_edge
-    cache_per_token = {kind: scalars * itemsize * samples for kind, scalars in unit.cache.items()}
-    num_scalars = receivers * unit.scalars_per_receiver + senders * unit.scalars_per_sender
+    num_edges = graph.num_edges * heads_per_edge
+    num_last_edges = int(graph.in_degree()[..., -1:].sum()) * heads_per_edge
+    cache_per_token = {kind: n * itemsize * num_samples for kind, n in unit.cache_scalars.items()}
+    num_scalars = num_receivers * unit.scalars_per_receiver + num_senders * unit.scalars_per_sender
     return FormCost(
         form=form,
-        macs=_multiply(unit.macs, receivers, senders, edges),
-        step=_multiply(unit.macs, samples, samples, last_edges) if receivers else Macs(),
+        macs=_multiply(unit.macs, num_receivers, num_senders, num_edges),
+        step=_multiply(unit.macs, num_samples, num_samples, num_last_edges) if num_receivers else Macs(),
         parameters=unit.parameters,
         itemsize=itemsize,
         activations=num_scalars * itemsize,
-        weights=edges * itemsize,
+        weights=num_edges * itemsize,
         cache_per_token=cache_per_token,
         cache={kind: size * most_cached(graph) for kind, size in cache_per_token.items()},
     )
 
 
-def _multiply(unit: Macs, receivers: int, senders: int, edges: int) -> Macs:
-    logits, weighting = edges * unit.logits, edges * unit.weighting
-    return Macs(receivers * unit.receive, senders * unit.send, logits, weighting, receivers * unit.collect)
+def _multiply(unit: Macs, num_receivers: int, num_senders: int, num_edges: int) -> Macs:
+    counts = (num_receivers, num_senders, num_edges, num_edges, num_receivers)
+    return Macs(*(n * getattr(unit, field.name) for n, field in zip(counts, fields(Macs), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -195,33 +195,33 @@ def of_graph(graph: TokenGraph) -> GraphCost:
     (401597050, 12, 4100)
     """
     checks.instance("graph", graph, TokenGraph)
-    copies = (graph.batch or 1) * (graph.heads or 1)
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
     # In the causal graph, each receiver has one more in-edge than the receiver before it.
-    first = graph.dst_offset - graph.src_offset + 1
-    causal_degrees = torch.arange(first, first + graph.num_dst, device="cpu")
+    first_degree = graph.dst_offset - graph.src_offset + 1
+    causal_degrees = torch.arange(first_degree, first_degree + graph.num_dst, device="cpu")
     return GraphCost(
         name=graph.name,
         edges=graph.num_edges,
-        causal=copies * int(causal_degrees.clamp(0, graph.num_src).sum()),
-        full=copies * graph.num_dst * graph.num_src,
+        causal=num_slices * int(causal_degrees.clamp(0, graph.num_src).sum()),
+        full=num_slices * graph.num_dst * graph.num_src,
         cached=most_cached(graph),
     )
 
 
 def most_cached(graph: TokenGraph) -> int:
     """Return the largest number of senders cached at once, if no token enters before its senders."""
-    last = memoized(last_receivers, graph)
+    last_dst = memoized(last_receivers, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        return int((last >= 0).sum())
+        return int((last_dst >= 0).sum())
     if not graph.num_src:
         return 0
     # A chunk of tokens ends where no token so far attends to a later one. All tokens of a chunk
     # enter together. In a causal graph, every token is a chunk.
     positions = torch.arange(graph.num_src, device="cpu")
-    ends_chunk = memoized(last_senders, graph).cummax(0).values <= positions
-    chunk = ends_chunk.cumsum(0) - ends_chunk.long()
-    enters, leaves = chunk[last >= 0], chunk[last[last >= 0]] + 1
+    is_chunk_end = memoized(last_senders, graph).cummax(0).values <= positions
+    chunk_index = is_chunk_end.cumsum(0) - is_chunk_end.long()
+    enter_index, leave_index = chunk_index[last_dst >= 0], chunk_index[last_dst[last_dst >= 0]] + 1
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")
-    change.index_add_(0, enters, torch.ones_like(enters))
-    change.index_add_(0, leaves, -torch.ones_like(leaves))
+    change.index_add_(0, enter_index, torch.ones_like(enter_index))
+    change.index_add_(0, leave_index, -torch.ones_like(leave_index))
     return int(change.cumsum(0).max())

@@ -9,20 +9,20 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._walks import is_square, list_edges, stack
+from gnn_attention.analyse._walks import check_graphs, is_square, list_edges
 from gnn_attention.graph import TokenGraph, rules, symbols
 from gnn_attention.graph.edges import RuleEdges
 
 # A summary lists at most this many isolated receivers, and as many isolated senders.
 MAX_EXAMPLES = 5
-SAME_TOKEN = symbols.dst == symbols.src
+SELF_LOOP_RULE = symbols.dst == symbols.src
 # Graphs with more edges are not searched for cycles, because networkx needs a list of the edges.
 MAX_CYCLE_EDGES = 2**20
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """The smallest, the mean and the largest degree of some tokens; all 0 if there is no token."""
+    """The minimum, mean and maximum degree of some tokens; all 0 if there are no tokens."""
 
     least: int
     mean: float
@@ -38,8 +38,8 @@ class Summary:
 
     ``isolated_dst`` lists receivers without in-edges (their output is exactly 0) and ``isolated_src``
     senders without out-edges, at most five of each. ``causal`` is True if no edge has ``src > dst``, and
-    ``acyclic`` if all directed cycles are self loops (None if only a search of more than 2^20 edges
-    could tell). The last four fields are None if receivers and senders are different tokens.
+    ``acyclic`` if all directed cycles are self loops (None if this would need a search of more than 2^20
+    edges). The last four fields are None if receivers and senders are different tokens.
     """
 
     name: str
@@ -64,8 +64,8 @@ class Summary:
             ("edges", f"{self.edges} ({self.density:.4g} of all pairs)"),
             ("in-degree", str(self.in_degree)),
             ("out-degree", str(self.out_degree)),
-            ("no in-edges", _list_examples(self.num_isolated_dst, self.isolated_dst)),
-            ("no out-edges", _list_examples(self.num_isolated_src, self.isolated_src)),
+            ("no in-edges", _format_examples(self.num_isolated_dst, self.isolated_dst)),
+            ("no out-edges", _format_examples(self.num_isolated_src, self.isolated_src)),
         ]
         if self.self_loops is not None:
             rows += [("self loops", f"{self.self_loops} of {self.num_dst}")]
@@ -77,7 +77,7 @@ class Summary:
 def summary(graph: TokenGraph) -> Summary:
     """Summarise a graph: edges, density, degrees, isolated tokens, and whether it is causal or acyclic.
 
-    ValueError for a graph that varies by head or sample: pass one ``select(batch, head)`` of it.
+    ValueError for a graph that varies by head or sample: use ``graph.select(batch, head)``.
 
     >>> from gnn_attention import patterns
     >>> print(summary(patterns.window(100, 4)))
@@ -116,7 +116,7 @@ def summary(graph: TokenGraph) -> Summary:
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
-    """Return the number of each token's component; components are numbered by their first tokens.
+    """Return the component index of each token; components are sorted by their first tokens.
 
     Two tokens are in one component if a path of undirected edges connects them. With
     ``strong=True``, a directed path must lead from each of them to the other. ValueError unless the
@@ -129,7 +129,7 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     """
     import networkx
 
-    stack(graph)
+    check_graphs(graph)
     digraph = networkx.DiGraph()
     digraph.add_nodes_from(range(graph.num_dst))
     digraph.add_edges_from(list_edges(graph).T.tolist())
@@ -146,25 +146,25 @@ def _summarise_degrees(degree: Tensor) -> Degrees:
     return Degrees(int(degree.min()), float(degree.double().mean()), int(degree.max()))
 
 
-def _list_examples(count: int, examples: tuple[int, ...]) -> str:
-    dots = ", ..." if count > len(examples) else ""
-    return f"{count}: {', '.join(map(str, examples))}{dots}" if count else "none"
+def _format_examples(num_tokens: int, examples: tuple[int, ...]) -> str:
+    ellipsis = ", ..." if num_tokens > len(examples) else ""
+    return f"{num_tokens}: {', '.join(map(str, examples))}{ellipsis}" if num_tokens else "none"
 
 
 def _square_properties(graph: TokenGraph) -> dict[str, Any]:
-    # Combined graphs can count their edges without listing them.
-    loops = (graph & replace_rule(graph, SAME_TOKEN)).num_edges
-    past = (graph & replace_rule(graph, rules.causal)).num_edges
-    mutual = (graph & graph.T).num_edges
-    causal = past == graph.num_edges
+    # num_edges counts the edges of a combined graph without listing them.
+    num_loops = (graph & replace_rule(graph, SELF_LOOP_RULE)).num_edges
+    num_causal = (graph & replace_rule(graph, rules.causal)).num_edges
+    num_mutual = (graph & graph.T).num_edges
+    causal = num_causal == graph.num_edges
     # If self loops are the only edges with src <= dst, all other edges lead to earlier tokens.
-    acyclic: bool | None = causal or past == loops
-    if not acyclic and mutual == loops:
+    acyclic: bool | None = causal or num_causal == num_loops
+    if not acyclic and num_mutual == num_loops:
         acyclic = None
         if graph.num_edges <= MAX_CYCLE_EDGES:
             acyclic = bool((components(graph, strong=True).diff() > 0).all())
-    symmetric = mutual == graph.num_edges
-    return {"self_loops": loops, "symmetric": symmetric, "causal": causal, "acyclic": acyclic}
+    symmetric = num_mutual == graph.num_edges
+    return {"self_loops": num_loops, "symmetric": symmetric, "causal": causal, "acyclic": acyclic}
 
 
 def replace_rule(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:

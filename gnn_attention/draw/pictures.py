@@ -373,7 +373,7 @@ def _describe_edges(graph: TokenGraph) -> str:
 def _stack_layers(function: str, graphs: TokenGraph | Sequence[TokenGraph], depth: int) -> list[TokenGraph]:
     if checks.size("layers", depth, 1) > MAX_LAYERS:
         raise ValueError(f"layers must be at most {MAX_LAYERS} in a picture, got {depth}")
-    stack = walks.stack(graphs)
+    stack = walks.check_graphs(graphs)
     if not stack[0].num_dst:
         raise ValueError(f"{function}() needs a graph with at least one token, got {stack[0]!r}")
     _check_graph(function, stack[0], LINE_LIMIT)

@@ -23,7 +23,7 @@ from gnn_attention.verify.report import Check, Report, Result, environment
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
 # Fewer checks than this run in one process, because starting more would take longer.
-MIN_PARALLEL = 8
+MIN_PARALLEL_CHECKS = 8
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
     check. With ``only``, all checks run whose label ``group: name [backend, dtype]`` contains it.
     ``progress`` is called with the report so far, before the first check and after each check.
     ``jobs`` is the number of processes, each with one thread unless ``OMP_NUM_THREADS`` is set. More
-    than one process needs backends given by name. ``resumed`` is the report of an earlier run: the
+    than one process needs backends passed by name. ``resumed`` is the report of an earlier run: the
     new report includes its results, even failures, and those checks do not run again.
 
     ValueError for an unknown name, device or label, and if ``resumed`` comes from another machine or version.
@@ -60,15 +60,15 @@ def run(
         )
     current = environment(device)
     report = Report((), current) if resumed is None else resumed
-    changes = [name for name, value in current.items() if report.environment.get(name) != value]
-    if changes:
-        raise ValueError(f"the earlier record has another {', '.join(changes)}: begin a new record")
-    old_labels = {result.label for result in report.results}
-    pending_checks = [check for check in selected if check.label not in old_labels]
+    keys = [key for key, value in current.items() if report.environment.get(key) != value]
+    if keys:
+        raise ValueError(f"the earlier record has another {', '.join(keys)}: begin a new record")
+    finished_labels = {result.label for result in report.results}
+    pending_checks = [check for check in selected if check.label not in finished_labels]
     report = replace(report, not_started=len(pending_checks))
     progress(report)
-    is_parallel = jobs > 1 and len(pending_checks) >= MIN_PARALLEL
-    results = processes.run_checks(pending_checks, jobs) if is_parallel else (run() for run in pending_checks)
+    is_parallel = jobs > 1 and len(pending_checks) >= MIN_PARALLEL_CHECKS
+    results = processes.run_checks(pending_checks, jobs) if is_parallel else (c() for c in pending_checks)
     # Closing the generator of an interrupted run ends its processes at once.
     with closing(results):
         for result in results:

@@ -16,10 +16,10 @@ from gnn_attention.heads import StandardHeads
 from gnn_attention.verify.measure import Inputs
 
 # With several samples, the largest error depends less on luck.
-HEADS, KV_HEADS, BATCH = 4, 2, 8
+NUM_HEADS, NUM_KV_HEADS, BATCH_SIZE = 4, 2, 8
 # Channels of keys, of values, and of the tokens of a layer.
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
-# The relative bias has one number for each distance from -3 to 3. Others are clamped to this range.
+# The relative bias has one scalar for each distance from -3 to 3. Others are clamped to this range.
 MAX_DISTANCE = 3
 DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -38,8 +38,8 @@ class GraphCase:
     graph: TokenGraph
     edge: Callable[[int, int, int, int], bool]
     edge_list: list[tuple[int, int]] | None = None
-    sizes: tuple[int, int] = (BATCH, HEADS)
-    kv_heads: int = KV_HEADS
+    sizes: tuple[int, int] = (BATCH_SIZE, NUM_HEADS)
+    kv_heads: int = NUM_KV_HEADS
     dims: tuple[int, int] = (DIM, VALUE_DIM)
     layout: Callable[[Tensor], Tensor] = lambda x: x
 
@@ -83,7 +83,7 @@ def graph_cases() -> Iterator[GraphCase]:
     # No local variable keeps a graph, so each graph is freed when its user drops it.
     n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
-    document = [0] * 5 + [2] + [3] * 7
+    document_ids = [0] * 5 + [2] + [3] * 7
     yield case("full", p.full(n), lambda b, h, i, j: True)
     yield case("causal", p.causal(n), lambda b, h, i, j: j <= i)
     yield case("strict_causal", p.strict_causal(n), lambda b, h, i, j: j < i)
@@ -91,7 +91,7 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("window", p.window(n, 4), lambda b, h, i, j: 0 <= i - j < 4)
     yield case("dilated", p.dilated(n, 3, 2), lambda b, h, i, j: i - j in (0, 2, 4))
     yield case("prefix", p.prefix(n, 5), lambda b, h, i, j: j < 5 or j <= i)
-    same_document = lambda b, h, i, j: document[i] == document[j] and j <= i  # noqa: E731
+    same_document = lambda b, h, i, j: document_ids[i] == document_ids[j] and j <= i  # noqa: E731
     yield case("documents", p.documents([5, 0, 1, 7]), same_document)
     with_sinks = lambda b, h, i, j: j <= i and (i - j < 3 or j < 2)  # noqa: E731
     yield case("window | sinks", p.window(n, 3) | p.sinks(n, 2), with_sinks)
@@ -105,10 +105,10 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("one token", p.causal(1), lambda b, h, i, j: True)
     yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _edge_list_case(10, n)
-    by_head: Any = lambda b, h, i, j: (j <= i) & (i - j <= h)  # noqa: E731
-    yield case("by head", rule(by_head, n, heads=HEADS, name="by head"), by_head)
-    by_sample: Any = lambda b, h, i, j: (j <= i) & (j >= 4 * (b % 3))  # noqa: E731
-    yield case("by sample", rule(by_sample, n, batch=BATCH, name="by sample"), by_sample)
+    head_rule: Any = lambda b, h, i, j: (j <= i) & (i - j <= h)  # noqa: E731
+    yield case("by head", rule(head_rule, n, heads=NUM_HEADS, name="by head"), head_rule)
+    sample_rule: Any = lambda b, h, i, j: (j <= i) & (j >= 4 * (b % 3))  # noqa: E731
+    yield case("by sample", rule(sample_rule, n, batch=BATCH_SIZE, name="by sample"), sample_rule)
     yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
     striped: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
@@ -116,12 +116,12 @@ def graph_cases() -> Iterator[GraphCase]:
     yield stripes("4 heads over 1, 13 x 13", rule(striped, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
     yield stripes("2 heads over 1, 150 x 150", rule(striped, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
     yield stripes("4 heads over 2, 64 x 64", rule(striped, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
-    by_both: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
-    varied_case = partial(case, edge=by_both, layout=store_tokens_first)
+    both_rule: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
+    varied_case = partial(case, edge=both_rule, layout=store_tokens_first)
     three_heads = partial(varied_case, sizes=(2, 3), kv_heads=3, dims=(24, 40))
-    yield three_heads("3 heads over 3, 5 x 37, varied", rule(by_both, 5, 37, heads=3, batch=2))
+    yield three_heads("3 heads over 3, 5 x 37, varied", rule(both_rule, 5, 37, heads=3, batch=2))
     one_head = partial(varied_case, sizes=(3, 1), kv_heads=1, dims=(64, 64))
-    yield one_head("1 head over 1, 1 x 300, varied", rule(by_both, 1, 300, heads=1, batch=3))
+    yield one_head("1 head over 1, 1 x 300, varied", rule(both_rule, 1, 300, heads=1, batch=3))
 
 
 def store_tokens_first(x: Tensor) -> Tensor:
@@ -178,8 +178,8 @@ class Feature:
             torch.manual_seed(0)
             key = dropout.draw_seed(torch.device(device)).cpu()
         b, h, dst, src = case.indices()
-        keep = dropout.mask(key, b, h, dst, src, probability).double()
-        return (keep / (1 - probability)).expand(case.mask.shape).to(device)
+        is_kept = dropout.mask(key, b, h, dst, src, probability).double()
+        return (is_kept / (1 - probability)).expand(case.mask.shape).to(device)
 
     def dense(self, case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
         """Apply the score_mod and the bias, but not the sinks, to logits ``[B, H, dst, src]``."""
@@ -194,7 +194,7 @@ class Feature:
         return logits + torch.zeros_like(logits).index_put((b, h, dst, src), bias)
 
 
-def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _quotient(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """Change a score by every argument, and divide it by 0 where a causal graph has no edge."""
     return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=0)
 
@@ -204,16 +204,16 @@ def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src:
 
 
 def _alibi(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return x - 2.0 ** (-8.0 * (h + 1).to(x) / HEADS) * (dst - src).abs()
+    return x - 2.0 ** (-8.0 * (h + 1).to(x) / NUM_HEADS) * (dst - src).abs()
 
 
 def _softcap(inputs: Inputs, x: Tensor, *indices: Tensor) -> Tensor:
     return 3.0 * torch.tanh(x / 3.0)
 
 
-ALIBI = score_mods.alibi(score_mods.alibi_slopes(HEADS))
-CAP = score_mods.softcap(3.0)
-CAPPED_ALIBI = score_mods.chain(ALIBI, CAP)
+ALIBI = score_mods.alibi(score_mods.alibi_slopes(NUM_HEADS))
+SOFTCAP = score_mods.softcap(3.0)
+CAPPED_ALIBI = score_mods.chain(ALIBI, SOFTCAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
 LEARNED_INPUTS = ("bias", "sink_logits")
 MIX = "alibi, softcap, bias, sinks"
@@ -223,7 +223,7 @@ FEATURES = {
     "scale 0.7": Feature(arguments={"scale": 0.7}),
     "alibi": Feature((), lambda _: ALIBI, _alibi),
     "relative bias": Feature(("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
-    "softcap": Feature((), lambda _: CAP, _softcap, additive=False),
+    "softcap": Feature((), lambda _: SOFTCAP, _softcap, additive=False),
     "log multiplicity": Feature((), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
     "edge bias": Feature(("bias",)),
     "sinks": Feature(("sink_logits",)),
@@ -234,7 +234,7 @@ FEATURES = {
 OPTIONS = FEATURES | {
     BIAS_AND_SINKS: Feature(LEARNED_INPUTS),
     "share": Feature(
-        (), lambda _: _share, lambda _, x, b, h, i, j: _share(x, b, h, i, j.minimum(i)), additive=False
+        (), lambda _: _quotient, lambda _, x, b, h, i, j: _quotient(x, b, h, i, j.minimum(i)), additive=False
     ),
     DROPOUT: Feature(arguments={DROPOUT: 0.3}),
 }
@@ -243,9 +243,9 @@ OPTIONS = FEATURES | {
 def draw_heads(kind: str, seed: int) -> StandardHeads:
     """Draw float64 heads: plain ones of default sizes, or grouped ones of other sizes with biases."""
     rng = torch.Generator().manual_seed(seed)
-    heads = StandardHeads(WIDTH, HEADS)
+    heads = StandardHeads(WIDTH, NUM_HEADS)
     if kind != KINDS[0]:
-        heads = StandardHeads(WIDTH, HEADS, DIM, VALUE_DIM, num_kv_heads=KV_HEADS, bias=True)
+        heads = StandardHeads(WIDTH, NUM_HEADS, DIM, VALUE_DIM, num_kv_heads=NUM_KV_HEADS, bias=True)
     for name, parameter in heads.double().named_parameters():
         std = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
         parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * std

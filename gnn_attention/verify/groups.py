@@ -52,19 +52,19 @@ def build_checks(
     if "graph" in values:
         rows = [row for row in rows if OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
     rows = [rows[index] for index in cover_values(rows, 3)]
-    forward_rows = set(cover_values(rows, 2)) if "size" in values else set()
+    forward_indices = set(cover_values(rows, 2)) if "size" in values else set()
     for (index, row), backend in product(enumerate(rows), backends):
         factors = {name: value for name, value in row.items() if name != "dtype"}
         option = row["option"] if "option" in row else RULES[row["rule"]][1]
-        skipped = unsupported_reason(backend, device, row["dtype"], option)
+        reason = unsupported_reason(backend, device, row["dtype"], option)
         if row.get("rule") == NAN_RULE and backend.capabilities.visits_non_edges and "cuda" in device:
-            skipped = f"{backend.name}: it assumes finite tokens, so NaN is not checked on {device}"
+            reason = f"{backend.name}: it assumes finite tokens, so NaN is not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
-            skipped = "message passing needs one edge list, and this graph varies by head or sample"
+            reason = "message passing needs one edge list, and this graph varies by head or sample"
         run = partial(run_row, device, name_backend(backend), row)
         name = ", ".join(factors.values())
-        check = Check(group, backend.name, row["dtype"], name, run, factors, skipped)
-        yield from (check, check.forward_alone()) if index in forward_rows else (check,)
+        check = Check(group, backend.name, row["dtype"], name, run, factors, reason)
+        yield from (check, check.forward_alone()) if index in forward_indices else (check,)
 
 
 def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
@@ -74,12 +74,12 @@ def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
         problem = draw_problem(device, **row)
         return judge(*problem.solve(backend), problem.truth.for_backend(backend))
     rule, _ = RULES[row["rule"]]
-    share = 0.0
+    max_share = 0.0
     for name, outcome in rule(partial(draw_problem, device, row["dtype"]), backend):
         if not outcome.passed:
             return Outcome(outcome.share, where=f"{name}: {outcome.where}")
-        share = max(share, outcome.share)
-    return Outcome(share)
+        max_share = max(max_share, outcome.share)
+    return Outcome(max_share)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -106,11 +106,11 @@ def cover_values(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     >>> cover_values([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
     """
-    combinations_of_rows = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
+    row_combinations = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
     indices: list[int] = []
-    missing = set().union(*combinations_of_rows)
-    for gain in range(max(map(len, combinations_of_rows), default=0), 0, -1):
-        for index, values in enumerate(combinations_of_rows):
+    missing = set().union(*row_combinations)
+    for gain in range(max(map(len, row_combinations), default=0), 0, -1):
+        for index, values in enumerate(row_combinations):
             # Rows that add more combinations were selected earlier.
             if len(values & missing) == gain:
                 indices.append(index)
@@ -139,15 +139,15 @@ def draw_problem(
     heads = None
     if form is not None:
         heads = FORMS[form](cases.draw_heads(kind, seed=0)).to(device, DTYPES[dtype])
-    tokens = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
+    token_names = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
     rng = torch.Generator().manual_seed(0 if heads is None else 1)
     shapes = case.shapes()
 
-    def draw(name: str, factor: float = 1.0) -> Tensor:
+    def draw(name: str, scale: float = 1.0) -> Tensor:
         x = torch.randn(*shapes[name], generator=rng, dtype=torch.float64)
-        return (x * factor).to(device, DTYPES[dtype])
+        return (x * scale).to(device, DTYPES[dtype])
 
-    inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in tokens}
+    inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in token_names}
     inputs |= {name: draw(name) for name in feature.extras}
     direction = draw("out" if heads is None else "x_dst")
     if rows is not None:
@@ -168,15 +168,15 @@ def draw_problem(
 
 
 # The rules below check what error bounds cannot: exact zeros, how far NaN and inf spread, and lse.
-# Rules call problems(graph, option="plain", rows=None) -> Problem. All backends share the problems.
-Problems = Callable[..., Problem]
-Rule = Callable[[Problems, Backend], Iterator[tuple[str, Outcome]]]
+# Rules call make_problem(graph, option="plain", rows=None). All backends share the problems.
+MakeProblem = Callable[..., Problem]
+Rule = Callable[[MakeProblem, Backend], Iterator[tuple[str, Outcome]]]
 
 
-def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+def _check_isolated(make_problem: MakeProblem, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     is_isolated = ~GRAPHS["listed"].mask[0, 0].any(1)
     for option in ("plain", BIAS_AND_SINKS):
-        problem = problems("listed", option)
+        problem = make_problem("listed", option)
         leaves = make_leaves(problem.inputs)
         out = problem.call(backend, leaves)
         out_with_info, info = problem.call(backend, leaves, return_info=True)
@@ -187,7 +187,7 @@ def _check_isolated_rows(problems: Problems, backend: Backend) -> Iterator[tuple
         yield f"gradients, {option}", judge_condition(all(g.isfinite().all() for g in gradients))
 
 
-def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+def _check_poison(make_problem: MakeProblem, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     """Check the outputs and the gradients that a poisoned token must not change.
 
     The option "share" divides by 0 for every pair that is not an edge of a causal graph.
@@ -198,14 +198,14 @@ def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, O
         ("no_self", 5, "plain"),
         ("window", 2, "softcap"),
     )
-    assumes_finite = problems("causal").direction.is_cuda and backend.capabilities.visits_non_edges
-    poisons = (0.0, 1e4) if assumes_finite else (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
-    for (graph, token, option), poison in product(calls, poisons):
+    assumes_finite = make_problem("causal").direction.is_cuda and backend.capabilities.visits_non_edges
+    poison_values = (0.0, 1e4) if assumes_finite else (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
+    for (graph, token, option), poison in product(calls, poison_values):
         mask = GRAPHS[graph].mask[0, 0]
         is_safe = ~mask[:, token] & (torch.arange(len(mask)) != token)
         # The gradient of a sender is safe if no poisoned receiver attends to it.
         is_safe_sender = ~mask[~is_safe].any(0)
-        problem = problems(graph, option, rows=tuple(is_safe.nonzero().flatten().tolist()))
+        problem = make_problem(graph, option, rows=tuple(is_safe.nonzero().flatten().tolist()))
         inputs = {name: x.clone() for name, x in problem.inputs.items()}
         for x in inputs.values():
             x[:, :, token] = poison
@@ -216,11 +216,11 @@ def _check_poison(problems: Problems, backend: Backend) -> Iterator[tuple[str, O
         yield title, judge(out[:, :, is_safe], safe_gradients, truth)
 
 
-def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
-    problem = problems("window")
-    receivers = GRAPHS["window"].mask[0, 0, :, 6]
+def _check_nan(make_problem: MakeProblem, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+    problem = make_problem("window")
+    is_receiver = GRAPHS["window"].mask[0, 0, :, 6]
     for name in "qkv":
-        expected = receivers if name != "q" else torch.arange(len(receivers)) == 6
+        expected = is_receiver if name != "q" else torch.arange(len(is_receiver)) == 6
         inputs = {key: x.clone() for key, x in problem.inputs.items()}
         inputs[name][:, :, 6] = torch.nan
         is_nan = problem.call(backend, inputs).isnan().cpu()
@@ -229,14 +229,14 @@ def _check_nan(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
         yield f"a NaN in {name} at token 6 of window(13, 4)", outcome
 
 
-def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outcome]]:
+def _check_lse(make_problem: MakeProblem, backend: Backend) -> Iterator[tuple[str, Outcome]]:
     """Split each sink: pass one half to the call, add the other by lse, and expect the same result.
 
     For a half sink a, ``exp(a) = exp(sink) / 2``. Adding it multiplies the output by ``exp(lse) / (exp(lse)
     + exp(a))``. This uses the stored lse, so the limit is that of backends that recompute their weights.
     """
     for name, option in product(("causal", "listed", "decode rows"), ("sinks", BIAS_AND_SINKS, MIX)):
-        problem = problems(name, option)
+        problem = make_problem(name, option)
         leaves = make_leaves(problem.inputs)
         half_sink = leaves["sink_logits"] - math.log(2)
         half, info = problem.call(backend, leaves | {"sink_logits": half_sink}, return_info=True)
@@ -249,7 +249,7 @@ def _check_lse(problems: Problems, backend: Backend) -> Iterator[tuple[str, Outc
 NAN_RULE = "a NaN that is attended to is not cleaned"
 # Each rule has an option, and a backend that does not support the option skips the rule.
 RULES: dict[str, tuple[Rule, str]] = {
-    "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated_rows, "edge bias"),
+    "isolated rows are exactly 0, lse -inf, gradients finite": (_check_isolated, "edge bias"),
     "NaN, inf and 1e4 reach only rows that attend to them": (_check_poison, "softcap"),
     NAN_RULE: (_check_nan, "plain"),
     "lse is that of the logits, bias and sinks, and so are its gradients": (_check_lse, MIX),

@@ -3,7 +3,7 @@
 A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients.
 The error is the largest absolute difference from the float64 truth. The yardstick is SDPA's largest
 error in the same dtype, on the same problem and on slightly perturbed copies of it. The rounding is
-``eps / 2`` times the largest number in the truth. In float64, the limit is 1e-12 times the largest
+``eps / 2`` times the largest entry of the truth. In float64, the limit is 1e-12 times the largest
 output, or the largest gradient of any input, because the gradient of b_K is 0 in theory. The rule
 follows FlashAttention's tests, which allow twice the error of a low-precision computation.
 """
@@ -19,9 +19,9 @@ import torch
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
-ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
-# In float64, an error may be at most this fraction of the largest number.
-EXACT = 1e-12
+MAX_OUTPUT_RATIO, MAX_GRADIENT_RATIO = 2.0, 3.0
+# In float64, an error may be at most this fraction of the largest entry.
+FLOAT64_RTOL = 1e-12
 NUM_PERTURBATIONS = 4
 # Inputs are perturbed by up to this many eps, which changes the last bits of every product.
 MAX_ROUNDINGS = 8
@@ -79,27 +79,27 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     If ``gradients`` is empty, as under ``no_grad``, only the output is judged.
     """
     results, expected = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
-    largest_gradient = max(map(max_abs, truth.gradients.values()), default=0.0)
+    max_gradient = max(map(max_abs, truth.gradients.values()), default=0.0)
     ratios, shares, limits = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, x in results.items():
         if x.dtype == torch.float64:
             factor = 1.0
-            unit = EXACT * (max_abs(truth.out) if name == "out" else largest_gradient)
+            unit = FLOAT64_RTOL * (max_abs(truth.out) if name == "out" else max_gradient)
         else:
-            factor = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
+            factor = MAX_OUTPUT_RATIO if name == "out" else MAX_GRADIENT_RATIO
             rounding = torch.finfo(x.dtype).eps / 2 * max_abs(expected[name])
             unit = max(rounding, truth.yardstick.get(name, 0.0))
-        error = _largest_error(x, expected[name])
+        error = _max_error(x, expected[name])
         ratios[name] = error / unit if unit > 0 else math.inf if error else 0.0
         shares[name] = ratios[name] / factor
         limits[name] = factor * unit
-    worst = max(shares, key=lambda name: badness(shares[name]))
+    worst_name = max(shares, key=lambda name: nan_to_inf(shares[name]))
     where = ""
-    if not shares[worst] <= 1.0:
-        title = "output" if worst == "out" else f"gradient of {worst}"
-        where = _describe_error(title, results[worst], expected[worst], limits[worst])
-    gradient = max((ratios[name] for name in gradients), default=None, key=badness)
-    return Outcome(shares[worst], ratios["out"], gradient, where)
+    if not shares[worst_name] <= 1.0:
+        title = "output" if worst_name == "out" else f"gradient of {worst_name}"
+        where = _describe_error(title, results[worst_name], expected[worst_name], limits[worst_name])
+    gradient = max((ratios[name] for name in gradients), default=None, key=nan_to_inf)
+    return Outcome(shares[worst_name], ratios["out"], gradient, where)
 
 
 def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
@@ -110,7 +110,7 @@ def judge_condition(condition: bool | Tensor, where: str = "it does not hold") -
 def measure_errors(result: Solution, truth: Solution) -> dict[str, float]:
     """Return the largest error of the output, under the name "out", and of each gradient."""
     expected = {"out": truth[0], **truth[1]}
-    return {name: _largest_error(x, expected[name]) for name, x in {"out": result[0], **result[1]}.items()}
+    return {name: _max_error(x, expected[name]) for name, x in {"out": result[0], **result[1]}.items()}
 
 
 def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -119,10 +119,10 @@ def merge_errors(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
     >>> merge_errors([{"out": 3.0, "q": 0.0}, {"out": 0.0, "q": 1.0}])
     {'out': 3.0, 'q': 1.0}
     """
-    worst: dict[str, float] = {}
+    max_errors: dict[str, float] = {}
     for row in errors:
-        worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in row.items()}
-    return worst
+        max_errors |= {name: max(x, max_errors.get(name, 0.0), key=nan_to_inf) for name, x in row.items()}
+    return max_errors
 
 
 def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) 
     return dict(zip(inputs, gradients, strict=True))
 
 
-def badness(ratio: float) -> float:
+def nan_to_inf(ratio: float) -> float:
     """Return ``ratio`` as a sort key, with infinity instead of NaN."""
     return math.inf if math.isnan(ratio) else ratio
 
@@ -147,7 +147,7 @@ def max_abs(x: Tensor) -> float:
     return float(x.detach().abs().amax()) if x.numel() else 0.0
 
 
-def _largest_error(result: Tensor, expected: Tensor) -> float:
+def _max_error(result: Tensor, expected: Tensor) -> float:
     if result.shape != expected.shape:
         return math.inf
     return max_abs(result.detach().to(expected.device, torch.float64) - expected.detach().double())
@@ -191,39 +191,39 @@ def widen_by_roundings(
         rng = torch.Generator().manual_seed(seed)
         inputs = {name: x * (1 + float32_eps * _noise(x, rng)) for name, x in double_leaves.items()}
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}
-        out, z, lse, *stored = formula(inputs)
+        out, z, lse, *qkv = formula(inputs)
         (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)
         delta_error = (grad_z.abs() * z.detach().abs()).sum(-1) * _noise(lse, rng) * delta_eps
         lse_error = grad_z * (lse.detach().abs() * _noise(lse, rng) * lse_eps).unsqueeze(-1)
         # Adding (x * error).sum() to the total adds the error to the gradient of x.
         total = (out * grad_out).sum() + (z * lse_error).sum() + (lse * delta_error).sum()
-        gradients = torch.autograd.grad(total, stored, retain_graph=True) if stored else ()
-        for x, gradient in zip(stored, gradients, strict=True):
+        gradients = torch.autograd.grad(total, qkv, retain_graph=True) if qkv else ()
+        for x, gradient in zip(qkv, gradients, strict=True):
             total = total + (x * gradient * _noise(gradient, rng) * dtype_eps).sum()
         return out.detach(), differentiate(total, torch.ones_like(total), inputs)
 
-    def largest_errors(delta_eps: float, lse_eps: float) -> dict[str, float]:
+    def measure_max_errors(delta_eps: float, lse_eps: float) -> dict[str, float]:
         solutions = (perturb_solution(i, delta_eps, lse_eps) for i in range(1, 1 + NUM_PERTURBATIONS))
         return merge_errors(measure_errors(solution, (truth.out, truth.gradients)) for solution in solutions)
 
-    yardstick = merge_errors([truth.yardstick, largest_errors(float32_eps, 0.0)])
-    fused_errors = largest_errors(dtype_eps, float32_eps)
+    yardstick = merge_errors([truth.yardstick, measure_max_errors(float32_eps, 0.0)])
+    fused_errors = measure_max_errors(dtype_eps, float32_eps)
     fused_yardstick = merge_errors([yardstick, truth.fused_yardstick, fused_errors])
     # A kernel that recomputes its weights rounds its output like any other kernel.
     del fused_yardstick["out"]
     return replace(truth, yardstick=yardstick, fused_yardstick=fused_yardstick)
 
 
-def perturb(x: Tensor, number: int) -> Tensor:
-    """Perturb each entry of x by up to 8 eps of its dtype; ``number`` is the seed, and 0 returns x.
+def perturb(x: Tensor, seed: int) -> Tensor:
+    """Perturb each entry of x by up to 8 eps of its dtype; ``seed=0`` returns x.
 
     >>> x = torch.ones(3, dtype=torch.bfloat16)
     >>> bool(0 < (perturb(x, 1) - x).abs().max() <= MAX_ROUNDINGS * torch.finfo(x.dtype).eps)
     True
     """
-    if not number:
+    if not seed:
         return x
-    noise = MAX_ROUNDINGS * torch.finfo(x.dtype).eps * _noise(x, torch.Generator().manual_seed(number))
+    noise = MAX_ROUNDINGS * torch.finfo(x.dtype).eps * _noise(x, torch.Generator().manual_seed(seed))
     return (x.detach().double() * (1 + noise)).to(x.dtype)
 
 

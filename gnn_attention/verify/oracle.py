@@ -1,8 +1,8 @@
 """Compute the truth (dense float64 attention by the sources' formulas) and the yardstick (SDPA).
 
 Nothing here uses the library's own arithmetic. The masked softmax is ``M exp(l) / sum M exp(l)``
-(seed S4.6). A layer of standard heads is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4). A layer of
-merged heads is ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
+(source S4.6 of docs/sources.md). Standard heads compute ``sum_h A_h (x W_V_h) W_O_h + b_O``
+(S0.1 to S0.4), merged ones ``sum_h A_h (x W_M_h)`` with ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = No
     if not logits.shape[-1]:
         return logits
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
-    top = torch.maximum(logits.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True), sink).detach()
-    top = top.masked_fill(top.isinf(), 0.0)
-    mass = mask * (logits - top).masked_fill(~mask, 0.0).exp()
-    total = mass.sum(-1, keepdim=True) + (sink - top).exp()
+    shift = torch.maximum(logits.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True), sink).detach()
+    shift = shift.masked_fill(shift.isinf(), 0.0)
+    mass = mask * (logits - shift).masked_fill(~mask, 0.0).exp()
+    total = mass.sum(-1, keepdim=True) + (sink - shift).exp()
     return mass / total.masked_fill(total == 0, 1.0)
 
 
@@ -92,11 +92,11 @@ def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tens
     return logits.masked_fill(~has_edges, 0.0).logsumexp(-1) * has_edges.squeeze(-1)
 
 
-def reorder_channels(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Permute the channels, which changes only roundings; ``number`` is the seed, and 0 keeps the order."""
-    if not number:
+def reorder_channels(seed: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Permute the channels, which changes only roundings; ``seed=0`` keeps the order."""
+    if not seed:
         return q, k
-    order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(number)).to(q.device)
+    order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(seed)).to(q.device)
     return q[..., order], k[..., order]
 
 
@@ -109,39 +109,39 @@ def sdpa(
     bias: Tensor | None = None,
     sink_logits: Tensor | None = None,
     fused: bool = False,
-    number: int = 0,
+    seed: int = 0,
 ) -> Tensor:
     """Call torch's SDPA in the dtype of q with an additive mask; a sink is one more key with value 0.
 
-    ``number`` selects an order of the channels: the error on one input depends on luck, so several
+    ``seed`` selects an order of the channels: the error on one input depends on luck, so several
     orders are tried. ``fused`` pads keys and values to equal widths and detaches the mask, because
     only then does SDPA run its fused kernel. That kernel recomputes the weights from lse, so its
-    gradients have larger errors. It is the yardstick for backends that recompute the weights, too.
+    gradients have larger errors. It is also the yardstick for backends that recompute the weights.
     """
-    q, k = reorder_channels(number, q, k)
+    q, k = reorder_channels(seed, q, k)
     shape = *q.shape[:3], k.shape[2]
-    additive = torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
-    additive = additive if bias is None else additive + bias.to(q.dtype)
+    attn_mask = torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+    attn_mask = attn_mask if bias is None else attn_mask + bias.to(q.dtype)
     if sink_logits is not None:
         sink = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if fused:
             # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel of q.
             # In k, this channel is 1 for the last key and 0 for all other keys.
-            channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
-            q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, channel], dim=-1)
+            sink_channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
+            q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, sink_channel], dim=-1)
             sink = torch.zeros_like(sink)
-        additive = torch.cat([additive, sink], dim=-1)
+        attn_mask = torch.cat([attn_mask, sink], dim=-1)
     value_dim = v.shape[3]
     if fused:
         width = max(k.shape[3], value_dim)
         q, k, v = (pad(x, (0, width - x.shape[3])) for x in (q, k, v))
-        additive = additive.detach()
+        attn_mask = attn_mask.detach()
     # Kernels differ on rows without edges, so let these attend to all keys and return 0 for them.
     is_isolated = ~mask.any(-1, keepdim=True)
-    additive = torch.where(is_isolated, 0.0, additive)
+    attn_mask = torch.where(is_isolated, 0.0, attn_mask)
     # SDPA does not run fused kernels on channels that are not contiguous.
     q, k, v = (x.contiguous() for x in (q, k, v))
     is_grouped = q.shape[1] != k.shape[1]
-    out = scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=is_grouped)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale, enable_gqa=is_grouped)
     return torch.where(is_isolated, 0.0, out)[..., :value_dim]

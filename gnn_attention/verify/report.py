@@ -21,10 +21,10 @@ from gnn_attention import __version__, patterns
 from gnn_attention.backends import RefusalError
 from gnn_attention.verify.measure import Outcome
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE_DIR = Path(__file__).resolve().parent.parent
 FORWARD = "forward alone"
 MAX_FAILURES = 20
-RULE = """
+EXPLANATION = """
 The checks compare attention along the edges of such graphs with dense attention in float64.
 Errors in float64 may be 1e-12 of the largest number. Others may be 2 times SDPA's, 3 for gradients."""
 
@@ -40,7 +40,7 @@ class _CheckName:
 
     @property
     def label(self) -> str:
-        """The text that selects only this check with ``--only LABEL``."""
+        """The string that selects only this check with ``--only LABEL``."""
         return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
 
@@ -62,7 +62,7 @@ class Check(_CheckName):
     """A named check; call it to run it. If ``run`` raises an exception, the check fails.
 
     If the backend refuses the call, it is called again without gradients, in case only the backward pass
-    is missing. If it refuses this, too, the check is skipped. Selections cover pairs of values
+    is missing. If it also refuses this, the check is skipped. Selections cover pairs of values
     of ``factors``, backend and dtype. ``skipped`` says why the check cannot run. ``run`` must be picklable.
     """
 
@@ -120,15 +120,15 @@ class Report:
     def __str__(self) -> str:
         """Return a picture of a graph, the largest error of each dtype, failures and skips as text."""
         results = [r for r in self.results if r.skipped is None]
-        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), RULE]
+        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), EXPLANATION]
         for dtype in dict.fromkeys(r.dtype for r in results):
             shares = [r.share for r in results if r.dtype == dtype and r.share is not None]
             lines += [f"  {dtype}: largest error {max(shares):.2f} of the limit"] if shares else []
         for r in self.failures[:MAX_FAILURES]:
             command = f"gnn-attention verify --only {shlex.quote(r.label)}"
             lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  again: {command}"]
-        reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
-        lines += [f"skipped {count}: {reason}" for reason, count in reasons.items()]
+        skip_counts = Counter(r.skipped for r in self.results if r.skipped is not None)
+        lines += [f"skipped {count}: {reason}" for reason, count in skip_counts.items()]
         verdict = f"{len(self.failures)} FAILED" if self.failures or not results else "all equal"
         verdict += f", {self.not_started} NOT STARTED" if self.not_started else ""
         keys = [key for key in ("device", "torch") if key in self.environment]
@@ -137,10 +137,10 @@ class Report:
 
     def to_json(self) -> str:
         """Return JSON with the environment and a line for each result, without empty fields."""
-        rows = [{name: x for name, x in asdict(r).items() if x not in (None, "")} for r in self.results]
-        head = {"environment": self.environment, "ok": self.ok, "not_started": self.not_started}
+        rows = [{key: x for key, x in asdict(r).items() if x not in (None, "")} for r in self.results]
+        header = {"environment": self.environment, "ok": self.ok, "not_started": self.not_started}
         lines = ",\n".join(map(json.dumps, rows))
-        return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
+        return json.dumps(header, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Report:
@@ -155,10 +155,10 @@ class Report:
 
 def environment(device: str) -> dict[str, str | None]:
     """Return the device, the versions, and one sha256 of all Python files in the package."""
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    files = [(str(file.relative_to(PACKAGE)), file.read_bytes()) for file in sorted(PACKAGE.rglob("*.py"))]
+    cpu_name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    files = [(str(p.relative_to(PACKAGE_DIR)), p.read_bytes()) for p in sorted(PACKAGE_DIR.rglob("*.py"))]
     return {
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "gnn_attention": __version__,

@@ -42,7 +42,7 @@ class Problem:
     factors: Tensor | None = None
     heads: Any = None
     # The yardstick is the largest error over this many problems: this one and perturbed copies.
-    neighbours: int = 16
+    num_variants: int = 16
     graph: Any = None
     options: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
     layout: Callable[[Tensor], Tensor] = lambda x: x
@@ -56,16 +56,16 @@ class Problem:
         """
         inputs = {**self.inputs, **name_parameters(self.heads)}
         with torch.enable_grad():
-            exact = self.evaluate(inputs)
+            solution = self.evaluate(inputs)
             if self.direction.dtype == torch.float64:
-                return Truth(*exact, {})
+                return Truth(*solution, {})
             errors, fused_errors = list[dict[str, float]](), list[dict[str, float]]()
-            for seed in range(self.neighbours):
+            for seed in range(self.num_variants):
                 perturbed = {name: measure.perturb(x, seed) for name, x in inputs.items()}
                 expected = self.evaluate(perturbed)
                 errors.append(measure_errors(self.evaluate(perturbed, seed), expected))
                 fused_errors.append(measure_errors(self.evaluate(perturbed, seed, fused=True), expected))
-            truth = Truth(*exact, merge_errors(errors), merge_errors(fused_errors))
+            truth = Truth(*solution, merge_errors(errors), merge_errors(fused_errors))
             return measure.widen_by_roundings(truth, self._intermediates, inputs, self.direction)
 
     def evaluate(self, inputs: Inputs, seed: int | None = None, fused: bool = False) -> Solution:
@@ -79,8 +79,8 @@ class Problem:
             out = oracle.layer(leaves, leaves["x_src"], leaves["x_dst"], self.mask, self.scale, dense)
         else:
             out = self._call(leaves, seed, fused)[0]
-        differentiable = {name: x for name, x in leaves.items() if not (fused and name in MASK_INPUTS)}
-        return out.detach(), differentiate(out, self.direction, differentiable)
+        grad_leaves = {name: x for name, x in leaves.items() if not (fused and name in MASK_INPUTS)}
+        return out.detach(), differentiate(out, self.direction, grad_leaves)
 
     def _intermediates(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Return the output, the output of each head and lse; for a layer also q, k and v."""

@@ -193,9 +193,9 @@ class TestErrors:
         causal = [patterns.causal(3), patterns.causal(4)]
         for graphs, error, match in [
             (PER_HEAD, ValueError, r"varies by head: use select\(batch, head\)"),
-            (patterns.cross(3, 4), ValueError, "must be square, .*: compose .* by @"),
+            (patterns.cross(3, 4), ValueError, "must be square, .*: use @ to compose"),
             (causal, ValueError, r"same tokens, got .*causal\(3\).*causal\(4\)"),
-            ([], ValueError, "at least one layer's graph, got an empty list"),
+            ([], ValueError, "at least one graph, got an empty list"),
             ([causal[0], 5], TypeError, r"graphs\[1\] must be a TokenGraph, got 5 of type int"),
         ]:
             with pytest.raises(error, match=match):

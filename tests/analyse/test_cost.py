@@ -102,7 +102,7 @@ class TestForms:
         calls: dict[str, Callable[[], object]] = {
             "form must be one of 'standard', 'factored', 'merged', got 'm'": lambda: cost.of_form("m", 8, 2),
             "tokens must be at least 1, got 0": lambda: form(2, tokens=0),
-            "give tokens or graph, not both": lambda: form(2, tokens=3, graph=graph),
+            "pass tokens or graph, not both": lambda: form(2, tokens=3, graph=graph),
             "graph must be a TokenGraph, got 3 of type int": lambda: form(2, graph=3),
             "graph must be a TokenGraph, got .* of type str": lambda: cost.of_graph("window(3, 2)"),
         }

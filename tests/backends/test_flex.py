@@ -13,11 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnn_attention import attend, patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
+from gnn_attention.verify.cases import BATCH_SIZE, FEATURES, GRAPHS, NUM_HEADS, NUM_KV_HEADS
 
 FLEX = BACKENDS["flex"]
 DIM, VALUE_DIM = 6, 5
-SAME_SIZES = [name for name, case in GRAPHS.items() if not case.graph.varying_axes and case.sizes[0] == BATCH]
+SAME_SIZES = [
+    name for name, case in GRAPHS.items() if not case.graph.varying_axes and case.sizes[0] == BATCH_SIZE
+]
 DISABLE_COMPILE = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 needs_compiler = pytest.mark.skipif(
@@ -57,10 +59,14 @@ def compile_options(monkeypatch):
     torch.compiler.reset()
 
 
-def draw(graph, dtype=torch.float32, batch=BATCH, seed=0):
+def draw(graph, dtype=torch.float32, batch=BATCH_SIZE, seed=0):
     """Draw q, k, v in float64, rounded to numbers of the dtype."""
     rng = torch.Generator().manual_seed(seed)
-    shapes = (HEADS, graph.num_dst, DIM), (KV_HEADS, graph.num_src, DIM), (KV_HEADS, graph.num_src, VALUE_DIM)
+    shapes = (
+        (NUM_HEADS, graph.num_dst, DIM),
+        (NUM_KV_HEADS, graph.num_src, DIM),
+        (NUM_KV_HEADS, graph.num_src, VALUE_DIM),
+    )
     return [
         torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype).double() for shape in shapes
     ]
@@ -71,7 +77,7 @@ def count_kernels():
     return counters["stats"]["unique_graphs"]
 
 
-def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH, **options):
+def check(graph, mask, dtype=torch.float32, modify=None, batch=BATCH_SIZE, **options):
     """Check that the error against float64 is at most twice that of SDPA on the same inputs."""
     wide_inputs = draw(graph, dtype, batch)
     q, k, v = (x.to(dtype) for x in wide_inputs)
@@ -98,7 +104,7 @@ def test_lse_and_sinks(name, sinks, monkeypatch):
     run_uncompiled(monkeypatch)
     case = GRAPHS[name]
     q, k, v = (x.float() for x in draw(case.graph))
-    sink_logits = torch.randn(HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
+    sink_logits = torch.randn(NUM_HEADS, generator=torch.Generator().manual_seed(5)) if sinks else None
     call = flex.AttentionCall.from_arguments(q, k, v, case.graph, sink_logits=sink_logits, with_lse=True)
     out, lse = flex.run(call)
     with torch.no_grad():
@@ -128,12 +134,12 @@ def test_graphs_of_every_structure_and_length_share_one_kernel():
 def test_a_token_that_is_not_finite_reaches_the_receivers_of_its_edges(name, kernel):
     """Such tokens occur in each of q, k and v; key/value head 1 serves the query heads 2 and 3."""
     graph = GRAPHS[name].graph
-    mask = GRAPHS[name].mask.expand(BATCH, HEADS, -1, -1)
+    mask = GRAPHS[name].mask.expand(BATCH_SIZE, NUM_HEADS, -1, -1)
     q, k, v = (x.float() for x in draw(graph))
     truth = compute_truth(q, k, v, mask)
     k[0, 0, 3, 2], v[5, 1, 9, 1], q[1, 2, 4, 0], q[3, 1, 7, 0] = torch.inf, torch.nan, torch.nan, -torch.inf
     out = attend(q, k, v, graph, backend="flex")
-    is_reached = torch.zeros(BATCH, HEADS, graph.num_dst, dtype=torch.bool)
+    is_reached = torch.zeros(BATCH_SIZE, NUM_HEADS, graph.num_dst, dtype=torch.bool)
     is_reached[0, :2] = mask[0, :2, :, 3]
     is_reached[5, 2:] = mask[5, 2:, :, 9]
     is_reached[1, 2, 4], is_reached[3, 1, 7] = mask[1, 2, 4].any(), mask[3, 1, 7].any()
@@ -158,7 +164,7 @@ def test_features(feature, name, monkeypatch):
 
 def test_tables_are_indexed_unchanged(monkeypatch):
     """Inductor supports the gradient of a table only if the kernel indexes the table unchanged."""
-    table, module = torch.ones(HEADS, 7).bfloat16(), score_mods.RelativeBias(HEADS, 3).bfloat16()
+    table, module = torch.ones(NUM_HEADS, 7).bfloat16(), score_mods.RelativeBias(NUM_HEADS, 3).bfloat16()
     counts = score_mods.log_multiplicity(table[0])
     run_uncompiled(monkeypatch)
 
@@ -196,11 +202,11 @@ def run_flex(q, k, v, **options):
     return attend(q, k, v, patterns.causal(5), backend=FLEX, **options)
 
 
-LEARNED, DUAL = score_mods.RelativeBias(HEADS, 2), torch.autograd.forward_ad.make_dual
+LEARNED, DUAL = score_mods.RelativeBias(NUM_HEADS, 2), torch.autograd.forward_ad.make_dual
 REFUSALS = {
     "it has no bias; leave bias out, or use backend='dense'": lambda *x: run_flex(*x, bias=torch.zeros(15)),
     "no dropout": lambda *x: run_flex(*x, dropout=0.1),
-    "it has no sink_logits on cpu; leave": lambda *x: run_flex(*x, sink_logits=torch.zeros(HEADS)),
+    "it has no sink_logits on cpu; leave": lambda *x: run_flex(*x, sink_logits=torch.zeros(NUM_HEADS)),
     "it has no lse on cpu; give return_info=False": lambda *x: run_flex(*x, return_info=True),
     "no backward pass on cpu, and the score_mod has parameters": lambda *x: run_flex(*x, score_mod=LEARNED),
     r"no backward pass on cpu; call it under torch": lambda q, k, v: run_flex(q, k, v.requires_grad_()),

@@ -10,12 +10,12 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
 from gnn_attention.backends.cpu import csr_primitives
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS
+from gnn_attention.verify.cases import BATCH_SIZE, FEATURES, GRAPHS
 from gnn_attention.verify.groups import build_checks
 
 ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
-SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH]
+SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH_SIZE]
 
 
 def make_irregular_graph(seed=0):

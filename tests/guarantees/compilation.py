@@ -27,7 +27,7 @@ from gnn_attention.attend import attend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify.measure import EXACT
+from gnn_attention.verify.measure import FLOAT64_RTOL
 from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
 from tests.guarantees.problems import FORMS
 
@@ -68,7 +68,9 @@ def _assert_same(
         loss = out.square().sum()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         results.append([out, *gradients])
-    allowed = EXACT * max((float(x.detach().abs().max()) for x in results[0] if x.numel()), default=0.0)
+    allowed = FLOAT64_RTOL * max(
+        (float(x.detach().abs().max()) for x in results[0] if x.numel()), default=0.0
+    )
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=allowed)
 
 
@@ -121,7 +123,7 @@ def _export(form: str) -> None:
     module = torch.export.load(file).module()
     for n in (9, 2, 3, 17, 60):
         expected = layer(*inputs(n))
-        allowed = EXACT * float(expected.detach().abs().max())
+        allowed = FLOAT64_RTOL * float(expected.detach().abs().max())
         torch.testing.assert_close(module(*inputs(n)), expected, rtol=0, atol=allowed)
 
 
@@ -223,7 +225,7 @@ GUARANTEE = Guarantee(
     ),
     bar=(
         f"0 breaks; at most {MAX_PROGRAMS} programs for {SIZES} sizes, and {MAX_PROGRAMS} more for 0 and 1; opcheck passes; "
-        f"exported, saved and loaded programs equal eager to {EXACT:g} of the largest number"
+        f"exported, saved and loaded programs equal eager to {FLOAT64_RTOL:g} of the largest number"
     ),
     quick=6,
     full=len(CASES),

@@ -18,8 +18,8 @@ import torch
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.measure import (
-    ALLOWED_GRADIENT,
-    ALLOWED_OUTPUT,
+    MAX_GRADIENT_RATIO,
+    MAX_OUTPUT_RATIO,
     Solution,
     judge,
     max_abs,
@@ -31,9 +31,9 @@ from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_ca
 from tests.guarantees.problems import problem_of, usual_backends
 
 ALLOWED = {
-    "largest": ALLOWED_OUTPUT,
+    "largest": MAX_OUTPUT_RATIO,
     "mean": 1.5,
-    "largest of gradients": ALLOWED_GRADIENT,
+    "largest of gradients": MAX_GRADIENT_RATIO,
     "mean of gradients": 2.0,
 }
 ORDERS = 8  # orders of channels in which SDPA solves a problem

@@ -16,7 +16,7 @@ import torch
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import HEADS, KV_HEADS, draw_heads
+from gnn_attention.verify.cases import NUM_HEADS, NUM_KV_HEADS, draw_heads
 from gnn_attention.verify.truth import Problem
 
 ORDERS = 4  # attempts of the yardstick; the largest of so many errors varies little
@@ -105,19 +105,19 @@ def large_problem(
 ) -> Problem:
     """Return a call with grouped heads and its truth on the device; ``full`` adds a bias and sinks."""
     graph, rng = _graph(large, tokens), torch.Generator().manual_seed(5)
-    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "direction": HEADS}
+    heads = {"q": NUM_HEADS, "k": NUM_KV_HEADS, "v": NUM_KV_HEADS, "direction": NUM_HEADS}
     shapes: dict[str, tuple[int, ...]] = {name: (samples, n, tokens, dim) for name, n in heads.items()}
-    shapes |= {"bias": (1, HEADS, graph.num_edges), "sink_logits": (HEADS,)} if full else {}
+    shapes |= {"bias": (1, NUM_HEADS, graph.num_edges), "sink_logits": (NUM_HEADS,)} if full else {}
     inputs = {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()}
     inputs = {name: x.to(device, dtype) for name, x in inputs.items()}
     direction = inputs.pop("direction")
     return Problem(
         inputs,
-        mask=large.mask(tokens).to(device).expand(samples, HEADS, -1, -1),
+        mask=large.mask(tokens).to(device).expand(samples, NUM_HEADS, -1, -1),
         direction=direction,
         scale=dim**-0.5,
         dense=partial(_add_bias, graph) if full else lambda inputs, logits: logits,
-        neighbours=ORDERS,
+        num_variants=ORDERS,
         graph=graph,
         options=lambda tensors: {name: tensors[name] for name in tensors.keys() - set("qkv")},
     )
@@ -126,7 +126,7 @@ def large_problem(
 def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
     """Add the bias of each edge to logits ``[B, H, dst, src]``."""
     src, dst = graph.edge_index.to(logits.device)
-    heads = torch.arange(HEADS, device=logits.device).view(-1, 1)
+    heads = torch.arange(NUM_HEADS, device=logits.device).view(-1, 1)
     table = torch.zeros_like(logits[0]).index_put((heads, dst, src), inputs["bias"][0].to(logits.dtype))
     return logits + table
 
@@ -138,6 +138,6 @@ def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int)
     width = heads.W_Q.shape[1]
     shapes = dict.fromkeys(("x_src", "x_dst", "direction"), (1, tokens, width))
     inputs = {name: torch.randn(shape, generator=rng).to(device, dtype) for name, shape in shapes.items()}
-    mask = large.mask(tokens).expand(1, HEADS, -1, -1).to(device)
+    mask = large.mask(tokens).expand(1, NUM_HEADS, -1, -1).to(device)
     direction = inputs.pop("direction")
     return Problem(inputs, mask, direction, heads.scale, heads=heads, graph=large.graph(tokens))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gnn_attention.backends import RefusalError
-from gnn_attention.verify.measure import badness
+from gnn_attention.verify.measure import nan_to_inf
 
 Tell = Callable[[str], None]
 # A finding is the kind of a comparison, its error as a share of the allowed one, and the fault or "".
@@ -86,7 +86,7 @@ def run_cases(
             try:
                 for kind, share, fault in check(case, subject):
                     tally.counts[kind, subject] += 1
-                    tally.largest[kind] = max(tally.largest.get(kind, 0.0), badness(share))
+                    tally.largest[kind] = max(tally.largest.get(kind, 0.0), nan_to_inf(share))
                     if fault:
                         tally.faults[kind] += 1
                         tally.failures.append(f"{name}: {fault}"[:500])

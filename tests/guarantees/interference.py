@@ -27,7 +27,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.edge_softmax import accumulation_dtype
-from gnn_attention.verify.measure import badness
+from gnn_attention.verify.measure import nan_to_inf
 from gnn_attention.verify.truth import make_leaves
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 from tests.guarantees.guarantee import Finding, Guarantee, Tell, Verdict, run_cases
@@ -108,7 +108,7 @@ class Poisoning:
         for name, x in before.items():
             reached = self.senders if name in ("gradient of k", "gradient of v") else self.receivers
             change = _largest_change(x[~reached], after[name][~reached])
-            largest_change = max(largest_change, badness(change))
+            largest_change = max(largest_change, nan_to_inf(change))
             if not change <= (0.0 if backend.name == "reference" else self.allowed):
                 changes.append(f"{name} by {change:.3g}")
         if changes:

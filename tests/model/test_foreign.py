@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.model import foreign
-from gnn_attention.verify.measure import EXACT
+from gnn_attention.verify.measure import FLOAT64_RTOL
 
 hf_models = needs("support.hf_models")
 # SENDERS are the tokens of another text, in cross-attention.
@@ -170,7 +170,7 @@ def largest_error(case: Case) -> float:
 
 @each_case
 def test_equals_the_models_arithmetic_in_float64(case):
-    assert largest_error(case) <= EXACT
+    assert largest_error(case) <= FLOAT64_RTOL
 
 
 @pytest.mark.parametrize("name", ["gpt2", "deepseek"])

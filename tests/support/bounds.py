@@ -12,7 +12,7 @@ import math
 import torch
 
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import EXACT, Truth, judge
+from gnn_attention.verify.measure import FLOAT64_RTOL, Truth, judge
 from gnn_attention.verify.truth import Problem
 
 
@@ -32,8 +32,9 @@ def assert_exact(output, expected, largest=None):
     if largest is None:
         largest = max((_largest(b) for _, b in _pairs(output, expected)), default=0.0)
     off = error(output, expected)
-    assert off <= EXACT * largest, (
-        f"off by {off:.3g}, allowed are {EXACT * largest:.3g}: {EXACT:g} of the largest, {largest:.3g}"
+    assert off <= FLOAT64_RTOL * largest, (
+        f"off by {off:.3g}, allowed are {FLOAT64_RTOL * largest:.3g}: "
+        f"{FLOAT64_RTOL:g} of the largest, {largest:.3g}"
     )
 
 

@@ -26,7 +26,7 @@ from support.bounds import error
 from torch import distributed
 from torch.multiprocessing import start_processes
 
-from gnn_attention.verify.measure import EXACT
+from gnn_attention.verify.measure import FLOAT64_RTOL
 
 __all__ = ["run", "share"]
 
@@ -72,7 +72,7 @@ def share(output: Tensors, expected: Tensors, whole: Tensors | None = None) -> f
         assert a.dtype == b.dtype == torch.float64
     off = error(output, expected)
     largest = max((float(x.abs().max()) for x in whole or expected if x.numel()), default=0.0)
-    return off / (EXACT * largest) if largest else 0.0 if off == 0 else math.inf
+    return off / (FLOAT64_RTOL * largest) if largest else 0.0 if off == 0 else math.inf
 
 
 @functools.cache

@@ -38,7 +38,7 @@ def test_a_process_that_ends_costs_its_own_check_alone():
     results = {result.name: result for result in processes.run_checks(checks, jobs=2)}
     assert sorted(results) == sorted(check.name for check in checks)
     failures = {name: result.message for name, result in results.items() if not result.passed}
-    assert failures == dict.fromkeys(("check 7", "check 13"), processes.DIED)
+    assert failures == dict.fromkeys(("check 7", "check 13"), processes.PROCESS_DIED)
 
 
 @pytest.mark.slow
