@@ -11,7 +11,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import select_slice
-from gnn_attention.backends.plan.tile_masks import masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import build_tile_masks
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
@@ -108,7 +108,7 @@ def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) ->
     shifts = torch.arange(BITS, dtype=torch.int32, device="cpu")
     for b, h in itertools.product(range(graph.batch or 1), range(graph.heads or 1)):
         for row, column in zip(*(x.split(TILES_AT_ONCE) for x in partial[b, h].nonzero().T), strict=True):
-            index, masks = masks_of_tiles(select_slice(graph, b, h), block, row, column)
+            index, masks = build_tile_masks(select_slice(graph, b, h), block, row, column)
             offsets[b, h, row, column] = first_partial + tile_size * (index + count)
             integers.append((masks.view(-1, BITS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32))
             count += len(masks)

@@ -65,7 +65,7 @@ def bytes_needed(call: AttentionCall) -> int:
     q, k, v = call.q, call.k, call.v
     pairs = call.graph.num_dst * call.graph.num_src
     masks = pairs * (call.graph.batch or 1) * (call.graph.heads or 1)
-    fits_flash = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST
+    fits_flash = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.MAX_CHANNELS
     is_aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
     is_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and is_aligned
     is_fused = q.device.type != "cuda" or fits_flash or is_efficient
@@ -184,7 +184,8 @@ def _has_flash_lse(call: AttentionCall) -> bool:
     needs_lse = call.with_lse or call.sink_logits is not None
     if not needs_lse or not call.is_plain or 0 in (*call.q.shape, *call.v.shape):
         return False
-    return _needs_no_mask(call.graph) and max(call.q.shape[3], call.v.shape[3] + 1) <= flash_varlen.WIDEST
+    width = max(call.q.shape[3], call.v.shape[3] + 1)
+    return _needs_no_mask(call.graph) and width <= flash_varlen.MAX_CHANNELS
 
 
 def _make_bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -28,10 +28,10 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"it needs samples, heads, tokens and channels, got q {q_shape} and v {v_shape}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
     width = max(q_shape[3], v_shape[3] + needs_lse)
-    widest = flash_varlen.WIDEST
-    if width <= widest:
+    max_width = flash_varlen.MAX_CHANNELS
+    if width <= max_width:
         return None
-    return f"at most {widest} channels, one for lse's gradient, got {width}; use backend='flex' or 'rows'"
+    return f"at most {max_width} channels, one for lse's gradient, got {width}; use backend='flex' or 'rows'"
 
 
 def bytes_needed(call: AttentionCall) -> int:

@@ -100,7 +100,7 @@ def test_the_last_error_is_raised_if_no_backend_remains(monkeypatch):
 def failing_kernel(monkeypatch):
     """Make the kernel of rows available but failing, and return the list of its calls."""
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(row_attention, "INSTALLED", True)
+    monkeypatch.setattr(row_attention, "HAS_TRITON", True)
     calls = []
 
     def run(problem, rows):

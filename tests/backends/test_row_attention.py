@@ -32,7 +32,7 @@ def make_call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
 def use_cpu(monkeypatch):
     """Pretend that the kernel runs on a CPU."""
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(row_attention, "INSTALLED", True)
+    monkeypatch.setattr(row_attention, "HAS_TRITON", True)
 
 
 def double_score(score, b, h, dst, src):
@@ -43,7 +43,7 @@ UNSUPPORTED = {
     "a function": ({"score_mod": double_score}, "does not support the score_mod <function.*per-edge bias"),
     "two softcaps": (
         {"score_mod": chain(softcap(1.0), softcap(2.0))},
-        "support.*softcap.* only as the first",
+        "support.*softcap.* must come first",
     ),
     "a subclass": ({"score_mod": type("Subclass", (alibi,), {})((1.0,) * 4)}, "not support the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
@@ -63,7 +63,7 @@ def test_devices_and_triton(monkeypatch):
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda",))
     assert row_attention.unsupported_reason(make_call()) == "the kernel runs on cuda, q is on cpu"
     monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(row_attention, "INSTALLED", False)
+    monkeypatch.setattr(row_attention, "HAS_TRITON", False)
     assert "pip install triton" in row_attention.unsupported_reason(make_call())
 
 
@@ -109,10 +109,10 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
 
 
 def test_chunks_stay_few(monkeypatch):
-    """If all rows are long, the limit grows until the workspace is small."""
-    monkeypatch.setattr(csr, "CHUNK", 2)
+    """If all rows are long, the chunks grow until the workspace is small."""
+    monkeypatch.setattr(csr, "MIN_CHUNK_SIZE", 2)
     monkeypatch.setattr(csr, "MAX_CHUNKS", 12)
     receivers, _ = make_sides(random_graph(20, 30, 500))
-    assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
+    assert (receivers.chunk_size, receivers.chunk_row.numel()) == (32, 0)
     _, senders = make_sides(patterns.global_tokens(40, 1))
-    assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)
+    assert (senders.chunk_size, senders.chunk_row.tolist()) == (4, [0] * 10)

@@ -40,10 +40,10 @@ def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
     """The exact counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
     graph = ZOO[name]()
     assert work.is_estimated(graph)
-    estimate, exact_tiles = work.estimate(graph), tiles(graph, planner.BLOCK)
-    assert graph.num_edges / 1.25 <= estimate.edges <= graph.num_edges * 1.25
+    estimate, exact_tiles = work.estimate(graph), tiles(graph, planner.TILE_SIZE)
+    assert graph.num_edges / 1.25 <= estimate.num_edges <= graph.num_edges * 1.25
     num_tiles = exact_tiles.num_full + exact_tiles.num_partial
-    assert num_tiles / 1.6 <= estimate.tiles <= num_tiles * 1.6
+    assert num_tiles / 1.6 <= estimate.num_tiles <= num_tiles * 1.6
 
 
 class CountingRule:

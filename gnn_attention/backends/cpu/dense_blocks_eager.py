@@ -23,7 +23,7 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     pieces = [piece for piece in plan.pieces if isinstance(piece, Rectangles)]
     batch, heads = call.q.shape[:2]
     cell_bytes = batch * heads * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.cells for piece in pieces) // MAX_PARTS)
+    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.num_cells for piece in pieces) // MAX_PARTS)
     bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
     parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
     results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]

@@ -2,7 +2,7 @@
 
 They are registered for ``torch.compile``, ``torch.export`` and ``torch.vmap``. An eager call
 skips their dispatch, which takes as much host time as the rest of the call. The backward pass
-recomputes the weights from lse, so that nothing is saved for each edge. lse is differentiable;
+recomputes the weights from lse, so that nothing is saved per edge. lse is differentiable;
 second derivatives raise an error. The first call loads Triton.
 """
 
@@ -20,13 +20,13 @@ from gnn_attention.edge_softmax import accumulation_dtype
 
 
 def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
-    """Compute out in the dtype of q, and lse in float32 or float64; isolated receivers have 0 and -inf."""
+    """Compute out in q's dtype (0 for isolated receivers) and lse in float32 or float64 (-inf for them)."""
     # The operator requires a tensor, so an empty one replaces a missing bias.
     bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
     inputs = problem.q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-    integers = [int(problem.bias is not None), *offsets]
-    options = (*sides, integers, [problem.scale, problem.softcap, problem.dropout])
+    scalars = [problem.scale, problem.softcap, problem.dropout]
+    options = (*sides, problem.bias is not None, offsets, scalars)
     if not are_eager(inputs):
         out, lse = _ATTENTION(*inputs, *options)
     elif any_needs_gradients(inputs):
@@ -38,10 +38,10 @@ def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
 
 def _restore_problem(*arguments: Any) -> tuple[Problem, tuple[Side, Side]]:
     """Build the problem and the sides of its graph from the arguments of an operator."""
-    q, k, v, bias, seed, tensors, limits, (has_bias, *offsets), (scale, softcap, dropout) = arguments
-    q, k, v = (_make_channels_adjacent(x) for x in (q, k, v))
+    q, k, v, bias, seed, tensors, chunk_sizes, has_bias, offsets, (scale, softcap, dropout) = arguments
+    q, k, v = (_make_channels_contiguous(x) for x in (q, k, v))
     problem = Problem(q, k, v, scale, softcap, bias if has_bias else None, dropout, seed, *offsets)
-    return problem, unpack_sides(tensors, limits)
+    return problem, unpack_sides(tensors, chunk_sizes)
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -53,9 +53,9 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     from gnn_attention.backends.gpu.kernels import rows
 
-    *inputs, out, lse, seed, tensors, limits, integers, constants = saved
-    problem, sides = _restore_problem(*inputs, seed, tensors, limits, integers, constants)
-    grad_out, out = _make_channels_adjacent(grad_out), _make_channels_adjacent(out)
+    q, k, v, bias, out, lse, *options = saved
+    problem, sides = _restore_problem(q, k, v, bias, *options)
+    grad_out, out = _make_channels_contiguous(grad_out), _make_channels_contiguous(out)
     delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
     *grads, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
     return *grads, _or_empty(dbias, problem.q, lse.dtype)
@@ -65,7 +65,7 @@ def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(like.shape[0], 0, 0, dtype=dtype) if x is None else x
 
 
-def _make_channels_adjacent(x: Tensor) -> Tensor:
+def _make_channels_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
@@ -80,15 +80,15 @@ def _fake_grads(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *inputs, tensors, ctx.limits, ctx.integers, ctx.constants = arguments
+    *inputs, tensors, ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars = arguments
     ctx.save_for_backward(*inputs, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
-    number_lists = ctx.limits, ctx.integers, ctx.constants
-    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *number_lists)
-    return *input_grads, None, [None] * len(tensors), None, None, None
+    options = ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars
+    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *options)
+    return *input_grads, None, [None] * len(tensors), None, None, None, None
 
 
 class _Eager(torch.autograd.Function):
@@ -111,11 +111,11 @@ class _Eager(torch.autograd.Function):
         return *input_grads, None, None
 
 
-OPTIONS = "Tensor? seed, Tensor[] tensors, int[] limits, int[] integers, float[] constants"
+OPTIONS = "Tensor? seed, Tensor[] tensors, int[] chunk_sizes, bool has_bias, int[] offsets, float[] scalars"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor bias"
 FORWARD = f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor)"
 SAVED = f"{INPUTS}, Tensor out, Tensor lse, {OPTIONS}"
 BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}) -> (Tensor, Tensor, Tensor, Tensor)"
 _ATTENTION = operator("triton_attention", FORWARD, _run, _fake, _differentiate, _save)
-ERROR_END = "the kernel of the backend rows; use backend='message_passing'"
-_GRADIENTS = gradient_operator("triton_attention_backward", BACKWARD, _run_backward, _fake_grads, ERROR_END)
+KERNEL = "the kernel of the backend 'rows'; use backend='message_passing'"
+_GRADIENTS = gradient_operator("triton_attention_backward", BACKWARD, _run_backward, _fake_grads, KERNEL)

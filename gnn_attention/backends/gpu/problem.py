@@ -8,7 +8,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 class Problem(NamedTuple):
     """The arguments of one call on one graph, where ``logit = softcap(scale q . k) + bias``.
 
-    The channels of q, k and v are adjacent in memory; other strides are arbitrary. The edges of
+    The channels of q, k and v are contiguous in memory; other strides are arbitrary. The edges of
     ``bias`` are sorted by receiver, then sender, and its strides may be 0. ``scale`` is positive. A
     ``softcap`` of 0 means no softcap. Dropout needs a ``seed``, an int64 tensor of one element, and
     the last four fields, which convert indices of tokens, samples and heads to absolute ones.

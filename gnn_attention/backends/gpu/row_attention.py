@@ -13,16 +13,16 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
-from gnn_attention.backends.gpu.csr import MAX_EDGES, WORKSPACE, pack_sides
+from gnn_attention.backends.gpu.csr import MAX_EDGES, MAX_WORKSPACE_BYTES, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.csr import fold, unfold
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-WIDEST = 512  # A head has at most this many channels.
+MAX_CHANNELS = 512  # A head has at most this many channels.
 DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
-INSTALLED = importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     token axis, so that one launch computes all slices.
     """
     graph = call.graph
-    softcap, bias = score_terms.cap_and_bias(call)
+    softcap, bias = score_terms.make_cap_and_bias(call)
     problem = Problem(
         q=fold(call.q, graph),
         k=fold(call.k, graph),
@@ -47,8 +47,8 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         first_sample=call.first_sample,
         first_head=call.first_head,
     )
-    group = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
-    out, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group))
+    group_size = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
+    out, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
     return call.with_sinks(unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1))
 
 
@@ -56,13 +56,13 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     """Return why the kernel cannot compute a call, or None if it can."""
     if call.q.device.type not in DEVICES:
         return f"the kernel runs on {DEVICES[0]}, q is on {call.q.device}"
-    if not INSTALLED:
+    if not HAS_TRITON:
         return "the kernel needs Triton, which comes with torch for CUDA: pip install triton"
     if call.q.dtype not in DTYPES:
         return f"the kernel does not support {call.q.dtype}"
     width = max(call.q.shape[3], call.v.shape[3])
-    if width > WIDEST:
-        return f"the kernel supports heads of at most {WIDEST} channels, got {width}"
+    if width > MAX_CHANNELS:
+        return f"the kernel supports heads of at most {MAX_CHANNELS} channels, got {width}"
     if call.graph.num_edges > MAX_EDGES:
         return f"the kernel supports at most {MAX_EDGES} edges, got {call.graph.num_edges}"
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
@@ -77,7 +77,7 @@ def bytes_needed(call: AttentionCall) -> int:
     graph = call.graph
     batch, heads = call.q.shape[:2]
     itemsize = accumulation_dtype(call.q.dtype).itemsize
-    slices = (graph.batch or 1) * (graph.heads or 1)
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
     edge_bytes = 12 if call.is_plain else 44 + 2 * itemsize * heads * (1 + batch)
-    row_bytes = 4 * (slices * (graph.num_dst + graph.num_src) + 2)
-    return edge_bytes * graph.num_edges + row_bytes + WORKSPACE
+    row_bytes = 4 * (num_slices * (graph.num_dst + graph.num_src) + 2)
+    return edge_bytes * graph.num_edges + row_bytes + MAX_WORKSPACE_BYTES

@@ -18,55 +18,55 @@ from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod, alibi, chain, softcap
 
-EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods.log_multiplicity)
+TERM_TYPES = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods.log_multiplicity)
 
 
-def cap_and_terms(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
-    """Split a score_mod into a softcap (0.0 for none) and terms, or raise NotImplementedError.
+def split_score_mod(score_mod: ScoreMod | None) -> tuple[float, list[ScoreMod]]:
+    """Split a score_mod into a softcap (0.0 for none) and score_mods that add terms, or raise.
 
-    >>> cap_and_terms(chain(softcap(2.0), alibi((0.5,))))
+    >>> split_score_mod(chain(softcap(2.0), alibi((0.5,))))
     (2.0, [alibi(slopes=(0.5,))])
     """
     cap = 0.0
-    terms = list(_flatten_chain(score_mod))
-    if terms and isinstance(terms[0], softcap):
-        cap, terms = terms[0].cap, terms[1:]
-    for term in terms:
-        if type(term) not in EDGEWISE:
+    mods = list(_flatten_chain(score_mod))
+    if mods and isinstance(mods[0], softcap):
+        cap, mods = mods[0].cap, mods[1:]
+    for mod in mods:
+        if type(mod) not in TERM_TYPES:
             raise NotImplementedError(
-                f"the kernel does not support the score_mod {term!r} (a softcap only as the first); "
+                f"the kernel does not support the score_mod {mod!r} (a softcap must come first in a chain); "
                 "write it as a per-edge bias, or use backend='flex'"
             )
-    return cap, terms
+    return cap, mods
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return why the kernel does not support the score_mod of a call, or None."""
-    heads = call.first_head + call.q.shape[1]
+    num_heads = call.first_head + call.q.shape[1]
     try:
-        _, terms = cap_and_terms(call.score_mod)
+        _, mods = split_score_mod(call.score_mod)
     except NotImplementedError as error:
         return str(error)
-    for mod in terms:
-        if type(mod) is alibi and len(mod.slopes) < heads:
-            return f"alibi has {len(mod.slopes)} slopes for {heads} heads"
+    for mod in mods:
+        if type(mod) is alibi and len(mod.slopes) < num_heads:
+            return f"alibi has {len(mod.slopes)} slopes for {num_heads} heads"
     return None
 
 
-def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
-    """Return the softcap and the bias (or None) of a call, as in :class:`Problem`."""
-    graph, device, heads = call.graph, call.q.device, call.q.shape[1]
+def make_cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
+    """Return the ``softcap`` and ``bias`` (or None) of the :class:`Problem` of a call."""
+    graph, device, num_heads = call.graph, call.q.device, call.q.shape[1]
     dtype = accumulation_dtype(call.q.dtype)
-    cap, terms = cap_and_terms(call.score_mod)
+    cap, mods = split_score_mod(call.score_mod)
     bias = None
     if call.bias is not None:
         bias = call.bias.to(dtype).index_select(2, edge_order(graph, device))
-    for mod in terms:
+    for mod in mods:
         ptr, src, *_ = memoized(pack_sides, graph, device, 1)[0]
         dst = torch.arange(graph.num_dst, device=device)
         dst = dst.repeat_interleave(ptr.diff(), output_size=src.numel()) + graph.dst_offset
         src = src.long() + graph.src_offset
-        head = torch.arange(call.first_head, call.first_head + heads, device=device).view(1, -1, 1)
+        head = torch.arange(num_heads, device=device).view(1, -1, 1) + call.first_head
         if type(mod) is alibi:
             (slopes,) = memoized(_copy_to_device, graph, mod.slopes, dtype, device)
             term = -slopes[head] * (dst - src).abs()
@@ -75,13 +75,13 @@ def cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
             zero = torch.zeros(1, 1, 1, dtype=dtype, device=device)
             term = mod(zero, torch.zeros_like(head[:, :1]), head, dst, src)
         bias = term if bias is None else bias + term
-    return cap, None if bias is None else bias.expand(call.q.shape[0], heads, -1)
+    return cap, None if bias is None else bias.expand(call.q.shape[0], num_heads, -1)
 
 
 def _flatten_chain(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
     if type(score_mod) is chain:
-        for link in score_mod.mods:
-            yield from _flatten_chain(link)
+        for mod in score_mod.mods:
+            yield from _flatten_chain(mod)
     elif score_mod is not None:
         yield score_mod
 

@@ -13,16 +13,16 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
 
-def edge_rows(graph: TokenGraph, device: torch.device, group: int = 1) -> EdgeRows:
+def edge_rows(graph: TokenGraph, device: torch.device, group_size: int = 1) -> EdgeRows:
     """Return the edges of a graph on a device, sorted by receiver, then sender; the result is cached.
 
     Rows are ordered by sample, head and token, without sample or head if the graph does not differ
-    by it. ``group`` query heads share the senders of one key/value head.
+    by it. ``group_size`` query heads share the senders of one key/value head.
     """
-    return EdgeRows(*memoized(list_edges, graph, device, group))
+    return EdgeRows(*memoized(list_edges, graph, device, group_size))
 
 
-def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
+def list_edges(graph: TokenGraph, device: torch.device, group_size: int = 1) -> tuple[Tensor, ...]:
     """Compute the tensors of :func:`edge_rows`, without the cache."""
     chosen_rows = graph.edges.pointers()
     if chosen_rows is None and graph.heads is None and graph.batch is None:
@@ -30,10 +30,10 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
         order = memoized(receiver_order, graph)[0]
         order = None if order is None else order.to(device)
         return tuple(_build_rows(src, dst, order, graph.num_src, graph.num_dst).tensors)
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    group = 1 if graph.heads is None else group
-    num_src = slices // group * graph.num_src
-    num_dst = slices * graph.num_dst
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
+    group_size = 1 if graph.heads is None else group_size
+    num_src = num_slices // group_size * graph.num_src
+    num_dst = num_slices * graph.num_dst
     if chosen_rows is not None:
         # Rows are nearly always chosen on the device of the call; then nothing is copied.
         ptr, src = (x.to(device) for x in chosen_rows)
@@ -43,8 +43,8 @@ def list_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> tuple
         edges = [slice_graph.edge_index.to(device) for slice_graph in graphs]
         src = torch.cat([slice_src for slice_src, _ in edges])
         row = torch.cat([slice_dst + i * graph.num_dst for i, (_, slice_dst) in enumerate(edges)])
-    src = src + row.div(group * graph.num_dst, rounding_mode="floor") * graph.num_src
-    order = None if chosen_rows is not None else _sorting_order(src, row, num_src)
+    src = src + row.div(group_size * graph.num_dst, rounding_mode="floor") * graph.num_src
+    order = None if chosen_rows is not None else _sort_order(src, row, num_src)
     return tuple(_build_rows(src, row, order, num_src, num_dst).tensors)
 
 
@@ -60,10 +60,10 @@ def _edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
 
 def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
     """Sort the edges ``src -> dst`` by receiver, then sender."""
-    return _build_rows(src, dst, _sorting_order(src, dst, num_src), num_src, num_dst)
+    return _build_rows(src, dst, _sort_order(src, dst, num_src), num_src, num_dst)
 
 
-def _sorting_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
+def _sort_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
     """Return the order that sorts edges by receiver, then sender, or None if they already are."""
     key = dst.long() * num_src + src
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
@@ -74,11 +74,11 @@ def _build_rows(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, nu
     if order is not None:
         src, dst = src.index_select(0, order), dst.index_select(0, order)
     out_position = src.sort(stable=True).indices
-    ptr, out_ptr = _row_bounds(dst, num_dst), _row_bounds(src, num_src)
+    ptr, out_ptr = _make_ptr(dst, num_dst), _make_ptr(src, num_src)
     return EdgeRows(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
 
 
-def _row_bounds(row: Tensor, num_rows: int) -> Int[Tensor, " rows_and_one"]:
+def _make_ptr(row: Tensor, num_rows: int) -> Int[Tensor, " rows_plus_one"]:
     """Return where the entries of each row begin, and where the last row ends."""
     ends = torch.bincount(row, minlength=num_rows).cumsum(0)
     return torch.cat([ends.new_zeros(1), ends]).int()

@@ -14,15 +14,15 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
-from gnn_attention.backends.plan.tile_masks import group_equal_rows, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import build_tile_masks, group_equal_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import enumerate_groups
 from gnn_attention.graph.tiling import Tiles
 
 # The kernel computes this many senders at once: any width costs as much as the next multiple.
-STEP = 16
+SENDER_STEP = 16
 # From this many pairs on, a call for one rectangle is cheaper than a copy of its senders.
-LARGE = 2**15
+MIN_LARGE_PAIRS = 2**15
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,11 @@ class _Stack:
 
 def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
     """Build rectangles that have exactly the edges in ``runs`` of tiles."""
-    partial = runs.at(~runs.full)
-    partial_mask, tile_masks = masks_of_tiles(graph, runs.block, partial.row, partial.first)
-    # The mask of each run is tile_masks[mask]; -1 means a full run.
-    mask = torch.full_like(runs.row, -1)
-    mask[~runs.full] = partial_mask
+    partial_runs = runs.at(~runs.full)
+    index, tile_masks = build_tile_masks(graph, runs.block, partial_runs.row, partial_runs.first)
+    # The mask of each run is tile_masks[mask_index]; -1 means a full run.
+    mask_index = torch.full_like(runs.row, -1)
+    mask_index[~runs.full] = index
     width = _count_senders(graph, runs)
     pieces = []
     for stack in split_into_pieces(graph, runs):
@@ -62,16 +62,16 @@ def build_rectangles(graph: TokenGraph, runs: Tiles) -> list[Rectangles]:
         # A strided view cannot go backwards over the senders.
         is_regular = (down == down[:1]) & (right == right[:1]) & (right >= 0)
         if not bool(is_regular.all() & stack.is_contiguous.all()):
-            rectangle, number = enumerate_groups(stack.end - stack.begin)
-            run = stack.begin[rectangle] + number
+            rectangle, run_in_rectangle = enumerate_groups(stack.end - stack.begin)
+            run = stack.begin[rectangle] + run_in_rectangle
             item, offset = enumerate_groups(width[run])
             src = Gathered(((runs.first * runs.block)[run][item] + offset).view(len(stack.top), -1))
-            # Receivers are gathered, too, unless each rectangle begins where the one before ends.
+            # Receivers are also gathered unless each rectangle begins where the one before ends.
             if bool((down != dst.size).any()):
                 dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
         piece = Rectangles(dst, src)
         if bool(stack.has_mask[0]):
-            piece = trim_senders(replace(piece, masks=_build_masks(stack, width, mask, tile_masks)))
+            piece = trim_senders(replace(piece, masks=_build_masks(stack, width, mask_index, tile_masks)))
         pieces.append(piece)
     return pieces
 
@@ -81,16 +81,16 @@ def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
     if not len(runs.row):
         return []
     stack = _stack_tiles(graph, runs)
-    columns = [stack.height, stack.width, stack.has_mask, stack.is_contiguous]
-    kind, _ = group_equal_rows(torch.stack(columns, 1).to(torch.int64))
-    is_large = (stack.is_contiguous & (stack.height * stack.width >= LARGE)).tolist()
+    properties = [stack.height, stack.width, stack.has_mask, stack.is_contiguous]
+    kind, _ = group_equal_rows(torch.stack(properties, 1).to(torch.int64))
+    is_large = (stack.is_contiguous & (stack.height * stack.width >= MIN_LARGE_PAIRS)).tolist()
     # Rectangles of one kind on consecutive senders form a progression while their steps are equal.
-    size = len(stack.top)
+    num_rectangles = len(stack.top)
     goes_forward = stack.left[1:] >= stack.left[:-1]
-    continues = torch.zeros(size + 1, dtype=torch.bool, device="cpu")
-    continues[1:size] = (kind[1:] == kind[:-1]) & stack.is_contiguous[1:] & goes_forward
-    step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")
-    step[1:size] = torch.stack([stack.top.diff(), stack.left.diff()], 1)
+    continues = torch.zeros(num_rectangles + 1, dtype=torch.bool, device="cpu")
+    continues[1:num_rectangles] = (kind[1:] == kind[:-1]) & stack.is_contiguous[1:] & goes_forward
+    step = torch.zeros(num_rectangles + 1, 2, dtype=torch.int64, device="cpu")
+    step[1:num_rectangles] = torch.stack([stack.top.diff(), stack.left.diff()], 1)
     starts = ~continues
     # The second rectangle of a progression sets its step.
     starts[1:] |= continues[:-1] & (step[1:] != step[:-1]).any(1)
@@ -101,24 +101,24 @@ def split_into_pieces(graph: TokenGraph, runs: Tiles) -> list[_Stack]:
         else:
             single_starts.append(start)
     single = torch.tensor(single_starts, dtype=torch.int64, device="cpu")
-    kinds = torch.unique(kind[single]).tolist()
-    return pieces + [stack.select(single[kind[single] == k]) for k in kinds]
+    single_kinds = torch.unique(kind[single]).tolist()
+    return pieces + [stack.select(single[kind[single] == x]) for x in single_kinds]
 
 
 def _stack_tiles(graph: TokenGraph, runs: Tiles) -> _Stack:
     """Join the runs in each row of tiles into one rectangle."""
-    rows, count = torch.unique_consecutive(runs.row, return_counts=True)
-    end = count.cumsum(0)
-    begin = end - count
-    row_of_run = torch.repeat_interleave(count)
-    gap = torch.zeros_like(runs.full)
-    gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
-    run_counts = torch.stack([_count_senders(graph, runs), ~runs.full, gap])
-    width, partial_runs, gaps = run_counts.new_zeros(3, len(rows)).index_add_(1, row_of_run, run_counts)
+    rows, num_runs = torch.unique_consecutive(runs.row, return_counts=True)
+    end = num_runs.cumsum(0)
+    begin = end - num_runs
+    rectangle = torch.repeat_interleave(num_runs)
+    has_gap = torch.zeros_like(runs.full)
+    has_gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
+    counts = torch.stack([_count_senders(graph, runs), ~runs.full, has_gap])
+    width, num_partial, num_gaps = counts.new_zeros(3, len(rows)).index_add_(1, rectangle, counts)
     top = rows * runs.block
     height = (top + runs.block).clamp(max=graph.num_dst) - top
     left = runs.first[begin] * runs.block
-    return _Stack(top, height, left, width, gaps == 0, partial_runs > 0, begin, end)
+    return _Stack(top, height, left, width, num_gaps == 0, num_partial > 0, begin, end)
 
 
 def _count_senders(graph: TokenGraph, runs: Tiles) -> Int[Tensor, " runs"]:
@@ -131,7 +131,7 @@ def _strided_groups(first: Tensor, size: Tensor) -> Strided:
 
 
 def trim_senders(piece: Rectangles) -> Rectangles:
-    """Remove senders without edges from a masked piece, but keep a multiple of ``STEP`` senders.
+    """Remove senders without edges from a masked piece, but keep a multiple of ``SENDER_STEP``.
 
     A strided piece loses senders only at its ends.
     """
@@ -141,33 +141,33 @@ def trim_senders(piece: Rectangles) -> Rectangles:
     if isinstance(piece.src, Strided):
         index = has_edge.nonzero().flatten()
         first, stop = (int(index[0]), int(index[-1]) + 1) if len(index) else (0, 1)
-        width = min(-(-(stop - first) // STEP) * STEP, len(has_edge))
+        width = min(-(-(stop - first) // SENDER_STEP) * SENDER_STEP, len(has_edge))
         first = min(first, len(has_edge) - width)
         src: Groups = piece.src.select_tokens(first, first + width)
         table = table[:, :, first : first + width].contiguous()
     else:
-        width = min(-(-max(int(has_edge.sum()), 1) // STEP) * STEP, len(has_edge))
+        width = min(-(-max(int(has_edge.sum()), 1) // SENDER_STEP) * SENDER_STEP, len(has_edge))
         index = has_edge.to(torch.uint8).argsort(stable=True, descending=True)[:width].sort().values
         src, table = Gathered(piece.src.index[:, index].contiguous()), table[:, :, index].contiguous()
     masks = Masks(table, piece.masks.index)
     return replace(piece, src=src, masks=masks, has_empty_rows=bool((~table.any(-1)).any()))
 
 
-def _build_masks(stack: _Stack, width: Tensor, mask: Tensor, tile_masks: Tensor) -> Masks:
+def _build_masks(stack: _Stack, width: Tensor, mask_index: Tensor, tile_masks: Tensor) -> Masks:
     """Build one mask for all rectangles with equal tile masks at equal columns.
 
-    ``width`` and ``mask`` have an entry for each run of tiles. Its mask is ``tile_masks[mask]``.
+    ``width`` and ``mask_index`` have an entry for each run; its mask is ``tile_masks[mask_index]``.
     """
-    count = stack.end - stack.begin
-    rectangle, number = enumerate_groups(count)
-    run = stack.begin[rectangle] + number
+    num_runs = stack.end - stack.begin
+    rectangle, run_in_rectangle = enumerate_groups(num_runs)
+    run = stack.begin[rectangle] + run_in_rectangle
     width_before = width[run].cumsum(0) - width[run]
-    column = width_before - width_before[count.cumsum(0) - count][rectangle]
-    is_partial = mask[run] >= 0
-    rectangle, column, tile_mask = rectangle[is_partial], column[is_partial], mask[run][is_partial]
-    _, number = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
-    keys = torch.full((len(stack.top), 2 * int(number.max()) + 2), -1, dtype=torch.int64, device="cpu")
-    keys[rectangle, 2 * number], keys[rectangle, 2 * number + 1] = column, tile_mask
+    column = width_before - width_before[num_runs.cumsum(0) - num_runs][rectangle]
+    is_partial = mask_index[run] >= 0
+    rectangle, column, tile_mask = (x[is_partial] for x in (rectangle, column, mask_index[run]))
+    _, position = enumerate_groups(torch.bincount(rectangle, minlength=len(stack.top)))
+    keys = torch.full((len(stack.top), 2 * int(position.max()) + 2), -1, dtype=torch.int64, device="cpu")
+    keys[rectangle, 2 * position], keys[rectangle, 2 * position + 1] = column, tile_mask
     mask_class, example = group_equal_rows(keys)
     shape = len(example), int(stack.height[0]), int(stack.width[0])
     table = torch.ones(shape, dtype=torch.bool, device="cpu")

@@ -85,16 +85,16 @@ class Rectangles:
     has_empty_rows: bool = False
 
     @property
-    def cells(self) -> int:
+    def num_cells(self) -> int:
         return self.dst.count * self.dst.size * self.src.size
 
-    def split_receivers(self, size: int) -> Iterator[Rectangles]:
-        """Split into rectangles of at most ``size`` receivers. Causal ones drop senders without edges."""
-        if self.dst.size <= size:
+    def split_receivers(self, max_size: int) -> Iterator[Rectangles]:
+        """Split into rectangles of at most ``max_size`` receivers. Causal ones drop senders without edges."""
+        if self.dst.size <= max_size:
             yield self
             return
-        for first in range(0, self.dst.size, size):
-            stop = min(first + size, self.dst.size)
+        for first in range(0, self.dst.size, max_size):
+            stop = min(first + max_size, self.dst.size)
             dst = self.dst.select_tokens(first, stop)
             src = self.src.select_tokens(0, stop) if self.causal else self.src
             masks = self.masks and Masks(self.masks.table[:, first:stop], self.masks.index)
@@ -103,14 +103,14 @@ class Rectangles:
                 masks = Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
             yield replace(self, dst=dst, src=src, masks=masks, causal=False)
 
-    def split_groups(self, count: int) -> Iterator[Rectangles]:
-        """Split into pieces of at most ``count`` rectangles."""
+    def split_groups(self, max_count: int) -> Iterator[Rectangles]:
+        """Split into pieces of at most ``max_count`` rectangles."""
         # This early exit lets a compiled program guard a symbolic count by one comparison.
-        if self.dst.count <= count:
+        if self.dst.count <= max_count:
             yield self
             return
-        for first in range(0, self.dst.count, count):
-            stop = min(first + count, self.dst.count)
+        for first in range(0, self.dst.count, max_count):
+            stop = min(first + max_count, self.dst.count)
             dst, src = self.dst.select_groups(first, stop), self.src.select_groups(first, stop)
             masks = self.masks and Masks(self.masks.table, self.masks.index[first:stop])
             yield replace(self, dst=dst, src=src, masks=masks)
@@ -125,10 +125,10 @@ class EdgeRows:
     and ``out_position`` has their indices in ``src``. ``is_first`` is as in :class:`Rectangles`.
     """
 
-    ptr: Int[Tensor, " receivers_and_one"]
+    ptr: Int[Tensor, " receivers_plus_one"]
     src: Int[Tensor, " edges"]
     dst: Int[Tensor, " edges"]
-    out_ptr: Int[Tensor, " senders_and_one"]
+    out_ptr: Int[Tensor, " senders_plus_one"]
     out_dst: Int[Tensor, " edges"]
     out_position: Int[Tensor, " edges"]
     is_first: bool = field(default=True, kw_only=True)
@@ -165,45 +165,45 @@ Packed = tuple[list[Tensor], list[int]]
 def pack_plan(plan: Plan) -> Packed:
     """Convert a plan into tensors and integers, which :func:`unpack_plan` reads."""
     tensors: list[Tensor] = []
-    numbers = [int(plan.is_complete)]
+    metadata = [int(plan.is_complete)]
     for piece in plan.pieces:
         if isinstance(piece, EdgeRows):
-            numbers += [EDGES, int(piece.is_first)]
+            metadata += [EDGES, int(piece.is_first)]
             tensors += piece.tensors
             continue
         for groups in (piece.dst, piece.src):
             if isinstance(groups, Strided):
-                numbers += [STRIDED, groups.start, groups.stride, groups.count, groups.size]
+                metadata += [STRIDED, groups.start, groups.stride, groups.count, groups.size]
             else:
-                numbers.append(GATHERED)
+                metadata.append(GATHERED)
                 tensors.append(groups.index)
         flags = piece.causal, piece.is_first, piece.has_empty_rows, piece.masks is not None
         # This is a list because torch.compile in torch 2.9 cannot add a map to a list.
-        numbers += [int(flag) for flag in flags]
+        metadata += [int(flag) for flag in flags]
         if piece.masks is not None:
             tensors += [piece.masks.table, piece.masks.index]
-    return tensors, numbers
+    return tensors, metadata
 
 
-def unpack_plan(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
-    tensor_queue, number_queue = iter(tensors), iter(numbers)
-    is_complete = bool(next(number_queue))
+def unpack_plan(tensors: Sequence[Tensor], metadata: Sequence[int]) -> Plan:
+    tensor_iter, meta_iter = iter(tensors), iter(metadata)
+    is_complete = bool(next(meta_iter))
     pieces: list[Piece] = []
-    for kind in number_queue:
+    for kind in meta_iter:
         if kind in (EDGES, PADDED):
-            ptr, src, dst, out_ptr, *out = islice(tensor_queue, 6)
+            ptr, src, dst, out_ptr, *out = islice(tensor_iter, 6)
             if kind == PADDED:
-                count = int(ptr[-1])
-                src, dst, *out = (x[:count] for x in (src, dst, *out))
-            pieces.append(EdgeRows(ptr, src, dst, out_ptr, *out, is_first=bool(next(number_queue))))
+                num_edges = int(ptr[-1])
+                src, dst, *out = (x[:num_edges] for x in (src, dst, *out))
+            pieces.append(EdgeRows(ptr, src, dst, out_ptr, *out, is_first=bool(next(meta_iter))))
             continue
-        dst_groups = _unpack_groups(kind, tensor_queue, number_queue)
-        src_groups = _unpack_groups(next(number_queue), tensor_queue, number_queue)
-        causal, is_first, has_empty_rows, has_masks = (bool(next(number_queue)) for _ in range(4))
-        masks = Masks(next(tensor_queue), next(tensor_queue)) if has_masks else None
+        dst_groups = _unpack_groups(kind, tensor_iter, meta_iter)
+        src_groups = _unpack_groups(next(meta_iter), tensor_iter, meta_iter)
+        causal, is_first, has_empty_rows, has_masks = (bool(next(meta_iter)) for _ in range(4))
+        masks = Masks(next(tensor_iter), next(tensor_iter)) if has_masks else None
         pieces.append(Rectangles(dst_groups, src_groups, masks, causal, is_first, has_empty_rows))
     return Plan(tuple(pieces), is_complete)
 
 
-def _unpack_groups(kind: int, tensors: Iterator[Tensor], numbers: Iterator[int]) -> Groups:
-    return Gathered(next(tensors)) if kind == GATHERED else Strided(*islice(numbers, 4))
+def _unpack_groups(kind: int, tensors: Iterator[Tensor], metadata: Iterator[int]) -> Groups:
+    return Gathered(next(tensors)) if kind == GATHERED else Strided(*islice(metadata, 4))

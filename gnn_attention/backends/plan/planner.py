@@ -20,11 +20,11 @@ from gnn_attention.graph.kernel_formats import Varlen, to_varlen
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.tiling import Tiles
 
-BLOCK = 64  # A tile has this many tokens on each side.
+TILE_SIZE = 64  # A tile has this many tokens on each side.
 # The measured cost of a cell if a rectangle joins this many rows of tiles, relative to one row.
-HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
-LONG = 512  # A run of full tiles with at least this many senders may be a rectangle of its own.
-LEAST_FILL = 0.25  # A dense kernel is as fast as a list if this share of a tile's pairs are edges.
+CELL_COSTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
+MIN_LONG_RUN = 512  # A run of full tiles for at least this many senders may be its own rectangle.
+MIN_FILL = 0.25  # A dense kernel is as fast as a list if this fraction of a tile's pairs are edges.
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
@@ -60,7 +60,7 @@ def mixed_plan(graph: TokenGraph) -> Plan:
     """Plan the well-filled tiles as rectangles, and the edges of all other tiles as edge rows."""
     if not graph.num_dst or not graph.num_src:
         return Plan((), is_complete=False)
-    dense, sparse = split_tiles(graph, BLOCK, LEAST_FILL)
+    dense, sparse = split_tiles(graph, TILE_SIZE, MIN_FILL)
     pieces = _split_off_long_runs(graph, dense)
     src, dst = list_edges_in(graph, sparse)
     if len(src):
@@ -78,8 +78,8 @@ PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan
 
 def packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
     """Return the plan of this kind, packed, with its tensors on a device."""
-    tensors, numbers = pack_plan(PLANS[kind](graph))
-    return [x.to(device) for x in tensors], numbers
+    tensors, metadata = pack_plan(PLANS[kind](graph))
+    return [x.to(device) for x in tensors], metadata
 
 
 def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
@@ -87,8 +87,8 @@ def _make_plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
     rectangles = [piece for piece in first_pieces if isinstance(piece, Rectangles)]
     # Edge rows cover all receivers.
     has_edge_rows = len(first_pieces) > len(rectangles)
-    count = sum(piece.dst.count * piece.dst.size for piece in rectangles)
-    return Plan(tuple(pieces), is_complete=has_edge_rows or count == graph.num_dst)
+    num_receivers = sum(piece.dst.count * piece.dst.size for piece in rectangles)
+    return Plan(tuple(pieces), is_complete=has_edge_rows or num_receivers == graph.num_dst)
 
 
 def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
@@ -97,7 +97,7 @@ def _split_off_long_runs(graph: TokenGraph, runs: Tiles) -> list[Piece]:
     Otherwise masks would be as long as rows: in a nearly causal graph they would cover half of all pairs.
     """
     in_partial_row = torch.isin(runs.row, runs.row[~runs.full])
-    is_long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & in_partial_row
+    is_long = runs.full & ((runs.stop - runs.first) * runs.block >= MIN_LONG_RUN) & in_partial_row
     in_long_row = torch.isin(runs.row, runs.row[is_long])
     pieces = build_rectangles(graph, runs.at(~in_long_row)) + build_rectangles(graph, runs.at(is_long))
     remaining_pieces = build_rectangles(graph, runs.at(in_long_row & ~is_long))
@@ -111,8 +111,8 @@ def packing(graph: TokenGraph) -> Varlen | None:
     >>> packing(patterns.documents([2, 3])).cu_seqlens.tolist()
     [0, 2, 5]
     """
-    square = graph.num_dst == graph.num_src > 0
-    if graph.edges.listed() is not None or not square or graph.has_empty_rows:
+    is_square = graph.num_dst == graph.num_src > 0
+    if graph.edges.listed() is not None or not is_square or graph.has_empty_rows:
         return None
     try:
         return to_varlen(graph)
@@ -132,10 +132,10 @@ def _find_documents(graph: TokenGraph) -> Varlen | None:
     dst = torch.linspace(0, graph.num_dst - 1, num_rows, device="cpu").round().long().unsqueeze(1)
     src = torch.arange(graph.num_src, device="cpu")
     zero = torch.zeros(1, dtype=torch.int64, device="cpu")
-    edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src)
-    edge = edge.expand(num_rows, len(src))
-    num_intervals = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
-    if not bool((num_intervals == 1).all() & edge.gather(1, dst).all()):
+    is_edge = enumerate_pairs.evaluate(graph.edges.contains, repr(graph), zero, zero, dst, src)
+    is_edge = is_edge.expand(num_rows, len(src))
+    num_intervals = is_edge[:, :1].sum(1) + (is_edge[:, 1:] & ~is_edge[:, :-1]).sum(1)
+    if not bool((num_intervals == 1).all() & is_edge.gather(1, dst).all()):
         return None
     degree = graph.in_degree()
     run_degree, count = torch.unique_consecutive(degree, return_counts=True)
@@ -148,35 +148,34 @@ def _find_documents(graph: TokenGraph) -> Varlen | None:
 def count_work(graph: TokenGraph) -> Work:
     """Count what :func:`tiles_plan` visits on a graph that is neither full nor causal."""
     documents = memoized(_find_documents, graph)
-    by_tiles = runs_work(graph)
-    return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
+    work = runs_work(graph)
+    return work if documents is None else min(work, documents_work(documents), key=_seconds)
 
 
 def runs_work(graph: TokenGraph) -> Work:
-    runs, height, cells = _choose_height(graph)
-    calls, rectangles = len(split_into_pieces(graph, runs)), len(torch.unique(runs.row))
-    return Work(calls, rectangles, cells, cells * HEIGHTS[height])
+    runs, height, num_cells = _choose_height(graph)
+    num_calls, num_rectangles = len(split_into_pieces(graph, runs)), len(torch.unique(runs.row))
+    return Work(num_calls, num_rectangles, num_cells, num_cells * CELL_COSTS[height])
 
 
 def documents_work(documents: Varlen) -> Work:
     length = documents.cu_seqlens.long().diff()
     # The kernel computes 32 receivers at a time, and visits about half of a long causal document.
     height = -(-length // 32) * 32
-    cells = (height * length).double()
+    num_cells = (height * length).double()
     if documents.window == (-1, 0):
-        cells *= torch.where(length >= 512, 0.6, 1.0)
-    weight = torch.where(length >= 512, HEIGHTS[8], 1.0)
-    calls = len(torch.unique(length))
-    return Work(calls, len(length), int(cells.sum()), float((cells * weight).sum()))
+        num_cells *= torch.where(length >= 512, 0.6, 1.0)
+    cost = torch.where(length >= 512, CELL_COSTS[8], 1.0)
+    return Work(len(torch.unique(length)), len(length), int(num_cells.sum()), float((num_cells * cost).sum()))
 
 
 def _choose_height(graph: TokenGraph) -> tuple[Tiles, int, int]:
     """Return the runs of tiles at the cheapest height, this height in tiles, and the number of cells."""
-    runs, _ = split_tiles(graph, BLOCK, 0.0)
-    cells = {height: count_cells(runs, height) for height in HEIGHTS}
-    height = min(HEIGHTS, key=lambda height: cells[height] * HEIGHTS[height])
-    joined_runs = runs if height == 1 else split_tiles(graph, BLOCK * height, 0.0)[0]
-    return joined_runs, height, cells[height]
+    runs, _ = split_tiles(graph, TILE_SIZE, 0.0)
+    num_cells = {height: count_cells(runs, height) for height in CELL_COSTS}
+    height = min(CELL_COSTS, key=lambda height: num_cells[height] * CELL_COSTS[height])
+    joined_runs = runs if height == 1 else split_tiles(graph, TILE_SIZE * height, 0.0)[0]
+    return joined_runs, height, num_cells[height]
 
 
 def _seconds(work: Work) -> float:

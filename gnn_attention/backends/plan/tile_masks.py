@@ -1,4 +1,4 @@
-"""Split tiles by the share of their pairs that are edges, and build the masks of partial tiles.
+"""Split tiles by the fraction of their pairs that are edges, and build the masks of partial tiles.
 
 A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
 masks. If the edges in a tile depend only on the receiver, the sender or their difference, only one
@@ -26,7 +26,7 @@ def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Bo
     return Boxes(index, zero, zero, dst, src, height, width)
 
 
-def masks_of_tiles(
+def build_tile_masks(
     graph: TokenGraph, block: int, row: Int[Tensor, " tiles"], column: Int[Tensor, " tiles"]
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
     """Return ``(index, table)``: the mask of tile t is ``table[index[t]]``, False outside the graph."""
@@ -40,7 +40,7 @@ def masks_of_tiles(
     mask_index = torch.zeros_like(row)
     tables = [torch.zeros(0, block, block, dtype=torch.bool, device="cpu")]
     for piece in decompose(graph.edges, tile_boxes(graph, block, row, column), min_side=block):
-        for tile, index, masks in _piece_masks(graph, block, piece):
+        for tile, index, masks in _build_piece_masks(graph, block, piece):
             mask_index[tile] = index + num_masks
             tables.append(masks)
             num_masks += len(masks)
@@ -52,10 +52,10 @@ def masks_of_tiles(
 
 def _find_edges(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
     """Return the listed edges in sorted tiles as ``(tile, edges)``; edge e is in tile ``tile[e]``."""
-    columns = max(-(-graph.num_src // block), 1)
-    tile_key = row * columns + column
+    num_columns = max(-(-graph.num_src // block), 1)
+    tile_key = row * num_columns + column
     src, dst = graph.edge_index
-    edge_key = dst // block * columns + src // block
+    edge_key = dst // block * num_columns + src // block
     index = torch.searchsorted(tile_key, edge_key).clamp(max=max(len(tile_key) - 1, 0))
     is_inside = tile_key[index] == edge_key if len(tile_key) else torch.zeros_like(edge_key).bool()
     return index[is_inside], torch.stack([src[is_inside], dst[is_inside]])
@@ -75,12 +75,12 @@ def group_equal_rows(rows: Tensor) -> tuple[Int[Tensor, " rows"], Int[Tensor, " 
 
 
 def _find_examples(row_class: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
-    count = int(row_class.max()) + 1 if len(row_class) else 0
-    rows = torch.arange(len(row_class), device="cpu")
-    return rows.new_zeros(count).scatter_(0, row_class, rows)
+    num_classes = int(row_class.max()) + 1 if len(row_class) else 0
+    row = torch.arange(len(row_class), device="cpu")
+    return row.new_zeros(num_classes).scatter_(0, row_class, row)
 
 
-def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
+def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
     """Pack 64 bits into each integer. The bits are packed into bytes first, to save memory."""
     padded_bits = functional.pad(bits, (0, -bits.shape[1] % 64)).view(torch.uint8)
     shift = torch.arange(8, dtype=torch.uint8, device="cpu")
@@ -88,15 +88,15 @@ def _pack_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows numbers"]:
     return shifted_bits.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
-def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
+def _build_piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[tuple[Tensor, ...]]:
     """Yield triples: the indices of tiles, the index of each tile's mask, and the masks."""
-    size = piece.boxes.height * (block + 1) + piece.boxes.width
-    for box_size in torch.unique(size).tolist():
-        boxes = piece.boxes.at(size == box_size)
+    size_key = piece.boxes.height * (block + 1) + piece.boxes.width
+    for key in torch.unique(size_key).tolist():
+        boxes = piece.boxes.at(size_key == key)
         if piece.kind == CELLS:
-            for cell_boxes, edge in quadtree.cells(graph.edges, boxes):
-                mask_class, example = group_equal_rows(_pack_bits(edge.flatten(1)))
-                yield cell_boxes.owner, mask_class, _pad_masks(edge[example], block)
+            for cell_boxes, is_edge in quadtree.cells(graph.edges, boxes):
+                mask_class, example = group_equal_rows(_pack_bits(is_edge.flatten(1)))
+                yield cell_boxes.owner, mask_class, _pad_masks(is_edge[example], block)
             continue
         height, width = int(boxes.height[0]), int(boxes.width[0])
         row = torch.arange(height, device="cpu").unsqueeze(1)
@@ -115,14 +115,14 @@ def _pad_masks(masks: Tensor, block: int) -> Tensor:
     return functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
 
 
-def split_tiles(graph: TokenGraph, block: int, least_fill: float) -> tuple[Tiles, Tiles]:
-    """Return the runs in which at least ``least_fill`` of the pairs are edges, and the others."""
+def split_tiles(graph: TokenGraph, block: int, min_fill: float) -> tuple[Tiles, Tiles]:
+    """Return the runs in which at least ``min_fill`` of the pairs are edges, and the others."""
     runs = tiles(graph, block)
-    if not least_fill:
+    if not min_fill:
         return runs, runs.at(torch.zeros_like(runs.full))
     height = (graph.num_dst - runs.row * block).clamp(max=block)
     width = (graph.num_src - runs.first * block).clamp(max=block)
-    is_dense = runs.full | (runs.edges >= least_fill * height * width)
+    is_dense = runs.full | (runs.edges >= min_fill * height * width)
     return runs.at(is_dense), runs.at(~is_dense)
 
 
@@ -132,12 +132,12 @@ def count_cells(runs: Tiles, height: int) -> int:
         return 0
     row = runs.row // height
     # The rows are laid end to end along one axis.
-    origin = row * (int(runs.stop.max()) + 1)
-    first, order = (runs.first + origin).sort()
-    stop = (runs.stop + origin)[order]
+    row_start = row * (int(runs.stop.max()) + 1)
+    first, order = (runs.first + row_start).sort()
+    stop = (runs.stop + row_start)[order]
     end_before = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
-    columns = (stop - torch.maximum(first, end_before)).clamp(min=0)
-    return int(columns.sum()) * height * runs.block**2
+    num_columns = (stop - torch.maximum(first, end_before)).clamp(min=0)
+    return int(num_columns.sum()) * height * runs.block**2
 
 
 def list_edges_in(graph: TokenGraph, runs: Tiles) -> Int[Tensor, "2 edges"]:

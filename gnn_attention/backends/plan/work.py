@@ -5,7 +5,7 @@ from a sample, which is the same in every process. Masks of about ``MASK_LIMIT``
 
 The sample consists of strips, which are rows of tiles: a fixed seed draws one from each part of the
 graph. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs must be
-visited are sampled, too, so that an estimate visits a bounded number of pairs. A sample is likely to
+visited are also sampled: an estimate visits a bounded number of pairs. A sample is likely to
 miss single receivers with many edges in the middle of the graph.
 """
 
@@ -27,32 +27,32 @@ from gnn_attention.graph.regions.counting import SplitEdges, count_edges, split_
 from gnn_attention.graph.regions.quadtree import CELLS, EMPTY, FULL, Boxes, Piece, classify, decompose
 from gnn_attention.graph.tiling import tiles
 
-# Masks within a factor MARGIN of this many bytes are counted, because the estimate may be wrong.
-MASK_LIMIT, MARGIN = 2**32, 8
-LISTED_ROWS = 32  # The edges of a long list are counted in 32 to 63 rows of tiles.
-PAIRS = 2**18  # A sample visits about this many pairs at most.
-STRIPS = 16
+# Masks within a factor MASK_MARGIN of this many bytes are counted, as the estimate may be wrong.
+MASK_LIMIT, MASK_MARGIN = 2**32, 8
+MIN_LISTED_ROWS = 32  # The edges of a long list are counted in 32 to 63 rows of tiles.
+MAX_SAMPLED_PAIRS = 2**18  # A sample visits about this many pairs at most.
+NUM_STRIPS = 16
 
 
 class Sample(NamedTuple):
     """Boxes of tiles, each in a strip; a box that is neither full nor empty is a single tile.
 
     A box represents ``weight`` boxes of the graph; strip s represents ``strip_weight[s]`` rows of
-    tiles. ``tiles`` counts the tiles with an edge. If a graph combines a rule with lists, each tile
+    tiles. ``num_tiles`` counts tiles with an edge. If a graph combines a rule with lists, each tile
     with listed pairs has one more box, for the edges that the lists add. This box counts as a tile
     if the rule has no edge in it.
     """
 
     strip: Int[Tensor, " boxes"]
-    tiles: Int[Tensor, " boxes"]
-    pairs: Int[Tensor, " boxes"]
-    edges: Int[Tensor, " boxes"]
+    num_tiles: Int[Tensor, " boxes"]
+    num_pairs: Int[Tensor, " boxes"]
+    num_edges: Int[Tensor, " boxes"]
     weight: Float[Tensor, " boxes"]
     strip_weight: Float[Tensor, " strips"]
 
     @property
     def is_full(self) -> Bool[Tensor, " boxes"]:
-        return self.edges == self.pairs
+        return self.num_edges == self.num_pairs
 
     def estimate_total(self, count: Tensor) -> float:
         """Estimate the sum over the whole graph, given a count for each box."""
@@ -66,13 +66,13 @@ class Sample(NamedTuple):
 class Estimate(NamedTuple):
     """Estimated counts; rows are rows of tiles, and sparse edges lie outside well-filled tiles."""
 
-    edges: int
-    tiles: float
-    rows: float
-    partial_tiles: float
-    filled_tiles: float
-    filled_rows: float
-    sparse_edges: int
+    num_edges: int
+    num_tiles: float
+    num_rows: float
+    num_partial_tiles: float
+    num_filled_tiles: float
+    num_filled_rows: float
+    num_sparse_edges: int
 
 
 def is_estimated(graph: TokenGraph) -> bool:
@@ -87,62 +87,62 @@ def num_edges(graph: TokenGraph) -> int:
     first_graph = select_slice(graph, 0, 0)
     if not is_estimated(first_graph):
         return graph.num_edges
-    return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first_graph).edges
+    return (graph.batch or 1) * (graph.heads or 1) * memoized(estimate, first_graph).num_edges
 
 
 def mask_bytes(graph: TokenGraph) -> int:
     """Estimate how many bytes masks take while tiles are planned; near ``MASK_LIMIT``, count them."""
     if is_estimated(graph):
-        size = round(memoized(estimate, graph).partial_tiles) * planner.BLOCK**2
-        if not 1 / MARGIN < size / MASK_LIMIT < MARGIN:
-            return size
-    runs, _ = split_tiles(graph, planner.BLOCK, 0.0)
+        num_bytes = round(memoized(estimate, graph).num_partial_tiles) * planner.TILE_SIZE**2
+        if not 1 / MASK_MARGIN < num_bytes / MASK_LIMIT < MASK_MARGIN:
+            return num_bytes
+    runs, _ = split_tiles(graph, planner.TILE_SIZE, 0.0)
     partial_runs = runs.at(~runs.full)
     if graph.edges.listed() is not None:
-        return len(partial_runs.row) * planner.BLOCK**2
+        return len(partial_runs.row) * planner.TILE_SIZE**2
     # If a rule's tiles are not visited pair by pair, they share a few masks.
-    boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
-    pieces = decompose(graph.edges, boxes, min_side=planner.BLOCK)
-    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
+    boxes = tile_boxes(graph, planner.TILE_SIZE, partial_runs.row, partial_runs.first)
+    pieces = decompose(graph.edges, boxes, min_side=planner.TILE_SIZE)
+    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.TILE_SIZE**2
 
 
 def fill(graph: TokenGraph, block: int) -> float:
-    """Return the share of edges among the pairs in nonempty tiles; large graphs are sampled."""
+    """Return the fraction of edges among the pairs in nonempty tiles; large graphs are sampled."""
     edge_index = graph.edges.listed()
     if is_estimated(graph):
         sample = sample_tiles(graph, block)
-        edges, num_tiles = sample.estimate_total(sample.edges), sample.estimate_total(sample.tiles)
+        edges, num_tiles = sample.estimate_total(sample.num_edges), sample.estimate_total(sample.num_tiles)
     elif edge_index is None:
         runs = tiles(graph, block)
         edges, num_tiles = graph.num_edges, int((runs.stop - runs.first).sum())
     else:
-        step = max(1, -(-graph.num_dst // block) // LISTED_ROWS)
+        step = max(1, -(-graph.num_dst // block) // MIN_LISTED_ROWS)
         src, dst = edge_index[:, edge_index[1] // block % step == 0] // block
         edges, num_tiles = len(src), len(torch.unique(dst * -(-graph.num_src // block) + src))
-    pairs = min(num_tiles * block**2, graph.num_dst * graph.num_src)
-    return min(1.0, edges / pairs) if pairs else 0.0
+    num_pairs = min(num_tiles * block**2, graph.num_dst * graph.num_src)
+    return min(1.0, edges / num_pairs) if num_pairs else 0.0
 
 
 def estimate(graph: TokenGraph) -> Estimate:
     """Estimate the counts of a graph without batch or heads, visiting a bounded number of pairs."""
-    sample = sample_tiles(graph, planner.BLOCK)
-    is_filled = sample.edges >= planner.LEAST_FILL * sample.pairs
+    sample = sample_tiles(graph, planner.TILE_SIZE)
+    is_filled = sample.num_edges >= planner.MIN_FILL * sample.num_pairs
     return Estimate(
-        edges=round(sample.estimate_total(sample.edges)),
-        tiles=sample.estimate_total(sample.tiles),
-        rows=sample.estimate_rows(sample.edges > 0),
-        partial_tiles=sample.estimate_total(sample.tiles * ~sample.is_full),
-        filled_tiles=sample.estimate_total(sample.tiles * is_filled),
-        filled_rows=sample.estimate_rows(is_filled),
-        sparse_edges=round(sample.estimate_total(sample.edges * ~is_filled)),
+        num_edges=round(sample.estimate_total(sample.num_edges)),
+        num_tiles=sample.estimate_total(sample.num_tiles),
+        num_rows=sample.estimate_rows(sample.num_edges > 0),
+        num_partial_tiles=sample.estimate_total(sample.num_tiles * ~sample.is_full),
+        num_filled_tiles=sample.estimate_total(sample.num_tiles * is_filled),
+        num_filled_rows=sample.estimate_rows(is_filled),
+        num_sparse_edges=round(sample.estimate_total(sample.num_edges * ~is_filled)),
     )
 
 
 def dense_work(graph: TokenGraph) -> Work:
-    pairs = graph.num_dst * graph.num_src
+    num_pairs = graph.num_dst * graph.num_src
     if graph.is_full() or graph.is_causal():
-        return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
-    return Work(masked_pairs=pairs)
+        return Work(plain_pairs=num_pairs if graph.is_full() else num_pairs // 2)
+    return Work(masked_pairs=num_pairs)
 
 
 def tiles_work(graph: TokenGraph) -> Work:
@@ -153,25 +153,26 @@ def tiles_work(graph: TokenGraph) -> Work:
     if not is_estimated(graph):
         return planner.count_work(graph)
     counts = memoized(estimate, graph)
-    all_tiles = -(-graph.num_dst // planner.BLOCK) * -(-graph.num_src // planner.BLOCK)
-    return _rectangles_work(counts.tiles, counts.rows, planner.HEIGHTS, all_tiles)
+    max_tiles = -(-graph.num_dst // planner.TILE_SIZE) * -(-graph.num_src // planner.TILE_SIZE)
+    return _rectangles_work(counts.num_tiles, counts.num_rows, planner.CELL_COSTS, max_tiles)
 
 
-def _rectangles_work(count: float, rows: float, heights: Iterable[int], all_tiles: float) -> Work:
+def _rectangles_work(num_tiles: float, num_rows: float, heights: Iterable[int], max_tiles: float) -> Work:
     """Estimate the work on tiles, if each row of tiles begins one column after the row above it."""
-    cells = {h: min(count + (h - 1) * rows, all_tiles) * planner.BLOCK**2 for h in heights}
-    height = min(cells, key=lambda height: cells[height] * planner.HEIGHTS[height])
-    weighted_cells = cells[height] * planner.HEIGHTS[height]
-    return Work(1, -(-round(rows) // height), int(cells[height]), weighted_cells) if count else Work()
+    num_joined = {h: min(num_tiles + (h - 1) * num_rows, max_tiles) for h in heights}
+    height = min(num_joined, key=lambda h: num_joined[h] * planner.CELL_COSTS[h])
+    num_cells = num_joined[height] * planner.TILE_SIZE**2
+    cost = num_cells * planner.CELL_COSTS[height]
+    return Work(1, -(-round(num_rows) // height), int(num_cells), cost) if num_tiles else Work()
 
 
 def mixed_work(graph: TokenGraph) -> Work:
     if is_estimated(graph):
         counts = memoized(estimate, graph)
-        dense = _rectangles_work(counts.filled_tiles, counts.filled_rows, [1], counts.tiles)
-        edges = counts.sparse_edges
+        dense = _rectangles_work(counts.num_filled_tiles, counts.num_filled_rows, [1], counts.num_tiles)
+        edges = counts.num_sparse_edges
     else:
-        runs, sparse = split_tiles(graph, planner.BLOCK, planner.LEAST_FILL)
+        runs, sparse = split_tiles(graph, planner.TILE_SIZE, planner.MIN_FILL)
         cells = count_cells(runs, 1)
         dense = Work(len(split_into_pieces(graph, runs)), len(torch.unique(runs.row)), cells, float(cells))
         edges = int(sparse.edges.sum())
@@ -180,8 +181,8 @@ def mixed_work(graph: TokenGraph) -> Work:
 
 def rows_work(graph: TokenGraph) -> Work:
     # If the graph varies by sample or head, this is the mean over its slices.
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    return Work(calls=4, edges=num_edges(graph) // slices, nodes=graph.num_dst)
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
+    return Work(calls=4, edges=num_edges(graph) // num_slices, nodes=graph.num_dst)
 
 
 WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
@@ -196,52 +197,52 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     index = torch.arange(len(row), device="cpu")
     boxes = Boxes(index, zero, zero, dst, zero, (num_dst - dst).clamp(max=block), zero + num_src)
     split = split_edge_lists(edges, num_dst, num_src)
-    parts = _count_boxes(edges if split is None else split.edges, boxes, block)
+    counts = _count_boxes(edges if split is None else split.edges, boxes, block)
     if split is not None:
         strip = torch.searchsorted(row, split.dst // block).clamp(max=len(row) - 1)
         is_inside = row[strip] == split.dst // block
         split = SplitEdges(split.edges, split.src[is_inside], split.dst[is_inside])
-        parts.append(_count_listed(edges, split, strip[is_inside], block, num_src))
-    strip, num_tiles, pairs, count, weight = (torch.cat(column) for column in zip(*parts, strict=True))
+        counts.append(_count_listed(edges, split, strip[is_inside], block, num_src))
+    strip, num_tiles, pairs, count, weight = (torch.cat(x) for x in zip(*counts, strict=True))
     return Sample(strip, num_tiles, pairs, count, weight * strip_weight[strip], strip_weight)
 
 
 # The strip, tiles, pairs, edges and weight of each box, which represents weight boxes of its strip.
-Columns = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+BoxCounts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[Columns]:
+def _count_boxes(edges: EdgeSet, strips: Boxes, block: int) -> list[BoxCounts]:
     """Cut strips into boxes of tiles, and count the tiles, pairs and edges of some of the boxes."""
     empty = torch.zeros(0, dtype=torch.int64, device="cpu")
-    parts = [(empty, empty, empty, empty, empty.double())]
+    counts = [(empty, empty, empty, empty, empty.double())]
     pieces = list(decompose(edges, strips, block, grid=True))
     num_visited = sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS)
-    share = min(1.0, PAIRS / block**2 / max(num_visited, 1))
+    fraction = min(1.0, MAX_SAMPLED_PAIRS / block**2 / max(num_visited, 1))
     for kind, all_boxes in pieces:
         index = torch.arange(len(all_boxes), device="cpu")
-        if kind == CELLS and share < 1:
+        if kind == CELLS and fraction < 1:
             generator = torch.Generator(device="cpu").manual_seed(0)
             order = torch.randperm(len(index), generator=generator, device="cpu")
-            index = order[: max(1, round(share * len(index)))]
+            index = order[: max(1, round(fraction * len(index)))]
         boxes = all_boxes.at(index)
         pairs = boxes.height * boxes.width
         count = pairs if kind == FULL else count_edges(edges, Piece(kind, boxes))
         weight = torch.full_like(count, len(all_boxes) / len(index), dtype=torch.float64)
-        parts.append((boxes.owner, -(-boxes.width // block) * (count > 0), pairs, count, weight))
-    return parts
+        counts.append((boxes.owner, -(-boxes.width // block) * (count > 0), pairs, count, weight))
+    return counts
 
 
-def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, num_src: int) -> Columns:
+def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, num_src: int) -> BoxCounts:
     """Count the edges that lists add to each tile with listed pairs; pair n is in strip ``strip[n]``."""
-    columns = -(-num_src // block)
+    num_columns = -(-num_src // block)
     zero = torch.zeros_like(split.dst)
     is_edge, is_rule_edge = (
         enumerate_pairs.evaluate(x.contains, "this graph", zero, zero, split.dst, split.src).long()
         for x in (edges, split.edges)
     )
-    tile, index = torch.unique(split.dst // block * columns + split.src // block, return_inverse=True)
+    tile, index = torch.unique(split.dst // block * num_columns + split.src // block, return_inverse=True)
     change = torch.zeros_like(tile).index_add_(0, index, is_edge - is_rule_edge)
-    dst, src = tile // columns * block, tile % columns * block
+    dst, src = tile // num_columns * block, tile % num_columns * block
     zero = torch.zeros_like(tile)
     boxes = Boxes(zero, zero, zero, dst, src, zero + block, zero + block)
     is_new = classify(split.edges, boxes) == EMPTY
@@ -250,13 +251,13 @@ def _count_listed(edges: EdgeSet, split: SplitEdges, strip: Tensor, block: int, 
     return tile_strip, is_new.long() * (change > 0), zero + block**2, change, weight
 
 
-def _draw_strips(count: int) -> tuple[Int[Tensor, " strips"], Float[Tensor, " strips"]]:
+def _draw_strips(num_rows: int) -> tuple[Int[Tensor, " strips"], Float[Tensor, " strips"]]:
     """Draw the first, the last and some other rows of tiles; also return how many rows each represents."""
-    if count <= STRIPS:
-        row = torch.arange(count, device="cpu")
+    if num_rows <= NUM_STRIPS:
+        row = torch.arange(num_rows, device="cpu")
         return row, torch.ones_like(row, dtype=torch.float64)
-    bounds = torch.linspace(1, count - 1, STRIPS - 1, dtype=torch.float64, device="cpu").round()
-    bounds = torch.cat([bounds.new_zeros(1), bounds, bounds.new_tensor([count])])
+    bounds = torch.linspace(1, num_rows - 1, NUM_STRIPS - 1, dtype=torch.float64, device="cpu").round()
+    bounds = torch.cat([bounds.new_zeros(1), bounds, bounds.new_tensor([num_rows])])
     generator = torch.Generator(device="cpu").manual_seed(0)
-    chance = torch.rand(STRIPS, generator=generator, dtype=torch.float64, device="cpu")
-    return (bounds[:-1] + chance * bounds.diff()).long(), bounds.diff()
+    position = torch.rand(NUM_STRIPS, generator=generator, dtype=torch.float64, device="cpu")
+    return (bounds[:-1] + position * bounds.diff()).long(), bounds.diff()

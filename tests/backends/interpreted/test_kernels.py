@@ -20,7 +20,7 @@ FEW = kernel_cases.listed(8, 7, 0.25)
 @pytest.fixture
 def short_steps(monkeypatch):
     """Make programs take two edges at a time: several steps, the last of them half empty."""
-    configs = {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()}
+    configs = {key: config._replace(num_edges=2) for key, config in rows.CONFIGS.items()}
     monkeypatch.setattr(rows, "CONFIGS", configs)
 
 
@@ -54,9 +54,9 @@ def test_graphs_of_many_shapes(name, device):
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows are long on both sides, and the workspace holds few chunks at a time."""
-    monkeypatch.setattr(csr, "CHUNK", 2)
-    monkeypatch.setattr(rows, "WORKSPACE", 64)
-    monkeypatch.setattr(rows, "STEP", 2)
+    monkeypatch.setattr(csr, "MIN_CHUNK_SIZE", 2)
+    monkeypatch.setattr(rows, "MAX_WORKSPACE_BYTES", 64)
+    monkeypatch.setattr(rows, "CHUNKS_PER_STEP", 2)
     sides = csr.unpack_sides(*csr.pack_sides(kernel_cases.listed(6, 5, 0.3), torch.device(device)))
     assert min(side.chunk_row.numel() for side in sides) >= 5
     check_against_the_reference(CASES[case], device)

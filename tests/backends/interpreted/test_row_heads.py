@@ -34,17 +34,17 @@ PROGRAMS = {
 def test_every_option(name, device, monkeypatch):
     """Every pass takes this number of heads of a group, in several steps of two edges."""
     case, members = PROGRAMS[name]
-    configs = {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()}
+    configs = {key: config._replace(num_edges=2) for key, config in rows.CONFIGS.items()}
     monkeypatch.setattr(rows, "CONFIGS", configs)
-    monkeypatch.setattr(rows, "members_of_program", lambda *sizes: members)
+    monkeypatch.setattr(rows, "choose_num_members", lambda *sizes: members)
     check_against_the_reference(case, device)
 
 
 @pytest.mark.parametrize("name", mark_slow(["two groups of two", "half a group"], ["half a group"]))
 def test_long_rows_in_chunks(name, device, monkeypatch):
     """Rows are long on both sides, and the workspace holds one sample and key/value head at a time."""
-    monkeypatch.setattr(csr, "CHUNK", 2)
-    monkeypatch.setattr(rows, "WORKSPACE", 64)
+    monkeypatch.setattr(csr, "MIN_CHUNK_SIZE", 2)
+    monkeypatch.setattr(rows, "MAX_WORKSPACE_BYTES", 64)
     test_every_option(name, device, monkeypatch)
 
 
@@ -56,7 +56,7 @@ def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
     q[0, :, :, 0].abs_().mul_(torch.tensor([[1.0], [-1.0]], device=device))
     results = []
     for members in (1, 2):
-        monkeypatch.setattr(rows, "members_of_program", lambda *sizes, members=members: members)
+        monkeypatch.setattr(rows, "choose_num_members", lambda *sizes, members=members: members)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         out = ga.attend(*inputs, FEW, backend="rows")
         results.append([out, torch.autograd.grad(out, inputs, torch.ones_like(out))[0]])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -22,7 +21,7 @@ from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Arguments = tuple[Any, ...]
-MAX_ALIGNMENT = 16  # Larger divisors of strides do not help: 16 numbers fill the widest load, of 16 bytes.
+MAX_ALIGNMENT = 16  # Larger divisors of strides do not help: 16 elements fill the widest load, of 16 bytes.
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
@@ -30,35 +29,35 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # The value is
 
 
 def launch(
-    kernel: Any, grid: Arguments, arguments: Arguments, constants: Mapping[str, Any], warps: int, stages: int
+    kernel: Any, grid: Arguments, args: Arguments, constants: dict[str, Any], num_warps: int, num_stages: int
 ) -> None:
     """Launch ``kernel`` on a grid, which may be empty. Every launch goes through this function."""
     if 0 in grid:
         return
     # Triton compiles a kernel for dtypes and alignments of tensors, and for 32 or 64-bit integers.
-    kinds = [
+    argument_kinds = [
         -(2**31) <= x < 2**31
         if x.__class__ is int
         else None
         if x is None or x.__class__ is float
         else (x.dtype, x.data_ptr() % 16)
-        for x in arguments
+        for x in args
     ]
-    device = arguments[0].device
+    device = args[0].device
     # Triton launches on the current device, which may differ from that of the tensors.
     is_current = device.type != "cuda" or device.index == torch.cuda.current_device()
     with nullcontext() if is_current else torch.cuda.device(device):
-        key = kernel, device, warps, stages, *constants.values(), *kinds
+        key = kernel, device, num_warps, num_stages, *constants.values(), *argument_kinds
         compiled = _COMPILED.get(key)
         if compiled is None:
-            options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-            compiled = kernel[grid](*arguments, **constants, **options)
+            options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+            compiled = kernel[grid](*args, **constants, **options)
             # The interpreter returns None, and a kernel that was compiled but not loaded has no module.
             if getattr(compiled, "module", None) is not None:
                 _COMPILED[key] = compiled
             return
-        constant_values = [constants[name] for name in kernel.arg_names[len(arguments) :]]
-        compiled[*grid, 1](*arguments, *constant_values)
+        constant_values = [constants[name] for name in kernel.arg_names[len(args) :]]
+        compiled[*grid, 1](*args, *constant_values)
 
 
 # This cache avoids Triton's check of 70 arguments, which takes as much host time as the rest of a call.
@@ -66,7 +65,7 @@ _COMPILED: dict[Arguments, Any] = {}
 
 
 def jit(function: Any) -> Any:
-    """Apply ``triton.jit``, but do not specialize on numbers, whose names are in lower case."""
+    """Apply ``triton.jit``, but do not specialize on scalars, whose names are in lower case."""
     parameters = inspect.signature(function).parameters
     return triton.jit(do_not_specialize=[name for name in parameters if name.islower()])(function)
 
@@ -95,7 +94,7 @@ def padded_channels(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
+def constants(problem: Problem, *other_tensors: Tensor) -> dict[str, Any]:
     """Return the compile-time constants of a kernel: options, channels, alignment and ACC."""
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
@@ -106,7 +105,7 @@ def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
         "DP": padded_channels(dim),
         "DV": value_dim,
         "DVP": padded_channels(value_dim),
-        "ALIGN": alignment(problem.q, problem.k, problem.v, *results),
+        "ALIGN": alignment(problem.q, problem.k, problem.v, *other_tensors),
         "ACC": tl.float64 if accumulation_dtype(problem.q.dtype) == torch.float64 else tl.float32,
     }
 
@@ -124,13 +123,13 @@ def _factors(scale: float, softcap: float, probability: float) -> tuple[float, .
     return *_split_float(scale), *_split_float(softcap), threshold, *_split_float(factor)
 
 
-def _split_float(number: float) -> tuple[float, float]:
+def _split_float(value: float) -> tuple[float, float]:
     """Split a float64 into two float32 arguments of a kernel, whose sum is exact to 48 bits."""
-    (high,) = struct.unpack("f", struct.pack("f", number))
-    return high, number - high
+    (high,) = struct.unpack("f", struct.pack("f", value))
+    return high, value - high
 
 
-def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:
+def empty_token_major(like: Float[Tensor, "batch heads tokens _"], width: int) -> Tensor:
     """Allocate a result ``[B, H, T, width]`` with the memory layout ``[B, T, H, width]``.
 
     The interpreter truncates to bfloat16; GPUs round. So it writes float32, which is rounded later.
@@ -143,7 +142,7 @@ def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float
 
 
 @triton.jit
-def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
+def to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
     """Return scale, softcap and the factor of kept weights, each the sum of two float32."""
     scale = tl.full((), scale, ACC) + tl.full((), scale_low, ACC)
     cap = tl.full((), cap, ACC) + tl.full((), cap_low, ACC)
@@ -152,21 +151,21 @@ def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexp
 
 @triton.jit
 def tanh(x):
-    """Compute tanh to rounding error, by a continued fraction near 0 and else by exponentials."""
-    size = tl.abs(x)
-    decay = tl.exp(-2.0 * size)
+    """Compute tanh to rounding error: by a continued fraction near 0, by exponentials elsewhere."""
+    magnitude = tl.abs(x)
+    decay = tl.exp(-2.0 * magnitude)
     by_exponential = (1.0 - decay) / (1.0 + decay)
-    y = tl.minimum(size, 0.5)
+    y = tl.minimum(magnitude, 0.5)
     z = y * y
     numerator = y * (135135.0 + z * (17325.0 + z * (378.0 + z)))
     by_fraction = numerator / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
-    result = tl.where(size < 0.5, by_fraction, by_exponential)
+    result = tl.where(magnitude < 0.5, by_fraction, by_exponential)
     return tl.where(x < 0.0, -result, result)
 
 
 @triton.jit
 def is_finite(x):
-    """Return True for numbers that are neither infinite nor NaN."""
+    """Return True for values that are neither infinite nor NaN."""
     return tl.abs(x) < float("inf")
 
 
