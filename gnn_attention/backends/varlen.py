@@ -1,4 +1,4 @@
-"""Packed documents that are all full, all causal or share a window, by torch's flash attention on CUDA.
+"""Packed documents that are all full, all causal or share a window, using torch's flash attention on CUDA.
 
 The kernel visits no pair outside of a document or window, saves no weights of edges, and
 returns lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` runs such graphs.
@@ -16,22 +16,22 @@ from gnn_attention.graph import TokenGraph, memoized
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
-    bounds, longest, left, right = memoized(_pack_on_device, call.graph, call.q.device)
-    return flash_varlen.attention(call, (bounds, bounds), (longest, longest), (left, right))
+    bounds, max_length, left, right = memoized(_pack_on_device, call.graph, call.q.device)
+    return flash_varlen.attention(call, (bounds, bounds), (max_length, max_length), (left, right))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     if memoized(packing, call.graph) is None:
-        return "the graph is no packing of documents with one window (convert.to_varlen); use backend='flex'"
+        return "the graph is not packed documents with one window (convert.to_varlen); use backend='flex'"
     q_shape, v_shape = list(call.q.shape), list(call.v.shape)
     if 0 in (*q_shape, *v_shape):
         return f"it needs samples, heads, tokens and channels, got q {q_shape} and v {v_shape}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
     width = max(q_shape[3], v_shape[3] + needs_lse)
-    widest = flash_varlen.WIDEST
-    if width <= widest:
+    max_width = flash_varlen.WIDEST
+    if width <= max_width:
         return None
-    return f"at most {widest} channels, one for lse's gradient, got {width}; use backend='flex' or 'rows'"
+    return f"at most {max_width} channels, one for lse's gradient, got {width}; use backend='flex' or 'rows'"
 
 
 def bytes_needed(call: AttentionCall) -> int:
