@@ -88,8 +88,8 @@ def run_attention(call: AttentionCall, backend: str | Backend, graph_is_temporar
     run: Callable[[AttentionCall], Result] | None
     run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if run is None:
-        by_size = graph_is_temporary and backend == "auto"
-        choice = dispatch.choose_by_size(call) if by_size else _choose_backend(backend, call)
+        by_size_alone = graph_is_temporary and backend == "auto"
+        choice = dispatch.choose_by_size(call) if by_size_alone else _choose_backend(backend, call)
         run = partial(_run_backend, choice)
         # On a GPU "auto" replaces a backend whose kernel cannot be compiled or launched.
         if backend == "auto" and call.q.device.type in devices.ASYNCHRONOUS:
@@ -108,9 +108,9 @@ def run_and_merge(call: AttentionCall, parts: Sequence[AttentionCall], backend: 
     """Run parts, each with some of the edges of ``call``, and merge their results into ``(out, lse)``."""
     results = []
     for part in parts:
-        bare_part = replace(part, sink_logits=None, with_lse=True)
-        out, lse = run_attention(bare_part, backend)
-        lse = AttentionInfo(bare_part, lse).lse
+        sinkless_part = replace(part, sink_logits=None, with_lse=True)
+        out, lse = run_attention(sinkless_part, backend)
+        lse = AttentionInfo(sinkless_part, lse).lse
         results.append((out.to(lse.dtype), lse))
     out, lse = reduce(lambda first, second: edge_softmax.merge(*first, *second), results)
     out, lse = call.with_sinks(out, lse)
@@ -159,8 +159,8 @@ def _recomputation_key(backend: str | Backend, call: AttentionCall) -> str:
         return ""
     # Different calls have different queries. The sample spans all tokens, as the last may be padding.
     with eager_mode():
-        some_queries = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
-        return f"{backend} of {float(some_queries.sum()).hex()}"
+        query_sample = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
+        return f"{backend} of {float(query_sample.sum()).hex()}"
 
 
 def _run_backend(backend: Backend, call: AttentionCall) -> Result:
@@ -245,9 +245,9 @@ class AttentionInfo:
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:
         device = self.call.q.device
-        count = self.call.graph.edges_on(device).shape[1]
+        num_edges = self.call.graph.edges_on(device).shape[1]
         if edges is None:
-            return torch.arange(count, device=device)
+            return torch.arange(num_edges, device=device)
         if not isinstance(edges, Tensor) or edges.dim() != 1:
             return self.call.graph.positions_of(edges).to(device)
         if edges.is_floating_point() or edges.dtype == torch.bool:
@@ -256,9 +256,9 @@ class AttentionInfo:
                 "use mask.nonzero() for a bool mask"
             )
         # Inside a compiled program no value can be read.
-        if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():
+        if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= num_edges)).any():
             raise IndexError(
-                f"edges must be indices in 0 .. {count - 1}, got {int(edges.min())} .. {int(edges.max())}"
+                f"edges must be indices in 0 .. {num_edges - 1}, got {int(edges.min())} .. {int(edges.max())}"
             )
         return edges.long().to(device)
 

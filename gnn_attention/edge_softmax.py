@@ -105,7 +105,7 @@ def softmax(
         is_empty = (total == 0) | ~has_in_edges
     total = total.masked_fill(is_empty, 1.0)
     lse = (shift + total.log()).masked_fill(is_empty, -torch.inf)
-    # The backward of gather is a sum, which must be in float64 too.
+    # The backward of gather is a sum, which must also be in float64.
     return mass / total.to(sum_dtype).gather(-1, index).to(mass.dtype), lse
 
 
@@ -134,9 +134,9 @@ def weights_from_lse(
     """Compute the weight ``exp(logit - lse[dst])`` of each edge, or 0 where lse is -inf."""
     edge_checks.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
     edge_checks.edges("logits", logits, dst, lse.shape[-1])
-    lse_of_edge = lse.gather(-1, dst.expand(logits.shape))
-    is_empty = lse_of_edge == -torch.inf
-    return (logits - lse_of_edge.masked_fill(is_empty, 0.0)).exp().masked_fill(is_empty, 0.0)
+    edge_lse = lse.gather(-1, dst.expand(logits.shape))
+    is_empty = edge_lse == -torch.inf
+    return (logits - edge_lse.masked_fill(is_empty, 0.0)).exp().masked_fill(is_empty, 0.0)
 
 
 def add_sinks(
@@ -160,8 +160,8 @@ def add_sinks(
     )
     edge_checks.receivers(has_in_edges, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape).masked_fill(~has_in_edges, -torch.inf)
-    (share, _), lse = shares(lse, sinks)
-    return (out * share.unsqueeze(-1)).to(out.dtype), lse
+    (weight, _), lse = merge_weights(lse, sinks)
+    return (out * weight.unsqueeze(-1)).to(out.dtype), lse
 
 
 def merge(
@@ -180,20 +180,20 @@ def merge(
     edge_checks.axes(
         out_a=(out_a, out_axes), lse_a=(lse_a, lse_axes), out_b=(out_b, out_axes), lse_b=(lse_b, lse_axes)
     )
-    (share_a, share_b), lse = shares(lse_a, lse_b)
-    return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
+    (weight_a, weight_b), lse = merge_weights(lse_a, lse_b)
+    return out_a * weight_a.unsqueeze(-1) + out_b * weight_b.unsqueeze(-1), lse
 
 
-def shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Float[Tensor, "..."]]:
-    """Compute the shares of ``e^lse_a`` and ``e^lse_b`` in their sum, and the log of the sum.
+def merge_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Tensor]:
+    """Compute the weights of two results in :func:`merge`, and the log of ``e^lse_a + e^lse_b``.
 
-    Where both are -inf, the shares are 0 and the log is -inf. The shares are a softmax, so they sum
-    to 1 up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. So
-    would its gradient, which should be 0 where one side has all the weight. With a sigmoid, a share
-    that is rounded to 1 would have derivative 0, and the other share would be lost.
+    Where both are -inf, the weights are 0 and the log is -inf. They are a softmax, so they sum to 1 up
+    to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. So would
+    its gradient, which should be 0 where one side has all the weight. With a sigmoid, a weight that
+    is rounded to 1 would have derivative 0, and the other weight would be lost.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # logaddexp has no derivative where both are -inf.
     a, b = lse_a.masked_fill(is_empty, 0.0), lse_b.masked_fill(is_empty, 0.0)
-    share = torch.stack([a, b]).softmax(0).masked_fill(is_empty, 0.0)
-    return share, torch.logaddexp(a, b).masked_fill(is_empty, -torch.inf)
+    weight = torch.stack([a, b]).softmax(0).masked_fill(is_empty, 0.0)
+    return weight, torch.logaddexp(a, b).masked_fill(is_empty, -torch.inf)

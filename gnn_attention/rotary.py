@@ -50,8 +50,8 @@ class Rotary:
     ) -> Float[Tensor, "*lead tokens dim"]:
         """Rotate row t of ``x`` to ``positions[t]``, in float32 or better; ValueError if dim is odd."""
         if positions.shape != x.shape[-2:-1]:
-            shape, tokens = list(positions.shape), x.shape[-2]
-            raise ValueError(f"positions must have shape [{tokens}], one for each token, got {shape}")
+            shape, num_tokens = list(positions.shape), x.shape[-2]
+            raise ValueError(f"positions must have shape [{num_tokens}], one for each token, got {shape}")
         upcast = x if x.dtype == torch.float64 else x.float()
         cos, sin = (table.to(upcast.dtype) for table in self._angles(x.shape[-1], positions))
         if self.interleaved:
@@ -74,8 +74,8 @@ class Rotary:
             frequencies = self.base ** (-torch.arange(0, dim, 2, **options) / dim)
         else:
             frequencies = torch.tensor(self.frequencies, **options)
-        count, pairs = len(frequencies), dim // 2
-        if count != pairs:
-            raise ValueError(f"expected {pairs} frequencies, one per pair of channels, got {count}")
-        angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
-        return angle.cos(), angle.sin()
+        length, num_pairs = len(frequencies), dim // 2
+        if length != num_pairs:
+            raise ValueError(f"expected {num_pairs} frequencies, one per pair of channels, got {length}")
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
+        return angles.cos(), angles.sin()

@@ -30,18 +30,18 @@ __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 # Since torch 2.13 a compiled program may pass objects to a function marked `constant`.
-COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
+SUPPORTS_CONSTANT_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 # In a compiled program, the arguments of a partial are constants if they have these types.
-CONSTANTS = (Tensor, int, float, str, FunctionType)
+CONSTANT_TYPES = (Tensor, int, float, str, FunctionType)
 # fit_score_mod calls a user's function through one of these wrappers.
 WRAPPERS = (single_pairs.map_pairs, single_pairs.call_on_tensors)
-# This maps a score_mod to {(device, is_fake): result of _needs_single_pairs}.
+# This maps a score_mod to {(device, is_fake): result of _supports_only_scalars}.
 _probes = WeakIdKeyDictionary()
 
 
 def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
     """Return ``score_mod``; TypeError unless it is None or takes ``(score, b, h, dst, src)``."""
-    # A compiled program cannot read signatures, and its own error for a wrong call is clear.
+    # A compiled program cannot read signatures, but the compiler reports a wrong call clearly.
     if score_mod is not None and not torch.compiler.is_compiling():
         function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
         checks.check_signature("score_mod", function, "score", "b", "h", "dst", "src")
@@ -49,13 +49,13 @@ def check_score_mod(score_mod: ScoreMod | None) -> ScoreMod | None:
 
 
 def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> ScoreMod:
-    """Return ``score_mod``, or a function that maps it over all pairs if it supports only single numbers.
+    """Return ``score_mod``, or a function that maps it over all pairs if it supports only scalars.
 
     To find out, ``score_mod`` is called on one ``pair`` of positions, on the device of ``query``.
     """
     is_fake = hasattr(query, "fake_mode")
     if torch.compiler.is_compiling() and not is_fake:
-        needs_mapping: bool | None = COMPILERS_KNOW_OBJECTS and _needs_mapping(score_mod, query.device)
+        needs_mapping: bool | None = SUPPORTS_CONSTANT_OBJECTS and _needs_mapping(score_mod, query.device)
         if needs_mapping and torch.compiler.is_exporting():
             raise NotImplementedError(
                 "torch.export(strict=True) cannot map a score_mod over pairs: export with strict=False"
@@ -68,7 +68,7 @@ def fit_score_mod(score_mod: ScoreMod, pair: tuple[int, int], query: Tensor) -> 
             results = {}
         key = query.device, is_fake
         if key not in results:
-            results[key] = _needs_single_pairs(score_mod, pair, query)
+            results[key] = _supports_only_scalars(score_mod, pair, query)
         needs_mapping = results[key]
     # A mapped function is correct even where a transform replaces the tensors that it holds.
     if needs_mapping or (needs_mapping is None and torch._C._are_functorch_transforms_active()):
@@ -82,29 +82,29 @@ def _needs_mapping(score_mod: Any, device: torch.device) -> bool:
     if isinstance(score_mod, chain):
         return any(_needs_mapping(mod, device) for mod in score_mod.mods)
     if isinstance(score_mod, MethodType):
-        return _call_needs_mapping(device, score_mod.__func__, "", score_mod.__self__)
+        return _function_needs_mapping(device, score_mod.__func__, "", score_mod.__self__)
     if not isinstance(score_mod, partial):
-        return _call_needs_mapping(device, score_mod, "")
+        return _function_needs_mapping(device, score_mod, "")
     values = [*score_mod.args, *score_mod.keywords.values()]
-    are_constants = all(isinstance(x, CONSTANTS) for x in values)
+    are_constants = all(isinstance(x, CONSTANT_TYPES) for x in values)
     if not are_constants or not isinstance(score_mod.func, FunctionType):
         return False
-    return _call_needs_mapping(device, score_mod.func, " ".join(score_mod.keywords), *values)
+    return _function_needs_mapping(device, score_mod.func, " ".join(score_mod.keywords), *values)
 
 
 @constant
-def _call_needs_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
+def _function_needs_mapping(device: torch.device, function: Any, keywords: str, *values: Any) -> bool:
     names = keywords.split()
     num_positional = len(values) - len(names)
     keyword_values = dict(zip(names, values[num_positional:], strict=True))
     score_mod = partial(function, *values[:num_positional], **keyword_values) if values else function
-    return bool(_needs_single_pairs(score_mod, (0, 0), torch.empty(0, device=device)))
+    return bool(_supports_only_scalars(score_mod, (0, 0), torch.empty(0, device=device)))
 
 
-def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) -> bool | None:
-    """Return True if a score_mod needs single numbers, False if not, None if it fails either way."""
+def _supports_only_scalars(score_mod: Any, pair: tuple[int, int], query: Tensor) -> bool | None:
+    """Return True if a score_mod needs scalars, False if it does not, None if it fails either way."""
     if isinstance(score_mod, chain):
-        results = [_needs_single_pairs(mod, pair, query) for mod in score_mod.mods]
+        results = [_supports_only_scalars(mod, pair, query) for mod in score_mod.mods]
         return None if None in results and True not in results else True in results
     if _is_known(score_mod):
         return False
@@ -126,18 +126,18 @@ def _needs_single_pairs(score_mod: Any, pair: tuple[int, int], query: Tensor) ->
 
 def _is_known(score_mod: Any) -> bool:
     """Return True if a score_mod and its parts all come from this library or from transformers."""
-    inner: tuple[Any, ...] = ()
+    parts: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
-        inner = score_mod.mods
+        parts = score_mod.mods
     elif isinstance(score_mod, partial) and score_mod.func not in WRAPPERS:
-        inner = tuple(filter(callable, score_mod.args))
-    return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
+        parts = tuple(filter(callable, score_mod.args))
+    return single_pairs.broadcasts(score_mod) and all(map(_is_known, parts))
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the slopes of ALiBi: ``2^(-8 i / n)`` for heads i = 1 .. n, if n is a power of two.
 
-    For other n, take the slopes for the next lower power, then every second slope for the next higher.
+    For other n, the slopes for the next lower power are followed by every second slope for the next higher.
 
     Source: Press et al. 2022, "Train Short, Test Long" (arXiv 2108.12409), section 3 and its published code.
 
@@ -145,10 +145,10 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     (0.25, 0.0625, 0.015625, 0.00390625)
     """
     num_heads = checks.size("num_heads", num_heads, 1)
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
-    if power < num_heads:
-        slopes += alibi_slopes(2 * power)[0::2][: num_heads - power]
+    lower_power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * i / lower_power) for i in range(1, lower_power + 1)]
+    if lower_power < num_heads:
+        slopes += alibi_slopes(2 * lower_power)[0::2][: num_heads - lower_power]
     return tuple(slopes)
 
 
@@ -161,7 +161,7 @@ def _hash_fields(value: object) -> int:
 class alibi:  # noqa: N801 (it is used like a function)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
-    Source: Press et al. 2022 (arXiv 2108.12409). The distance to a later sender is positive, too.
+    Source: Press et al. 2022 (arXiv 2108.12409). The distance to a later sender is also positive.
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
     >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
@@ -173,7 +173,7 @@ class alibi:  # noqa: N801 (it is used like a function)
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            raise TypeError(f"slopes must be a tuple or list (alibi_slopes), got {checks.quote(self.slopes)}")
+            raise TypeError(f"slopes must be a list or alibi_slopes(n), got {checks.quote(self.slopes)}")
         slopes = tuple(checks.number("each entry of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)
 
@@ -207,7 +207,7 @@ class softcap:  # noqa: N801
 class log_multiplicity:  # noqa: N801
     """Count a sender, or an edge, m times: ``score + log m``.
 
-    ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair.
+    ``multiplicity`` is ``[src]``, one count for each sender, or ``[dst, src]``, one for each pair.
     One edge with ``+ log m`` can replace the m parallel edges of a multigraph.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
@@ -223,13 +223,13 @@ class log_multiplicity:  # noqa: N801
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        logs = self.multiplicity.to(score.device, score.dtype).log()
-        return score + (entries(logs, src) if logs.dim() == 1 else entries(logs, dst, src))
+        log_m = self.multiplicity.to(score.device, score.dtype).log()
+        return score + (entries(log_m, src) if log_m.dim() == 1 else entries(log_m, dst, src))
 
 
 @dataclass(frozen=True, eq=False)
 class relative_bias:  # noqa: N801
-    """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a number for each head and distance.
+    """Add ``table[h, clamp(dst - src, -reach, reach) + reach]``, a scalar for each head and distance.
 
     ``table`` is ``[heads, 2 * reach + 1]``. Distances beyond ``reach`` use the first or last entry.
 

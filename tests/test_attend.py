@@ -314,7 +314,7 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
     disable = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     monkeypatch.setattr(disable, True, raising=False)
     monkeypatch.setattr(flex, "_compile_attention", lambda threads: flex._attention)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    monkeypatch.setattr(flex, "_cpu_unsupported_reason", lambda: None)
     gc.collect()
     gc.disable()
     try:

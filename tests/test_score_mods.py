@@ -139,7 +139,7 @@ class TestRelativeBias:
 
 ERRORS = r"""
 alibi_slopes(0) -> ValueError: num_heads must be at least 1, got 0
-alibi(0.5) -> TypeError: slopes must be a tuple
+alibi(0.5) -> TypeError: slopes must be a list or alibi_slopes
 softcap(0.0) -> ValueError: cap must be positive, got 0.0
 softcap(True) -> TypeError: cap must be a number, got True
 log_multiplicity([1.0]) -> TypeError: multiplicity must be a Tensor, got .* of type list

@@ -21,7 +21,7 @@ def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     return checkpoint(function, *arguments, use_reentrant=False)
 
 
-def needs_every_derivative(tensors: Iterable[Tensor]) -> bool:
+def needs_all_derivatives(tensors: Iterable[Tensor]) -> bool:
     """True if a forward-mode derivative or nested ``torch.func`` gradients are being computed."""
     return has_forward_derivative(tensors) or _transforms().count(TransformType.Grad) > 1
 

@@ -1,8 +1,8 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
 All graphs share one ``mask_mod`` (:func:`is_edge`), which looks up pairs in a table of integers. The table
-begins with five numbers (before :data:`HEADER`). The offset of each tile's bits follows, and then the bits,
-one for each pair. All empty tiles share their bits, and so do all full tiles.
+has a header of strides and token offsets, then the offset of each tile's bits, then the bits, one for
+each pair. All empty tiles share their bits, and so do all full tiles.
 """
 
 import itertools
@@ -15,18 +15,18 @@ from gnn_attention.backends.plan.tile_masks import build_tile_masks
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 
-STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
+STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER_SIZE = range(6)
 BITS = 32  # Each integer of the table holds the bits of 32 pairs.
-TILES_AT_ONCE = 2**14  # At most this many masks are computed at once; for CUDA they take 256 MiB.
-BLOCKS = {"cpu": 64, "cuda": 128}  # Tiles of this side, in tokens, are the fastest on each device.
+TILES_PER_CHUNK = 2**14  # At most this many masks are computed at once; for CUDA they take 256 MiB.
+BLOCK_SIZES = {"cpu": 64, "cuda": 128}  # The fastest side of a tile on each device, in tokens.
 # A kernel is compiled for each length of the table, so tables are padded to one of a few lengths.
-CAPACITIES = tuple(4**power for power in range(8, 16))
+TABLE_SIZES = tuple(4**power for power in range(8, 16))
 
 Tables = tuple[Tensor, tuple[Tensor, ...]]
 
 
 def block_size(device: torch.device) -> int:
-    return BLOCKS.get(device.type, 128)
+    return BLOCK_SIZES.get(device.type, 128)
 
 
 def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
     first_tile = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
     tile = first_tile + (dst >> shift) * table[STRIDE_ROW] + (src >> shift)
     offset = (dst & (block - 1)) * (block // BITS) + ((src & (block - 1)) >> 5)
-    bits = table[table[HEADER + tile] + offset]
+    bits = table[table[HEADER_SIZE + tile] + offset]
     return ((bits >> (src & (BITS - 1))) & 1) != 0
 
 
@@ -94,30 +94,30 @@ def _count_tiles(tiling: Tiles) -> int:
 
 
 def _table_length(tiling: Tiles, num_partial: int) -> int:
-    length = HEADER + _count_tiles(tiling) + (num_partial + 2) * tiling.block * tiling.block // BITS
-    return next((capacity for capacity in CAPACITIES if capacity >= length), length)
+    length = HEADER_SIZE + _count_tiles(tiling) + (num_partial + 2) * tiling.block**2 // BITS
+    return next((size for size in TABLE_SIZES if size >= length), length)
 
 
 def _make_table(graph: TokenGraph, block: int, full: Tensor, partial: Tensor) -> Int[Tensor, " capacity"]:
-    tile_size = block * block // BITS
-    empty_tile = HEADER + partial.numel()
-    full_tile, first_partial = empty_tile + tile_size, empty_tile + 2 * tile_size
-    offsets = torch.full(partial.shape, empty_tile, device="cpu").masked_fill(full, full_tile)
-    integers: list[Tensor] = []
-    count = 0
+    ints_per_tile = block * block // BITS
+    empty_offset = HEADER_SIZE + partial.numel()
+    full_offset, partial_offset = empty_offset + ints_per_tile, empty_offset + 2 * ints_per_tile
+    offsets = torch.full(partial.shape, empty_offset, device="cpu").masked_fill(full, full_offset)
+    packed_masks: list[Tensor] = []
+    num_masks = 0
     shifts = torch.arange(BITS, dtype=torch.int32, device="cpu")
     for b, h in itertools.product(range(graph.batch or 1), range(graph.heads or 1)):
-        for row, column in zip(*(x.split(TILES_AT_ONCE) for x in partial[b, h].nonzero().T), strict=True):
+        for row, column in zip(*(x.split(TILES_PER_CHUNK) for x in partial[b, h].nonzero().T), strict=True):
             index, masks = build_tile_masks(select_slice(graph, b, h), block, row, column)
-            offsets[b, h, row, column] = first_partial + tile_size * (index + count)
-            integers.append((masks.view(-1, BITS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32))
-            count += len(masks)
-    table = torch.zeros(_table_length(tiles(graph, block), count), dtype=torch.int32, device="cpu")
+            offsets[b, h, row, column] = partial_offset + ints_per_tile * (index + num_masks)
+            packed_masks.append((masks.view(-1, BITS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32))
+            num_masks += len(masks)
+    table = torch.zeros(_table_length(tiles(graph, block), num_masks), dtype=torch.int32, device="cpu")
     # The stride of an axis is 0 if the graph does not differ along it.
     _, heads, rows, columns = partial.shape
     strides = heads * rows * columns if graph.batch else 0, rows * columns if graph.heads else 0, columns
-    table[:HEADER] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
-    table[HEADER:empty_tile] = offsets.flatten()
-    table[full_tile:first_partial] = -1
-    table[first_partial : first_partial + tile_size * count] = torch.cat(integers)
+    table[:HEADER_SIZE] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
+    table[HEADER_SIZE:empty_offset] = offsets.flatten()
+    table[full_offset:partial_offset] = -1
+    table[partial_offset : partial_offset + ints_per_tile * num_masks] = torch.cat(packed_masks)
     return table

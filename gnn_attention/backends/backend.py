@@ -13,13 +13,13 @@ from gnn_attention.backends.call import AttentionCall
 UnsupportedReason = Callable[[AttentionCall], str | None]
 Support = bool | str  # A string is the only type of device that supports the option.
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
-NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
+LABELS = {"backward": "backward pass", "double_backward": "second derivative"}
 REMEDIES = {
     "score_mod": "leave score_mod out",
     "bias": "leave bias out",
-    "dropout": "give dropout=0.0",
+    "dropout": "pass dropout=0.0",
     "sink_logits": "leave sink_logits out",
-    "lse": "give return_info=False",
+    "lse": "pass return_info=False",
     "backward": "call it under torch.no_grad()",
 }
 
@@ -77,12 +77,12 @@ class Capabilities:
         >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
         ('every option', 'on cuda; no bias; lse on cuda only')
         """
-        support = {NAMES.get(option, option): getattr(self, option) for option in OPTIONS}
+        support = {LABELS.get(option, option): getattr(self, option) for option in OPTIONS}
         limits = [f"on {_join_devices(self)}"] if self.devices else []
         limits += [f"in {_join_dtypes(self)}"] if self.dtypes else []
-        missing = [name for name, device in support.items() if device is False]
-        limits += [f"no {', '.join(missing)}"] if missing else []
-        limits += [f"{name} on {where} only" for name, where in support.items() if isinstance(where, str)]
+        missing_options = [name for name, device in support.items() if device is False]
+        limits += [f"no {', '.join(missing_options)}"] if missing_options else []
+        limits += [f"{name} on {device} only" for name, device in support.items() if isinstance(device, str)]
         return "; ".join(limits) or "every option"
 
 
@@ -100,7 +100,7 @@ def unsupported_reason(
         dtype = str(q.dtype).removeprefix("torch.")
         dtypes = _join_dtypes(capabilities)
         return f"it computes in {dtypes}, q is {dtype}; convert q, k and v, or use {instead}"
-    is_used = {
+    usage = {
         "score_mod": call.score_mod is not None,
         "bias": call.bias is not None,
         "dropout": bool(call.dropout),
@@ -108,13 +108,13 @@ def unsupported_reason(
         "lse": call.with_lse,
         "backward": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
     }
-    for option in (name for name, used in is_used.items() if used):
+    for option in (name for name, used in usage.items() if used):
         support = getattr(capabilities, option)
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             device = f" on {q.device.type}" if support else ""
-            return f"it has no {NAMES.get(option, option)}{device}; {REMEDIES[option]}, or use {instead}"
+            return f"it has no {LABELS.get(option, option)}{device}; {REMEDIES[option]}, or use {instead}"
     if call.graph.has_parallel_edges and capabilities.parallel_edges != "kept":
-        options = [name for name in ("bias", "dropout") if is_used[name]]
+        options = [name for name in ("bias", "dropout") if usage[name]]
         # Merging needs a score_mod, which adds the logarithm of the multiplicity.
         has_score_mod = capabilities.score_mod in (True, q.device.type)
         can_merge = capabilities.parallel_edges == "merged" and has_score_mod
@@ -156,12 +156,12 @@ class Backend:
 
     def __post_init__(self) -> None:
         """Check the types of the fields, and join ``unsupported_reason`` with the capabilities."""
-        reason, needed = self.unsupported_reason, self.bytes_needed
+        reason, estimate = self.unsupported_reason, self.bytes_needed
         requirements = {
             "name": ("a string", isinstance(self.name, str)),
             "run": ("a function (call) -> (out, lse or None)", callable(self.run)),
             "unsupported_reason": ("a function (call) -> str or None", callable(reason)),
-            "bytes_needed": ("a function (call) -> int, or None", needed is None or callable(needed)),
+            "bytes_needed": ("a function (call) -> int, or None", estimate is None or callable(estimate)),
             "capabilities": ("Capabilities", isinstance(self.capabilities, Capabilities)),
         }
         for name, (requirement, is_met) in requirements.items():

@@ -20,11 +20,11 @@ from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
 # Queries are gathered in chunks of about this many bytes. The allocator reuses a tensor of this size.
-GATHERED_BYTES = 2**22
-COMPILED_EDGES = 2**16  # A compiled program repeats its code for each chunk of this many edges.
+GATHER_BYTES_PER_CHUNK = 2**22
+COMPILED_EDGES_PER_CHUNK = 2**16  # A compiled program repeats its code for each chunk.
 
 
-def _old_name(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _make_alias(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call_method(*arguments: Any, **options: Any) -> Any:
         text = f"AttentionCall.{name} is now called AttentionCall.{method.__name__}"
@@ -161,12 +161,12 @@ class AttentionCall:
     def scores(self, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
         """Compute ``score_mod(scale * q . k)`` of pairs ``(src, dst)``, in float32 or better."""
         dtype = edge_softmax.accumulation_dtype(self.q.dtype)
-        chunk_size = COMPILED_EDGES
+        chunk_size = COMPILED_EDGES_PER_CHUNK
         if not torch.compiler.is_compiling():
             # The backward pass of a chunk allocates gradients as large as q and k, so chunks are large.
             min_edges = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
             bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
-            chunk_size = max(min_edges, GATHERED_BYTES // max(1, bytes_per_edge))
+            chunk_size = max(min_edges, GATHER_BYTES_PER_CHUNK // max(1, bytes_per_edge))
 
         def score_chunk(src: Tensor, dst: Tensor) -> Tensor:
             k = edge_softmax.per_query_head(self.k.to(dtype), self.q.shape[1])
@@ -174,14 +174,14 @@ class AttentionCall:
             q = self.q.to(dtype).index_select(2, dst)
             return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
 
-        # The backward pass gathers q and k again, so that gathered copies need not be saved.
+        # The backward pass gathers q and k again, so that gathered copies are not saved.
         chunks = torch.split(pairs, chunk_size, dim=1)
         return torch.cat([recompute(score_chunk, src, dst) for src, dst in chunks], dim=-1)
 
     def merge_parallel_edges(self) -> AttentionCall:
         """Replace m parallel edges by one edge with ``log m`` added to its score."""
-        graph, log_count = memoized(derived.merge_parallel_edges, self.graph)
-        score_mod = log_count if self.score_mod is None else score_mods.chain(self.score_mod, log_count)
+        graph, log_mod = memoized(derived.merge_parallel_edges, self.graph)
+        score_mod = log_mod if self.score_mod is None else score_mods.chain(self.score_mod, log_mod)
         return replace(self, graph=graph, score_mod=score_mod)
 
     @property
@@ -197,10 +197,10 @@ class AttentionCall:
 
     def select(self, b: int | None, h: int | None) -> AttentionCall:
         """Return the call of sample b and head h (None: all of them), on that slice of the graph."""
-        group = self.q.shape[1] // self.k.shape[1]
+        group_size = self.q.shape[1] // self.k.shape[1]
         samples = slice(None) if b is None else slice(b, b + 1)
         heads = slice(None) if h is None else slice(h, h + 1)
-        kv_heads = slice(None) if h is None else slice(h // group, h // group + 1)
+        kv_heads = slice(None) if h is None else slice(h // group_size, h // group_size + 1)
         bias = None if self.bias is None else self.bias.expand(*self.q.shape[:2], -1)[samples, heads]
         return replace(
             self,
@@ -215,11 +215,11 @@ class AttentionCall:
         )
 
     # This release keeps the names that the methods had in 0.2.0.
-    checked = classmethod(_old_name("checked", from_arguments.__func__))  # type: ignore[attr-defined]
-    modified = _old_name("modified", apply_score_mod)
-    dropped = _old_name("dropped", apply_dropout)
-    parts = _old_name("parts", slices)
-    part = _old_name("part", select)
+    checked = classmethod(_make_alias("checked", from_arguments.__func__))  # type: ignore[attr-defined]
+    modified = _make_alias("modified", apply_score_mod)
+    dropped = _make_alias("dropped", apply_dropout)
+    parts = _make_alias("parts", slices)
+    part = _make_alias("part", select)
 
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
@@ -314,7 +314,7 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
     if (graph.num_dst, graph.num_src) != (q.shape[2], k.shape[2]):
         raise ValueError(
             f"{graph!r} does not fit q with {q.shape[2]} receivers and k with {k.shape[2]} senders; "
-            "for a range of receivers of a longer graph take graph.rows(start, stop)"
+            "for a range of receivers of a longer graph use graph.rows(start, stop)"
         )
     for axis, expected, size in (("heads", graph.heads, q.shape[1]), ("batch", graph.batch, q.shape[0])):
         if expected is not None and expected != size:

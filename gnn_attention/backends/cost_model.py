@@ -18,7 +18,7 @@ from gnn_attention._support import atomic_files, checks
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
-VARIABLE = "GNN_ATTENTION_COSTS"  # This environment variable may hold the path to the constants.
+PATH_VARIABLE = "GNN_ATTENTION_COSTS"  # An environment variable with the path of the constants.
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Costs:
     def seconds(self, work: Work, heads: int, dim: int = 64) -> float:
         """Estimate the seconds of a forward pass; ``heads`` counts the heads of all samples."""
         width = dim / 64.0
-        pairs = work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
-        dense = (work.weighted_cells * self.cell + pairs) * width + work.rectangles * self.rectangle
+        pair_ns = work.masked_pairs * self.masked_pair + work.plain_pairs * self.plain_pair
+        dense = (work.weighted_cells * self.cell + pair_ns) * width + work.rectangles * self.rectangle
         sparse = (work.edges * self.edge + work.nodes * self.node) * (0.5 + 0.5 * width)
         return (work.calls * self.call + heads * (dense + sparse)) * 1e-9
 
 
 def path_of_costs() -> Path:
-    """Path of the constants: ``$GNN_ATTENTION_COSTS``, else a file in the user's cache folder."""
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE])
+    """Path of the constants: ``$GNN_ATTENTION_COSTS``, or a file in the user's cache folder."""
+    if os.environ.get(PATH_VARIABLE):
+        return Path(os.environ[PATH_VARIABLE])
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "gnn_attention" / "costs.json"
 

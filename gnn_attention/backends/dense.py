@@ -1,7 +1,7 @@
-"""Attention over all pairs with a mask, by torch's ``scaled_dot_product_attention`` where possible.
+"""Attention over all pairs with a mask, using torch's ``scaled_dot_product_attention`` if possible.
 
-For options that SDPA lacks (score_mod, a bias of each edge, dropout keyed by the edge, sinks, lse)
-the formula is written out on ``[dst, src]`` logits in float32 or better. On CUDA, lse of full and
+For options that SDPA lacks (score_mod, a bias for each edge, dropout keyed by the edge, sinks, lse)
+``[dst, src]`` logits are computed explicitly, in float32 or better. On CUDA, lse of full and
 causal graphs comes from SDPA's own kernel (``gpu.flash_varlen``). An isolated receiver gets exactly
 0: in SDPA it attends to all senders, which avoids NaN, and then its output is set to 0.
 """
@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import needs_every_derivative
+from gnn_attention._support.autograd import needs_all_derivatives
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager
@@ -26,9 +26,9 @@ from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL_MASK = 2**18  # Masks of up to this many pairs are cached in q's dtype, larger masks as bool.
-DEVICES_OF_FLASH = ("cuda",)
-AUTO_LIMIT = 4 * 2**30  # "auto" avoids this backend if mask and logits need more bytes.
+MAX_CONVERTED_PAIRS = 2**18  # Masks of more pairs are cached as bool, others in q's dtype.
+FLASH_DEVICES = ("cuda",)
+AUTO_MAX_BYTES = 4 * 2**30  # "auto" avoids this backend if mask and logits need more bytes.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -56,24 +56,24 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """Estimate the extra memory: none for SDPA without a mask, otherwise a mask or the logits of all pairs.
+    """Estimate the extra memory: SDPA without a mask needs none; other calls need a mask or all logits.
 
-    On a CPU SDPA never stores logits. On CUDA its flash kernel supports half precision if q and v have the
+    On a CPU, SDPA never stores logits. On CUDA its flash kernel supports half precision if q and v have the
     same width, at most 256. Its memory-efficient kernel also supports float32, but no grouped heads. Both
     need rows whose length is a multiple of 16 bytes; SDPA pads rows only for the flash kernel.
     """
     q, k, v = call.q, call.k, call.v
-    pairs = call.graph.num_dst * call.graph.num_src
-    masks = pairs * (call.graph.batch or 1) * (call.graph.heads or 1)
+    num_pairs = call.graph.num_dst * call.graph.num_src
+    num_mask_entries = num_pairs * (call.graph.batch or 1) * (call.graph.heads or 1)
     fits_flash = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.MAX_CHANNELS
     is_aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
-    is_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and is_aligned
-    is_fused = q.device.type != "cuda" or fits_flash or is_efficient
-    if (_fits_sdpa(call) and is_fused) or _has_flash_lse(call):
-        return 0 if _needs_no_mask(call.graph) else 5 * masks
+    fits_efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and is_aligned
+    has_fused_kernel = q.device.type != "cuda" or fits_flash or fits_efficient
+    if (_fits_sdpa(call) and has_fused_kernel) or _has_flash_lse(call):
+        return 0 if _needs_no_mask(call.graph) else 5 * num_mask_entries
     itemsize = edge_softmax.accumulation_dtype(q.dtype).itemsize
-    logits = 5 * q.shape[0] * q.shape[1] * pairs * itemsize
-    return logits + (0 if call.score_mod is None else 34 * masks)
+    logit_bytes = 5 * q.shape[0] * q.shape[1] * num_pairs * itemsize
+    return logit_bytes + (0 if call.score_mod is None else 34 * num_mask_entries)
 
 
 def _fits_sdpa(call: AttentionCall) -> bool:
@@ -87,7 +87,7 @@ def _needs_no_mask(graph: TokenGraph) -> bool:
 def scatter_bias(bias: Tensor, graph: TokenGraph) -> Tensor:
     """Scatter a bias ``[batch, heads, edges]`` to a table ``[batch, heads, dst, src]``, 0 elsewhere.
 
-    Parallel edges share the entry ``log(sum of e^bias)``; in their graphs, non-edges have -inf.
+    Parallel edges share the entry ``log(sum of e^bias)``. If there are any, non-edges get -inf.
     """
     src, dst = graph.edges_on(bias.device)
     pair, num_pairs = dst * graph.num_src + src, graph.num_dst * graph.num_src
@@ -101,7 +101,7 @@ def scatter_bias(bias: Tensor, graph: TokenGraph) -> Tensor:
 def _run_sdpa(call: AttentionCall) -> Tensor:
     if _needs_no_mask(call.graph):
         return _call_sdpa(call, None, is_causal=not call.graph.is_full())
-    is_small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
+    is_small = call.graph.num_dst * call.graph.num_src <= MAX_CONVERTED_PAIRS
     mask = memoized(_make_mask, call.graph, call.q.dtype if is_small else torch.bool, call.q.device)
     out = _call_sdpa(call, mask, is_causal=False)
     return out.masked_fill(~call.has_in_edges.unsqueeze(-1), 0.0) if call.graph.has_empty_rows else out
@@ -126,7 +126,7 @@ def _call_sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Ten
     sdpa: Callable[..., Tensor] = functional.scaled_dot_product_attention
     sdpa = partial(sdpa, attn_mask=mask, is_causal=is_causal, **options)
     is_eager = are_eager((q, k, v))
-    if not is_eager and needs_every_derivative((q, k, v)):
+    if not is_eager and needs_all_derivatives((q, k, v)):
         return _unfused_sdpa(sdpa, q, k, v)
     if not is_eager or not any_needs_gradients((q, k, v)):
         return sdpa(q, k, v)
@@ -179,7 +179,7 @@ def _unfused_sdpa(sdpa: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 def _has_flash_lse(call: AttentionCall) -> bool:
     """True if lse comes from SDPA's own kernel for CUDA, which stores nothing of size dst x src."""
-    if call.q.device.type not in DEVICES_OF_FLASH or call.q.dtype not in flash_varlen.DTYPES:
+    if call.q.device.type not in FLASH_DEVICES or call.q.dtype not in flash_varlen.DTYPES:
         return False
     needs_lse = call.with_lse or call.sink_logits is not None
     if not needs_lse or not call.is_plain or 0 in (*call.q.shape, *call.v.shape):
@@ -196,7 +196,7 @@ def _make_bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tenso
 BACKEND = Backend(
     "dense",
     run,
-    "SDPA, without a mask on full and causal graphs, else time and memory grow with dst x src",
+    "SDPA, without a mask on full and causal graphs; on others time and memory grow with dst x src",
     unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(cached=True, visits_non_edges=True, instead="backend='auto'"),

@@ -27,22 +27,22 @@ from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
 from gnn_attention.graph import TokenGraph, memoized
 
-SMALL = 128 * 128  # Up to this many pairs, one dense call is fastest.
-FEW_ELEMENTS = 2**20  # If all messages have at most this many elements, making a plan does not pay.
-MASK_COST = 2**15  # Building a mask from a list costs as much as a dense kernel for this many pairs.
-DENSE_PAIRS = 2**12  # Up to this many pairs, a dense call and its mask beat message passing.
+MAX_SMALL_GRAPH_PAIRS = 128 * 128  # Up to this many pairs, one dense call is fastest.
+MAX_MESSAGE_ELEMENTS = 2**20  # If all messages have at most this many elements, making a plan does not pay.
+MASK_COST_IN_PAIRS = 2**15  # Building a mask from a list costs as much as a dense kernel for this many pairs.
+MAX_DENSE_PAIRS = 2**12  # Up to this many pairs, a dense call and its mask beat message passing.
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
-SLOWDOWN = {
+SLOWDOWN_FACTORS = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
     "rows": {WRITTEN_OUT: 2.0},
 }
-BY_SIZE = "by the number of its edges alone: a list is read in every call, a TokenGraph is planned once"
-FIRST_CALL = (
+SIZE_REASON = "by the number of its edges alone: a list is read in every call, a TokenGraph is planned once"
+FIRST_CALL_REASON = (
     "by the number of its edges alone, since it may be used only once; "
     "from the third call on, or after graph.prepare()"
 )
-UNSUPPORTED = "the others do not support it"
+UNSUPPORTED_REASON = "the others do not support it"
 STRENGTHS = {
     "dense": "most pairs are edges",
     "tiles": "its edges lie in few, well filled tiles",
@@ -51,10 +51,10 @@ STRENGTHS = {
     "message_passing": "it has so few messages that planning its edges would take longer",
 }
 
-TILE = 128  # FlexAttention's kernels for CUDA have tiles of 128 x 128 pairs.
-# FlexAttention is faster than rows if at least this share of the pairs in its tiles are edges.
+TILE_SIZE = 128  # FlexAttention's kernels for CUDA have tiles of 128 x 128 pairs.
+# FlexAttention is faster than rows if at least this fraction of the pairs in its tiles are edges.
 # `python -m benchmarks.gpu_run` measures it (workloads "fill").
-FILLED = 1 / 8
+MIN_FILL = 1 / 8
 # These errors are due to the call or to memory, and say nothing about a kernel.
 CALL_ERRORS = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
 Result = tuple[Tensor, Tensor | None]
@@ -115,47 +115,47 @@ def explain(
     heads, dim = checks.size("heads", heads, 1), checks.size("dim", dim, 1)
     checks.instance("graph", graph, TokenGraph)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {quote(dtype)}")
+        raise TypeError(f"dtype must be a floating-point torch.dtype, got {quote(dtype)}")
     device_type = str(device or "cpu").partition(":")[0]
     if device_type == "cuda":
         with FakeTensorMode():
-            call = _empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16)
+            call = _make_empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16)
             final = _explain_on_cuda(call, ON_CUDA)
             if not is_first_call(call):
                 return final
             by_size = _explain_on_cuda(call, _candidates_by_size(call))
-            return replace(by_size, reason=f"{FIRST_CALL}, {final.choice}: {final.reason}")
+            return replace(by_size, reason=f"{FIRST_CALL_REASON}, {final.choice}: {final.reason}")
     if device_type != "cpu":
         raise ValueError(f"device must be 'cpu' or 'cuda', got {quote(device)}")
-    call = _empty_call(graph, heads, dim, "meta", dtype)
-    final_choice = _choose_first(_rank_candidates(call), call).name
+    call = _make_empty_call(graph, heads, dim, "meta", dtype)
+    final_choice = _choose_supported(_rank_candidates(call), call).name
     if has_few_pairs(graph):
-        reason = "one dense call is fastest for few pairs" if final_choice == "dense" else UNSUPPORTED
+        reason = "one dense call is fastest for few pairs" if final_choice == "dense" else UNSUPPORTED_REASON
     elif final_choice == "dense" and dense.bytes_needed(call) == 0:
         reason = "one SDPA call without a mask"
     else:
-        reason = f"{STRENGTHS.get(final_choice, UNSUPPORTED)}; the least estimated time"
+        reason = f"{STRENGTHS.get(final_choice, UNSUPPORTED_REASON)}; the least estimated time"
     if is_first_call(call):
-        reason = f"{FIRST_CALL}, {final_choice}: {reason}"
-    table = []
+        reason = f"{FIRST_CALL_REASON}, {final_choice}: {reason}"
+    rules = []
     for name, backend in BACKENDS.items():
         seconds = _estimate_seconds(graph, name, (graph.batch or 1) * heads, dim)
-        needed = backend.bytes_needed(call) if backend.bytes_needed else 0
-        extra = f"{needed / 2**20:.1f} MiB more memory"
-        table.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
+        num_bytes = backend.bytes_needed(call) if backend.bytes_needed else 0
+        extra = f"{num_bytes / 2**20:.1f} MiB more memory"
+        rules.append((name, extra if seconds is None else f"about {seconds * 1e3:.3f} ms, {extra}"))
     estimated = is_estimated(select_slice(graph, 0, 0))
-    return Explanation(repr(graph), choose(call).name, reason, tuple(table), estimated, graph.edges.obstacle)
+    return Explanation(repr(graph), choose(call).name, reason, tuple(rules), estimated, graph.edges.obstacle)
 
 
 def explain_by_size(graph: TokenGraph, heads: int, dim: int) -> Explanation:
     """Explain the backend for edges that are used once, such as the ``edge_index`` passed to a layer."""
-    choice = choose_by_size(_empty_call(graph, heads, dim, "meta", None))
-    return Explanation(repr(graph), choice.name, BY_SIZE)
+    choice = choose_by_size(_make_empty_call(graph, heads, dim, "meta", None))
+    return Explanation(repr(graph), choice.name, SIZE_REASON)
 
 
 def choose(call: AttentionCall) -> Backend:
     """Choose the backend for a call; raise NotImplementedError if none supports it."""
-    return choose_by_size(call) if is_first_call(call) else _choose_first(_rank_candidates(call), call)
+    return choose_by_size(call) if is_first_call(call) else _choose_supported(_rank_candidates(call), call)
 
 
 def run_or_replace(
@@ -196,61 +196,61 @@ class Candidate(NamedTuple):
 
     backend: str
     strength: str
-    why_not: Callable[[AttentionCall], str | None] | None = None
+    reject: Callable[[AttentionCall], str | None] | None = None
 
 
-def _why_not_decoding(call: AttentionCall) -> str | None:
+def _reject_decoding(call: AttentionCall) -> str | None:
     if rows.is_decoding_step(call) and not call.graph.is_full():
         return None
     return "it is not a decoding step: one receiver of some of the senders, without gradients"
 
 
-def _why_no_structure(call: AttentionCall) -> str | None:
+def _reject_chosen_rows(call: AttentionCall) -> str | None:
     # Reading senders that were chosen on a device would make the host wait for the device.
     if call.graph.edges.has_structure:
         return None
     return "its senders were chosen row by row, so its structure is not examined"
 
 
-def _why_not_sdpa(call: AttentionCall) -> str | None:
+def _reject_sdpa(call: AttentionCall) -> str | None:
     if has_few_pairs(call.graph):
         return None
-    reason = _why_no_structure(call)
-    needed = dense.bytes_needed(call) if reason is None else 0
-    return f"it would write {needed / 2**30:.2g} GiB for all pairs" if needed else reason
+    reason = _reject_chosen_rows(call)
+    num_bytes = dense.bytes_needed(call) if reason is None else 0
+    return f"it would write {num_bytes / 2**30:.2g} GiB for all pairs" if num_bytes else reason
 
 
-def _why_not_tiles(call: AttentionCall) -> str | None:
-    reason = _why_no_structure(call)
+def _reject_tiles(call: AttentionCall) -> str | None:
+    reason = _reject_chosen_rows(call)
     if reason is not None:
         return reason
     graph = select_slice(call.graph, 0, 0)
-    share = memoized(fill, graph, TILE)
-    if share >= FILLED:
+    fraction = memoized(fill, graph, TILE_SIZE)
+    if fraction >= MIN_FILL:
         return None
-    about = "about " if is_estimated(graph) else ""
-    return f"{about}{share:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
+    ratio = f"{'about ' if is_estimated(graph) else ''}{fraction:.2%}"
+    return f"{ratio} of the pairs in its tiles of {TILE_SIZE} are edges, fewer than {MIN_FILL:.1%}"
 
 
-def _why_not_dense(call: AttentionCall) -> str | None:
+def _reject_dense(call: AttentionCall) -> str | None:
     gib = dense.bytes_needed(call) / 2**30
-    limit = dense.AUTO_LIMIT / 2**30
+    limit = dense.AUTO_MAX_BYTES / 2**30
     if gib <= limit:
         return None
     return f"it would need {gib:.1f} GiB of mask and logits, more than {limit:.0f} GiB"
 
 
 ON_CUDA = (
-    Candidate("rows", "one receiver is a decoding step", _why_not_decoding),
-    Candidate("dense", "few pairs, or one SDPA call without a mask", _why_not_sdpa),
-    Candidate("varlen", "packed documents, or one window for all", _why_no_structure),
-    Candidate("flex", f"its tiles of {TILE} are well filled", _why_not_tiles),
+    Candidate("rows", "one receiver is a decoding step", _reject_decoding),
+    Candidate("dense", "few pairs, or one SDPA call without a mask", _reject_sdpa),
+    Candidate("varlen", "packed documents, or one window for all", _reject_chosen_rows),
+    Candidate("flex", f"its tiles of {TILE_SIZE} are well filled", _reject_tiles),
     Candidate("rows", "edge by edge"),
-    Candidate("dense", "the logits of all pairs fit into memory", _why_not_dense),
+    Candidate("dense", "the logits of all pairs fit into memory", _reject_dense),
     Candidate("reference", "edge by edge, in chunks"),
 )
 ON_CPU = {
-    name: Candidate(name, STRENGTHS.get(name, ""), _why_not_dense if name == "dense" else None)
+    name: Candidate(name, STRENGTHS.get(name, ""), _reject_dense if name == "dense" else None)
     for name in ("dense", "tiles", "rows", "mixed", "message_passing", "reference")
 }
 
@@ -265,25 +265,25 @@ def _rank_candidates(call: AttentionCall) -> tuple[Candidate, ...]:
     names = memoized(_rank_backends, call.graph, call.q.shape[1], call.q.shape[3], kind)
     num_pairs = (_count_work(call.graph, names[0]) or Work()).pairs
     num_edges = (_count_work(call.graph, "rows") or Work()).edges
-    if _has_few_messages(call, num_edges, num_pairs or FEW_ELEMENTS):
+    if _has_few_messages(call, num_edges, num_pairs or MAX_MESSAGE_ELEMENTS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
 
 def has_few_pairs(graph: TokenGraph) -> bool:
-    return graph.num_dst * graph.num_src <= SMALL
+    return graph.num_dst * graph.num_src <= MAX_SMALL_GRAPH_PAIRS
 
 
-def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, more_pairs: int = 0) -> bool:
+def _has_few_messages(call: AttentionCall, num_edges: int, num_pairs: int, extra_pairs: int = 0) -> bool:
     """True if the messages have few elements, at most one for each pair another kernel visits."""
     batch, heads, _, dim = call.q.shape
-    elements = batch * heads * num_edges * max(dim, call.v.shape[3])
-    return elements <= min(FEW_ELEMENTS, batch * heads * num_pairs + more_pairs)
+    num_elements = batch * heads * num_edges * max(dim, call.v.shape[3])
+    return num_elements <= min(MAX_MESSAGE_ELEMENTS, batch * heads * num_pairs + extra_pairs)
 
 
 def choose_by_size(call: AttentionCall) -> Backend:
     """Choose the backend for a list of edges that is used once, by the size of the call alone."""
-    return _choose_first(_candidates_by_size(call), call)
+    return _choose_supported(_candidates_by_size(call), call)
 
 
 def is_first_call(call: AttentionCall) -> bool:
@@ -303,20 +303,20 @@ def _candidates_by_size(call: AttentionCall) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in ON_CUDA if candidate.backend not in ("varlen", "flex"))
     batch, heads, num_dst, dim = call.q.shape
     num_pairs = num_dst * call.graph.num_src
-    if num_pairs <= DENSE_PAIRS:
+    if num_pairs <= MAX_DENSE_PAIRS:
         names: tuple[str, ...] = ("dense", "rows", "reference")
-    elif _has_few_messages(call, call.graph.num_edges, num_pairs, MASK_COST):
+    elif _has_few_messages(call, call.graph.num_edges, num_pairs, MASK_COST_IN_PAIRS):
         names = ("message_passing", "rows", "reference")
     else:
         costs = cost_model.costs()
         dense_seconds = costs.seconds(Work(masked_pairs=num_pairs), batch * heads, dim)
         edge_work = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
-        is_dense = dense_seconds < costs.seconds(edge_work, batch * heads, dim)
-        names = ("dense", "rows", "reference") if is_dense else ("rows", "reference")
+        is_dense_faster = dense_seconds < costs.seconds(edge_work, batch * heads, dim)
+        names = ("dense", "rows", "reference") if is_dense_faster else ("rows", "reference")
     return tuple(ON_CPU[name] for name in names)
 
 
-def _choose_first(candidates: Iterable[Candidate], call: AttentionCall) -> Backend:
+def _choose_supported(candidates: Iterable[Candidate], call: AttentionCall) -> Backend:
     return BACKENDS[_try_candidates(candidates, call)[0].backend]
 
 
@@ -328,7 +328,7 @@ def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tup
         if call.graph.has_parallel_edges and backend.capabilities.parallel_edges != "kept":
             refusals.append((backend.name, "it keeps no parallel edges"))
             continue
-        reason = None if candidate.why_not is None else candidate.why_not(call)
+        reason = None if candidate.reject is None else candidate.reject(call)
         reason = reason or backend.unsupported_reason(call)
         # If its Triton kernel failed, rows still runs with torch operators.
         if reason is None and backend.name != "rows":
@@ -340,7 +340,7 @@ def _try_candidates(candidates: Iterable[Candidate], call: AttentionCall) -> tup
     raise NotImplementedError(f"no backend supports {call.graph!r} with {call.q.shape[1]} heads: {reasons}")
 
 
-def _empty_call(
+def _make_empty_call(
     graph: TokenGraph, heads: int, dim: int, device: str, dtype: torch.dtype | None
 ) -> AttentionCall:
     """Return a plain call on the graph, whose tensors have no values."""
@@ -355,8 +355,8 @@ def _explain_on_cuda(call: AttentionCall, candidates: Iterable[Candidate]) -> Ex
     if candidate.backend == "rows" and not rows.is_decoding_step(call):
         reason = row_attention.unsupported_reason(call)
         strength += "; in the Triton kernel" if reason is None else f"; by torch operators, {reason}"
-    table = (*refusals, (candidate.backend, "taken"))
-    return Explanation(repr(call.graph), candidate.backend, strength, rules=table)
+    rules = (*refusals, (candidate.backend, "taken"))
+    return Explanation(repr(call.graph), candidate.backend, strength, rules=rules)
 
 
 def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
@@ -365,11 +365,11 @@ def _rank_backends(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[
         # If senders are chosen in every step, counting their tiles does not pay.
         costs = cost_model.costs()
         dense_seconds = costs.seconds(Work(masked_pairs=graph.num_dst * graph.num_src), heads, dim)
-        is_dense = dense_seconds < costs.seconds(rows_work(graph), heads, dim)
-        fastest = ("dense", "rows") if is_dense else ("rows", "dense")
+        is_dense_faster = dense_seconds < costs.seconds(rows_work(graph), heads, dim)
+        fastest = ("dense", "rows") if is_dense_faster else ("rows", "dense")
         return (*fastest, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
-    factors = {name: SLOWDOWN.get(name, {}).get(kind, 1.0) for name in names}
+    factors = {name: SLOWDOWN_FACTORS.get(name, {}).get(kind, 1.0) for name in names}
     times = {name: (_estimate_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
     return (*sorted(names, key=lambda name: times[name]), "reference")
 

@@ -27,6 +27,6 @@ def _kind(name: str, call: AttentionCall) -> tuple[Any, ...]:
     """Return the device, dtype, widths and options, which are equal for a call and its slices."""
     options = call.bias is not None, call.dropout > 0, call.sink_logits is not None, call.with_lse
     widths = call.q.shape[3], call.v.shape[3]
-    gradients = any_needs_gradients((call.q, call.k, call.v))
+    needs_gradients = any_needs_gradients((call.q, call.k, call.v))
     score_mod = type(call.score_mod).__name__
-    return name, call.q.device, call.q.dtype, score_mod, *widths, *options, gradients
+    return name, call.q.device, call.q.dtype, score_mod, *widths, *options, needs_gradients

@@ -7,7 +7,7 @@ symbolic. A new kernel is compiled for a call that has another
 
 * dtype, device, number of threads, number of heads, channels, scale, or layout of q, k and v;
 * kind of batch (one sample or many) or of graph (it may vary by sample, by head, by both or by neither);
-* size of the table (``_flex_block_mask.CAPACITIES``), or a score_mod with other numbers or shapes.
+* table size (``_flex_block_mask.TABLE_SIZES``), or a score_mod with other constants or shapes.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ from gnn_attention.score_mods import RelativeBias, ScoreMod, alibi, chain, log_m
 Triple = tuple[Tensor, Tensor, Tensor]
 
 MAX_KERNELS = 128  # Kernels stay in memory; only a loop over new kinds of calls needs more.
-MAX_BYTES = 4 * 2**30  # The lists of tiles and the table of bits take at most 4 GiB.
+MAX_TABLE_BYTES = 4 * 2**30  # The lists of tiles and the table of bits take at most 4 GiB.
 MIN_CHANNELS = 16  # Kernels for CUDA need 16 channels; tokens with fewer are padded with zeros.
 _FAILED_KERNELS: set[str] = set()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,8 +66,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
         return "FlexAttention has no forward-mode derivative; use backend='dense'"
     if call.q.device.type == "cuda":
-        no_triton = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
-        reason = None if _has_triton() else no_triton
+        message = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+        reason = None if _has_triton() else message
     elif torch.compiler.is_compiling():
         # The compiler would fuse the operators around the call into the kernel, which fails.
         reason = "FlexAttention on a CPU does not run inside a compiled program; use backend='tiles'"
@@ -77,9 +77,9 @@ def unsupported_reason(call: AttentionCall) -> str | None:
             f"{REMEDIES['backward']}, or use backend='dense'"
         )
     else:
-        reason = _cpu_cannot_compile()
+        reason = _cpu_unsupported_reason()
     gib = 0.0 if reason else bytes_needed(call) / 2**30
-    limit = MAX_BYTES / 2**30
+    limit = MAX_TABLE_BYTES / 2**30
     if gib > limit:
         return f"the lists of tiles would take {gib:.1f} GiB, but the limit is {limit:.0f} GiB"
     return reason
@@ -98,13 +98,13 @@ def _try_score_mod(call: AttentionCall) -> Tensor:
 
 
 @cache
-def _cpu_cannot_compile() -> str | None:
+def _cpu_unsupported_reason() -> str | None:
     if not torch.cpu._is_avx2_supported():
         return "FlexAttention on a CPU needs AVX2; use backend='dense'"
     from torch._inductor import config
 
-    names = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
-    if any(name and shutil.which(name) for name in names):
+    compilers = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
+    if any(name and shutil.which(name) for name in compilers):
         return None
     return "FlexAttention on a CPU needs a C++ compiler, such as g++; install one, or use backend='dense'"
 
@@ -120,9 +120,9 @@ def _has_triton() -> bool:
 def _pad_for_kernel(x: Tensor, may_add_token: bool) -> Tensor:
     """Pad x to the channels that a kernel needs, and to two tokens (one would need another kernel)."""
     # A score_mod must not be called for an added token: its tables may have no entry for that token.
-    tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
-    channels = max(0, (1 if x.device.type == "cpu" else MIN_CHANNELS) - x.shape[3])
-    return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
+    new_tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
+    new_channels = max(0, (1 if x.device.type == "cpu" else MIN_CHANNELS) - x.shape[3])
+    return functional.pad(x, (0, new_channels, 0, new_tokens)) if new_tokens or new_channels else x
 
 
 def _convert_score_mod(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
@@ -161,22 +161,22 @@ def _run_flex(
     tokens: Triple, tables: Tables, score_mod: ScoreMod | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Run FlexAttention compiled on its own, or as part of the program that is being compiled."""
-    on_cpu = tokens[0].device.type == "cpu"
+    is_on_cpu = tokens[0].device.type == "cpu"
     kernel = _choose_kernel(tokens[0].device, tokens[0].dtype)
     if torch.compiler.is_compiling():
         return _attention(tokens, tables, score_mod, scale, with_lse, kernel)
-    q, k, v = (_mark_dynamic(x.detach() if on_cpu else x, 0, 2) for x in tokens)
+    q, k, v = (_mark_dynamic(x.detach() if is_on_cpu else x, 0, 2) for x in tokens)
     table, lists = tables
     lists = tuple(_mark_dynamic(x, *range(x.dim())) for x in lists)
-    attention = _compile_attention(torch.get_num_threads() if on_cpu else 0)
+    attention = _compile_attention(torch.get_num_threads() if is_on_cpu else 0)
     run_kernel = partial(attention, (q, k, v), (table, lists), score_mod, scale, with_lse)
-    # Kernels for CPUs support no captured numbers and no captured tensors of symbolic size, so numbers
+    # Kernels for CPUs support no captured scalars or captured tensors of symbolic size, so scalars
     # are constants, and only marked tensors are dynamic. Too many kernels raise an error.
     limits = {"recompile_limit": MAX_KERNELS, "accumulated_recompile_limit": 2 * MAX_KERNELS}
     constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
     config: AbstractContextManager[Any] = torch._dynamo.config.patch({**limits, **constants})
     try:
-        with config, torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
+        with config, torch.set_grad_enabled(torch.is_grad_enabled() and not is_on_cpu):
             try:
                 out, lse = run_kernel(kernel)
             except Exception:  # The kernel "FLASH" is experimental and may fail.
@@ -224,7 +224,7 @@ def _translate_error(error: Exception) -> Exception:
     if isinstance(error, FailOnRecompileLimitHit):
         return NotImplementedError(
             f"backend 'flex' has compiled {MAX_KERNELS} kernels, one for each kind of call: "
-            "give a score_mod its numbers as a tensor, or call torch.compiler.reset()"
+            "pass the numbers of a score_mod as a tensor, or call torch.compiler.reset()"
         )
     if isinstance(error, (TorchDynamoException, InductorError)):
         first_line = str(error).strip().splitlines()[0][:200]
@@ -239,9 +239,9 @@ def _translate_error(error: Exception) -> Exception:
 
 
 @cache
-def _compile_attention(threads: int) -> Any:
+def _compile_attention(num_threads: int) -> Any:
     """Compile attention; a kernel for CPUs has buffers for this number of threads only."""
-    options: dict[str, Any] | None = {"cpp.threads": threads} if threads else None
+    options: dict[str, Any] | None = {"cpp.threads": num_threads} if num_threads else None
     return torch.compile(_attention, fullgraph=True, dynamic=None, options=options)
 
 
@@ -258,10 +258,10 @@ def _attention(
         return _flex_block_mask.is_edge(table, block, b, h, dst, src)
 
     def apply_score_mod(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        wide = score.to(torch.float32)
+        upcast = score.to(torch.float32)
         dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
-        result = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
-        return torch.where(wide == wide, result, wide)  # This expands the result to the score's shape.
+        result = score_mod(upcast, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
+        return torch.where(upcast == upcast, result, upcast)  # This expands the result to the score's shape.
 
     eight_lists: Any = [*lists, None, None, None, None][:8]
     mask = BlockMask((q.shape[2], k.shape[2]), *eight_lists, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]

@@ -17,7 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
 
-COPIES = 8  # Training makes up to 8 tensors as large as all messages.
+NUM_MESSAGE_COPIES = 8  # Training makes up to 8 tensors as large as all messages.
 MAX_TERMS = 64  # Sums of more terms are computed in float64.
 
 
@@ -26,11 +26,11 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # Messages to a receiver and gradients to a sender are added one by one; long sums need float64.
     has_hubs = call.graph.num_edges > MAX_TERMS and memoized(_has_hubs, call.graph)
     accumulation_dtype = edge_softmax.accumulation_dtype(call.q.dtype)
-    out, lse = attend_along(call, torch.float64 if has_hubs else accumulation_dtype, src, dst)
+    out, lse = attend_along_edges(call, torch.float64 if has_hubs else accumulation_dtype, src, dst)
     return out.to(call.q.dtype), None if lse is None else lse.to(accumulation_dtype)
 
 
-def attend_along(
+def attend_along_edges(
     call: AttentionCall,
     dtype: torch.dtype,
     src: Int[Tensor, " edges"],
@@ -69,15 +69,15 @@ def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) 
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _row_index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
-    """Return the row of each token in each sample; a sample has ``count`` rows."""
+def _row_index(tokens: Int[Tensor, " edges"], batch: int, num_rows: int) -> Index:
+    """Return the row of each token in each sample; a sample has ``num_rows`` rows."""
     if batch == 1:
         return tokens
-    return (count * torch.arange(batch, device=tokens.device).unsqueeze(1) + tokens).flatten()
+    return (num_rows * torch.arange(batch, device=tokens.device).unsqueeze(1) + tokens).flatten()
 
 
 def _has_hubs(graph: TokenGraph) -> bool:
-    return any(int(torch.bincount(side).max()) > MAX_TERMS for side in graph.edge_index)
+    return any(int(torch.bincount(ends).max()) > MAX_TERMS for ends in graph.edge_index)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -86,8 +86,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 def bytes_needed(call: AttentionCall) -> int:
     """Return an upper bound of the extra memory: tensors as large as the messages, in float64."""
-    elements = call.q.shape[0] * call.q.shape[1] * max(call.q.shape[3], call.v.shape[3])
-    return COPIES * call.graph.num_edges * elements * torch.float64.itemsize
+    elements_per_edge = call.q.shape[0] * call.q.shape[1] * max(call.q.shape[3], call.v.shape[3])
+    return NUM_MESSAGE_COPIES * call.graph.num_edges * elements_per_edge * torch.float64.itemsize
 
 
 BACKEND = Backend(

@@ -15,7 +15,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import devices, rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
-HALF = {torch.float16, torch.bfloat16}
+HALF_DTYPES = {torch.float16, torch.bfloat16}
 MAX_EDGES = 2**22  # Lists of this many edges take about 100 MB; graphs with more edges are split.
 Result = tuple[Tensor, Tensor | None]
 
@@ -29,7 +29,7 @@ def contain(run: Callable[[AttentionCall], Result], call: AttentionCall) -> Resu
     # NaN and inf in v reach the output, so it is checked if it is smaller and nothing needs gradients.
     is_small = out.numel() < call.v.numel() and not any_needs_gradients((call.q, call.k, call.v))
     values = out if is_small else call.v
-    return (out, lse) if _are_finite(call.q, call.k, values) else _run_along_edges(call)
+    return (out, lse) if _are_finite(call.q, call.k, values) else _run_edge_by_edge(call)
 
 
 def _are_finite(*tensors: Tensor) -> bool:
@@ -37,25 +37,25 @@ def _are_finite(*tensors: Tensor) -> bool:
     try:
         for x in tensors:
             x = x.detach() if x.requires_grad else x
-            if not math.isfinite((x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()).item()):
+            if not math.isfinite((x.sum(dtype=torch.float32) if x.dtype in HALF_DTYPES else x.sum()).item()):
                 return False
     except RuntimeError:  # While torch traces, tensors have no values.
         return True
     return True
 
 
-def _run_along_edges(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_edge_by_edge(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Run the call edge by edge, in ranges of receivers whose lists of edges fit into memory."""
     graph, bias = call.graph, call.bias
-    half = graph.num_dst // 2
-    if graph.num_edges <= MAX_EDGES or not half:
+    middle = graph.num_dst // 2
+    if graph.num_edges <= MAX_EDGES or not middle:
         return recompute(rows.run, replace(call, with_lse=True))  # type: ignore[no-any-return]
     results = []
-    for start, stop in ((0, half), (half, graph.num_dst)):
+    for start, stop in ((0, middle), (middle, graph.num_dst)):
         if call.bias is not None:
             dst = graph.edges_on(call.q.device)[1]
             bias = call.bias[..., (dst >= start) & (dst < stop)]
         q = call.q[:, :, start:stop]
-        results.append(_run_along_edges(replace(call, q=q, graph=graph.rows(start, stop), bias=bias)))
+        results.append(_run_edge_by_edge(replace(call, q=q, graph=graph.rows(start, stop), bias=bias)))
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)

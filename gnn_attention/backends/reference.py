@@ -15,13 +15,13 @@ from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.message_passing import attend_along
+from gnn_attention.backends.message_passing import attend_along_edges
 from gnn_attention.graph import TokenGraph, memoized
 
-MEMORY_LIMIT = 2 * 2**30
+MAX_BYTES = 2 * 2**30
 # The gathered tensors of a chunk take this many bytes, and the backward pass a few times as many. Buffers
 # below 32 MiB would fragment glibc's heap, and the process would grow to 10 times the memory in use.
-CHUNK_BYTES = MEMORY_LIMIT // 7
+BYTES_PER_CHUNK = MAX_BYTES // 7
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     # Edges are sorted by receiver, then sender, so that the result does not depend on their order.
     order = torch.argsort(dst * call.graph.num_src + src)
     chunks = [(0, call.graph.num_dst, call.graph.num_edges)]
-    limit = _max_edges_at_once(call)
+    limit = _max_chunk_edges(call)
     if call.graph.num_edges > limit:
         # In a program compiled for any batch size, the limit is symbolic, but it can be compared.
         max_edges = 1
@@ -46,7 +46,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     gib = bytes_needed(call) / 2**30
-    limit = MEMORY_LIMIT / 2**30
+    limit = MAX_BYTES / 2**30
     if gib <= limit:
         return None
     return f"the reference would need about {gib:.1f} GiB, its limit is {limit:.0f} GiB"
@@ -54,7 +54,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 def bytes_needed(call: AttentionCall) -> int:
     """Estimate the extra memory: edge lists, and the tensors gathered for the largest chunk."""
-    chunk_edges = min(call.graph.num_edges, max(call.graph.max_in_degree, _max_edges_at_once(call)))
+    chunk_edges = min(call.graph.num_edges, max(call.graph.max_in_degree, _max_chunk_edges(call)))
     return call.graph.num_edges * 64 + 4 * _bytes_per_edge(call) * chunk_edges
 
 
@@ -68,8 +68,8 @@ def _working_dtype(q: Tensor) -> torch.dtype:
     return torch.float32 if q.device.type == "mps" else torch.float64
 
 
-def _max_edges_at_once(call: AttentionCall) -> int:
-    return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
+def _max_chunk_edges(call: AttentionCall) -> int:
+    return max(1, BYTES_PER_CHUNK // max(1, _bytes_per_edge(call)))
 
 
 def _run_chunk(
@@ -77,18 +77,18 @@ def _run_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     bias = None if call.bias is None else call.bias[..., index]
     chunk = replace(call, q=call.q[:, :, start:stop], bias=bias, with_lse=True)
-    return attend_along(chunk, _working_dtype(call.q), src, dst, start)
+    return attend_along_edges(chunk, _working_dtype(call.q), src, dst, start)
 
 
 def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
     """Split rows into chunks (start, stop, edges) with at most ``max_edges`` edges or a single row each."""
-    chunks, start, count = [], 0, 0
+    chunks, start, num_edges = [], 0, 0
     for row, degree in enumerate(graph.in_degree().tolist()):
-        if count and count + degree > max_edges:
-            chunks.append((start, row, count))
-            start, count = row, 0
-        count += degree
-    return [*chunks, (start, graph.num_dst, count)]
+        if num_edges and num_edges + degree > max_edges:
+            chunks.append((start, row, num_edges))
+            start, num_edges = row, 0
+        num_edges += degree
+    return [*chunks, (start, graph.num_dst, num_edges)]
 
 
 BACKEND = Backend(

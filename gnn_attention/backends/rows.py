@@ -1,7 +1,7 @@
-"""Attention along a list of edges, for irregular graphs: its cost grows with the number of edges.
+"""Attention on a list of edges, for irregular graphs: its cost grows with the number of edges.
 
 On CUDA a call runs in our Triton kernel (``gpu.row_attention``) if that supports its score_mod, width and
-dtype. Other calls run along the same edges with torch operators. A plain call is one fused operator, which
+dtype. Other calls run on the same edges with torch operators. A plain call is one fused operator, which
 saves no weights of edges. A call with a score_mod, bias or dropout computes the logits of all
 edges (for all heads at once if edges are few, else head by head) and recomputes them in the backward pass.
 Only edges are read, so non-edges have no influence.
@@ -23,8 +23,8 @@ from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 
-EDGES_AT_ONCE = 2**19  # Up to this many edges x samples x heads, all logits are computed together.
-MEMORY_LIMIT = 2**34  # Lists and values of edges take at most 16 GiB; int32 would allow more.
+MAX_LOGITS_AT_ONCE = 2**19  # Up to this many logits (edges x samples x heads) are computed together.
+MAX_BYTES = 2**34  # Lists and values of edges take at most 16 GiB; int32 would allow more.
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -32,22 +32,22 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if graph.num_dst == 1 and is_decoding_step(call):
         return _run_decoding_step(call)
     # On a CPU the device alone rules out the kernel, so the slower has_kernel is not called.
-    use_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
+    uses_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:
         return join_slices([[run(part) for part in row] for row in call.slices()])
-    if use_kernel:
+    if uses_kernel:
         return row_attention.run(call)
     if call.is_plain:
         if not varies:
             return attention_op.run_plan(call, "rows")
-        group = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
-        edges = edge_rows(graph, call.q.device, group)
+        group_size = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
+        edges = edge_rows(graph, call.q.device, group_size)
         return attention_op.run_folded(call, pack_plan(Plan((edges,), is_complete=True)))
     edges = edge_rows(graph, call.q.device)
     order = edge_order(graph, call.q.device)
     batch, heads = call.q.shape[:2]
-    if batch * heads * edges.src.numel() <= EDGES_AT_ONCE:
+    if batch * heads * edges.src.numel() <= MAX_LOGITS_AT_ONCE:
         return _attend(call, edges.tensors, order)
     calls = [[call.select(b, h) for h in range(heads)] for b in range(batch)]
     return join_slices([[recompute(_attend, part, edges.tensors, order) for part in row] for row in calls])
@@ -67,11 +67,11 @@ def is_decoding_step(call: AttentionCall) -> bool:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    needed = bytes_needed(call)
-    gib, limit = needed / 2**30, MEMORY_LIMIT / 2**30
-    if needed > MEMORY_LIMIT and not has_kernel(call):
+    num_bytes = bytes_needed(call)
+    gib, limit = num_bytes / 2**30, MAX_BYTES / 2**30
+    if num_bytes > MAX_BYTES and not has_kernel(call):
         return f"its list of edges would need about {gib:.1f} GiB, the limit is {limit:.0f} GiB"
-    return None if call.q.device.type == "cuda" else memory.shortage(needed)
+    return None if call.q.device.type == "cuda" else memory.shortage(num_bytes)
 
 
 def bytes_needed(call: AttentionCall) -> int:
@@ -80,9 +80,9 @@ def bytes_needed(call: AttentionCall) -> int:
         return row_attention.bytes_needed(call)
     itemsize = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     num_edges = work.num_edges(call.graph)
-    heads_at_once = min(call.q.shape[0] * call.q.shape[1], 2 + EDGES_AT_ONCE // max(num_edges, 1))
-    rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * itemsize
-    return num_edges * (40 + 2 * itemsize * heads_at_once) + 2 * rows
+    num_heads = min(call.q.shape[0] * call.q.shape[1], 2 + MAX_LOGITS_AT_ONCE // max(num_edges, 1))
+    token_bytes = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * itemsize
+    return num_edges * (40 + 2 * itemsize * num_heads) + 2 * token_bytes
 
 
 def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:

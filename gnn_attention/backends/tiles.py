@@ -1,8 +1,8 @@
-"""Attention along the tiles of a graph: dense kernels on rectangles that contain edges.
+"""Attention on the tiles of a graph: dense kernels on rectangles that contain edges.
 
 The plan is computed once for each graph (``plan.planner``). A plain call is one fused operator on views of
 the tokens. A call with a score_mod, bias or dropout runs as separate operators, on a few rectangles at a
-time. ``mixed`` runs plain calls along well filled tiles and a list of all other edges, in one plan.
+time. ``mixed`` runs plain calls on well filled tiles and a list of all other edges, in one plan.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes, mixed_work
 from gnn_attention.graph import memoized
 
-MASK_LIMIT = 2**32  # Masks take at most 4 GiB.
+MAX_MASK_BYTES = 2**32  # Masks take at most 4 GiB.
 MAX_EDGES = 2**28  # A list of this many edges, outside of well filled tiles, takes a few GiB.
 
 
@@ -31,10 +31,10 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    needed = memoized(mask_bytes, select_slice(call.graph, 0, 0))
-    if needed <= MASK_LIMIT:
-        return memory.shortage(needed)
-    gib, limit = needed / 2**30, MASK_LIMIT / 2**30
+    num_bytes = memoized(mask_bytes, select_slice(call.graph, 0, 0))
+    if num_bytes <= MAX_MASK_BYTES:
+        return memory.shortage(num_bytes)
+    gib, limit = num_bytes / 2**30, MAX_MASK_BYTES / 2**30
     return (
         f"the masks of its many thinly filled tiles would need {gib:.1f} GiB, the limit is {limit:.0f} GiB; "
         "use backend='rows'"

@@ -153,11 +153,11 @@ def _varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
 
 def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph: Any = call.graph
-    builder, supported = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
-    if backend not in ("auto", supported) or not call.is_plain:
+    builder, kernel = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
+    if backend not in ("auto", kernel) or not call.is_plain:
         option = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
         raise NotImplementedError(
-            f"{builder} in a traced program does not run with {option}: use 'auto' or {supported!r} without "
+            f"{builder} in a traced program does not run with {option}: use 'auto' or {kernel!r} without "
             "score_mod, bias and dropout, or make the graph outside of the program"
         )
     if graph.block_size:
@@ -174,21 +174,21 @@ def _attend_to_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     """Run one rectangle for each block of receivers, with all samples and heads in one sequence."""
     batch, heads, num_dst, _ = call.q.shape
     device = call.q.device
-    table, size, num_src = graph.lists[0], graph.block_size, graph.num_src
-    blocks = table.shape[2]
-    src = (table.long().unsqueeze(-1) * size + torch.arange(size, device=device)).flatten(-2)
-    dst = torch.arange(blocks * size, device=device).view(blocks, size, 1)
+    block_index, size, num_src = graph.lists[0], graph.block_size, graph.num_src
+    num_blocks = block_index.shape[2]
+    src = (block_index.long().unsqueeze(-1) * size + torch.arange(size, device=device)).flatten(-2)
+    dst = torch.arange(num_blocks * size, device=device).view(num_blocks, size, 1)
     mask = (src.unsqueeze(-2) < num_src) & (dst < num_dst)
     mask = mask & (src.unsqueeze(-2) <= dst) if graph.causal else mask
     first_sender = torch.arange(batch * heads, device=device) * call.k.shape[1] // heads * num_src
     senders = src.clamp(max=num_src - 1) + first_sender.view(batch, heads, 1, 1)
-    receivers = torch.arange(batch * heads * blocks * size, device=device).view(-1, size)
+    receivers = torch.arange(batch * heads * num_blocks * size, device=device).view(-1, size)
     mask_index = torch.arange(mask.shape[:3].numel(), device=device).view(mask.shape[:3])
     masks = Masks(mask.flatten(0, 2), mask_index.expand(batch, heads, -1).flatten())
     rectangles = Rectangles(Gathered(receivers), Gathered(senders.flatten(0, 2)), masks, has_empty_rows=True)
     # The kernel does not support empty rectangles.
     plan = Plan((rectangles,), True) if num_src and mask.numel() else Plan((), False)
-    q = functional.pad(call.q, (0, 0, 0, blocks * size - num_dst))
+    q = functional.pad(call.q, (0, 0, 0, num_blocks * size - num_dst))
     q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))
     if device.type == "cpu":
         result = attention_op.attention(q, k, v, pack_plan(plan), call.scale)
@@ -208,9 +208,9 @@ def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: b
 
 
 def _fake_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *options: bool) -> Lists:
-    max_edges, num_rows = index.numel(), math.prod(index.shape[:-1])
-    num_columns = math.prod(index.shape[:-2]) * num_src
-    sizes = num_rows + 1, max_edges, max_edges, num_columns + 1, max_edges, max_edges
+    max_edges, num_receivers = index.numel(), math.prod(index.shape[:-1])
+    num_senders = math.prod(index.shape[:-2]) * num_src
+    sizes = num_receivers + 1, max_edges, max_edges, num_senders + 1, max_edges, max_edges
     return tuple(index.new_empty(size, dtype=torch.int32) for size in sizes)
 
 

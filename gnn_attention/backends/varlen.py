@@ -1,4 +1,4 @@
-"""Packed documents that are all full, all causal or share a window, by torch's flash attention on CUDA.
+"""Packed documents that are all full, all causal or share a window, using torch's flash attention on CUDA.
 
 The kernel visits no pair outside of a document or window, saves no weights of edges, and
 returns lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` runs such graphs.
@@ -16,13 +16,13 @@ from gnn_attention.graph import TokenGraph, memoized
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
-    bounds, longest, left, right = memoized(_pack_on_device, call.graph, call.q.device)
-    return flash_varlen.attention(call, (bounds, bounds), (longest, longest), (left, right))
+    bounds, max_length, left, right = memoized(_pack_on_device, call.graph, call.q.device)
+    return flash_varlen.attention(call, (bounds, bounds), (max_length, max_length), (left, right))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     if memoized(packing, call.graph) is None:
-        return "the graph is no packing of documents with one window (convert.to_varlen); use backend='flex'"
+        return "the graph is not packed documents with one window (convert.to_varlen); use backend='flex'"
     q_shape, v_shape = list(call.q.shape), list(call.v.shape)
     if 0 in (*q_shape, *v_shape):
         return f"it needs samples, heads, tokens and channels, got q {q_shape} and v {v_shape}"

@@ -1,7 +1,7 @@
 """The senders in the buffers of a cache, the same for all layers, while tokens arrive in chunks.
 
 Rows are sorted by position. A chunk that does not fit goes to a new buffer, after copies of the rows
-that receivers still need. A buffer has at most ``4 * (rows in use + SPARE)`` rows.
+that receivers still need. A buffer has at most ``4 * (rows in use + SPARE_ROWS)`` rows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import map_tokens
 
-SPARE = 16  # A new buffer for n rows has n // 4 + SPARE spare rows.
+SPARE_ROWS = 16  # A new buffer for n rows has n // 4 + SPARE_ROWS spare rows.
 
 
 @dataclass(frozen=True, eq=False)
 class ResidentSenders:
     """The senders in the buffers after tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
-    Row i holds token ``positions[i]``; positions ascend. The last chunk followed ``old_count`` rows
-    or, if ``moved_rows`` is not None, copies of only these rows, in buffers of ``capacity`` rows.
+    Row i holds token ``positions[i]``; positions ascend. The last chunk followed
+    ``num_old_rows`` rows or, unless ``moved_rows`` is None, copies of these in buffers of ``capacity`` rows.
     """
 
     graph: TokenGraph
@@ -34,11 +34,11 @@ class ResidentSenders:
     stop: int
     positions: Int[Tensor, " rows"]
     capacity: int = 0
-    old_count: int = 0
+    num_old_rows: int = 0
     moved_rows: Int[Tensor, " moved"] | None = None
 
     @property
-    def count(self) -> int:
+    def chunk_size(self) -> int:
         return self.stop - self.start
 
     @property
@@ -46,28 +46,28 @@ class ResidentSenders:
         last_dst: Tensor = memoized(last_receivers, self.graph)[self.positions]
         return (last_dst >= self.start).nonzero().flatten()
 
-    def append(self, count: int) -> ResidentSenders:
+    def append(self, num_tokens: int) -> ResidentSenders:
         """Return the senders after one more chunk; raise ValueError if the graph forbids the chunk."""
-        graph, start, stop = self.graph, self.stop, self.stop + count
+        graph, start, stop = self.graph, self.stop, self.stop + num_tokens
         if stop > graph.num_dst:
             raise ValueError(
                 f"{graph!r} has {graph.num_dst} receivers, and the cache has {start} of them: no room "
-                f"for {count} more; use the graph of a longer sequence"
+                f"for {num_tokens} more; use the graph of a longer sequence"
             )
-        src, dst = (int(x) for x in memoized(last_senders, graph)[start:stop].max(0))
+        src, row = (int(x) for x in memoized(last_senders, graph)[start:stop].max(0))
         if src >= stop:
             raise ValueError(
-                f"receiver {start + dst} of {graph!r} attends to sender {src}, which is not in the "
+                f"receiver {start + row} of {graph!r} attends to sender {src}, which is not in the "
                 f"cache yet: the next chunk must have at least {src + 1 - start} tokens"
             )
-        senders = replace(self, start=start, stop=stop, old_count=len(self.positions))
+        senders = replace(self, start=start, stop=stop, num_old_rows=len(self.positions))
         chunk = torch.arange(start, stop, device="cpu")
         moved_rows = senders.indices_in_use
-        rows = len(moved_rows) + count
-        if len(self.positions) + count <= self.capacity <= 4 * (rows + SPARE):
+        n = len(moved_rows) + num_tokens
+        if len(self.positions) + num_tokens <= self.capacity <= 4 * (n + SPARE_ROWS):
             return replace(senders, positions=torch.cat([self.positions, chunk]), moved_rows=None)
         positions = torch.cat([self.positions[moved_rows], chunk])
-        return replace(senders, positions=positions, capacity=rows + rows // 4 + SPARE, moved_rows=moved_rows)
+        return replace(senders, positions=positions, capacity=n + n // 4 + SPARE_ROWS, moved_rows=moved_rows)
 
     def rewind(self, length: int) -> ResidentSenders:
         if length > self.stop:
@@ -89,22 +89,22 @@ class ResidentSenders:
 
     @property
     def has_few_pairs(self) -> bool:
-        return self.count * len(self.positions) <= enumerate_pairs.MAX_ENUMERATED_PAIRS
+        return self.chunk_size * len(self.positions) <= enumerate_pairs.MAX_ENUMERATED_PAIRS
 
     @cached_property
     def chunk_graph(self) -> TokenGraph:
         """The graph whose senders are the rows and whose receivers are the tokens of the last chunk."""
-        graph, count, rows = self.graph, self.count, len(self.positions)
+        graph, shape = self.graph, (self.chunk_size, len(self.positions))
         name = f"{text.parenthesize(graph.name)}.rows({self.start}, {self.stop})"
         if graph.has_parallel_edges or (graph.edges.listed() is not None and not self.has_few_pairs):
             src, dst = graph.rows(self.start, self.stop).edge_index
             index = torch.stack([torch.searchsorted(self.positions, src), dst])
             parallel: Parallel = "keep" if graph.has_parallel_edges else "error"
-            chunk_graph = TokenGraph(ListedEdges(index, count, rows, parallel), count, rows, name=name)
+            chunk_graph = TokenGraph(ListedEdges(index, *shape, parallel), *shape, name=name)
         else:
             senders = self.positions if self.has_gap else int(self.positions[0])
             rule = partial(map_tokens, graph.edges.contains, self.start, senders)
-            chunk_graph = replace(graph, edges=RuleEdges(rule), num_dst=count, num_src=rows, name=name)
+            chunk_graph = replace(graph, edges=RuleEdges(rule), num_dst=shape[0], num_src=shape[1], name=name)
         # If the positions have a gap, a score_mod looks them up.
         src_offset = 0 if self.has_gap else graph.src_offset + int(self.positions[0])
         return replace(chunk_graph, dst_offset=graph.dst_offset + self.start, src_offset=src_offset)
@@ -116,17 +116,17 @@ def append_rows(buffer: Tensor | None, new_rows: Tensor, senders: ResidentSender
     Without autograd, new rows are written to the same buffer after all valid rows, so a caller may
     still discard the result. With autograd, the result is new and has exactly the resident rows.
     """
-    old_rows = new_rows[:, :, :0] if buffer is None else buffer[:, :, : senders.old_count]
+    old_rows = new_rows[:, :, :0] if buffer is None else buffer[:, :, : senders.num_old_rows]
     if senders.moved_rows is not None:
         old_rows = old_rows[:, :, senders.moved_rows.to(old_rows.device)]
     if torch.is_grad_enabled():
         return torch.cat([old_rows, new_rows], dim=2)
-    old_count, count = old_rows.shape[2], old_rows.shape[2] + new_rows.shape[2]
+    num_old_rows, num_rows = old_rows.shape[2], old_rows.shape[2] + new_rows.shape[2]
     # An inference tensor cannot be written to outside inference mode.
     is_frozen = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()
     must_copy = senders.moved_rows is not None or is_frozen
-    if buffer is None or must_copy or buffer.shape[2] < count or buffer.requires_grad:
-        buffer = new_rows.new_empty(*new_rows.shape[:2], max(senders.capacity, count), new_rows.shape[3])
-        buffer[:, :, :old_count] = old_rows
-    buffer[:, :, old_count:count] = new_rows
+    if buffer is None or must_copy or buffer.shape[2] < num_rows or buffer.requires_grad:
+        buffer = new_rows.new_empty(*new_rows.shape[:2], max(senders.capacity, num_rows), new_rows.shape[3])
+        buffer[:, :, :num_old_rows] = old_rows
+    buffer[:, :, num_old_rows:num_rows] = new_rows
     return buffer

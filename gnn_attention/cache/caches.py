@@ -4,9 +4,9 @@ A cache stores keys and values of all tokens so far, so that only those of new t
 Tokens arrive in chunks of any size, in the order of a graph that is fixed from the start. A chunk is
 *appended* (its tokens send), and then *attends*. The results equal those of a pass over all tokens.
 
-For each token and layer, a :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` numbers, and a
-:class:`PatternMessageCache` up to ``2 * heads * width``, or ``width + 1`` with ``keep="states"``, since
-``sum w (x W_M) = (sum w x) W_M``. A sender is dropped when no later receiver needs it.
+For each token and layer, a :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` elements,
+and a :class:`PatternMessageCache` up to ``2 * heads * width``, or ``width + 1`` with ``keep="states"``,
+since ``sum w (x W_M) = (sum w x) W_M``. A sender is dropped when no later receiver needs it.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class TokenCache:
 
     def fork(self: Cache) -> Cache:
         """Return an independent copy; only the graph is shared."""
-        twin = copy.copy(self)
-        twin._buffers = [tuple(x.clone() for x in buffers) for buffers in self._buffers]
-        return twin
+        fork = copy.copy(self)
+        fork._buffers = [tuple(x.clone() for x in buffers) for buffers in self._buffers]
+        return fork
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -128,16 +128,16 @@ class TokenCache:
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
         """Check the tensors ``[B, H, chunk, D]`` of a layer's next chunk, and append them."""
         senders, old_buffers = self._senders, self._buffers[layer]
-        count = rows[0].shape[2]
-        if not count:
+        chunk_size = rows[0].shape[2]
+        if not chunk_size:
             raise ValueError("a chunk must have at least one token, got none")
         if layer not in self._pending_layers:
             self._check_complete("the next chunk")
-            senders = senders.append(count)
-        elif count != senders.count:
+            senders = senders.append(chunk_size)
+        elif chunk_size != senders.chunk_size:
             raise ValueError(
                 f"layer {layer} must get the tokens {senders.start} .. {senders.stop - 1}, as other "
-                f"layers did, got a chunk of {count}"
+                f"layers did, got a chunk of {chunk_size}"
             )
         layout = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
         for new_rows, buffer in zip(rows, old_buffers, strict=False):
@@ -154,7 +154,7 @@ class TokenCache:
     def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
         """Compute attention for the last chunk; a single head of k or v serves all heads."""
         senders, buffers = self._senders, self._buffers[layer]
-        if layer in self._pending_layers or not senders.count:
+        if layer in self._pending_layers or not senders.chunk_size:
             raise ValueError(f"layer {layer} has no new tokens: append them first")
         k, v = (x[:, :, : len(senders.positions)] for x in (buffers[0], buffers[-1]))
         heads = max(k.shape[1], v.shape[1])
@@ -168,7 +168,7 @@ class TokenCache:
     def _check_complete(self, action: str) -> None:
         if self._pending_layers:
             raise ValueError(
-                f"{action} must wait until layer {min(self._pending_layers)}, too, has the tokens "
+                f"{action} must wait until layer {min(self._pending_layers)} also has the tokens "
                 f"{self._senders.start} .. {self._senders.stop - 1}"
             )
 
@@ -229,7 +229,7 @@ class KeyValueCache(TokenCache):
         """Return the updates that a layer with these heads computes for new tokens with states ``x``.
 
         This is :meth:`append` and :meth:`attend`, with rotations by absolute positions; an error leaves
-        the cache unchanged. ``score_mod`` gets the layer's head numbers, even if heads are sharded.
+        the cache unchanged. ``score_mod`` gets the layer's head indices, even if heads are sharded.
         """
         layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
@@ -243,7 +243,7 @@ class KeyValueCache(TokenCache):
             self.append(k, v, layer)
             first_head = getattr(heads, "first_head", 0)
             if score_mod is not None and first_head:
-                score_mod = partial(_apply_from_head, score_mod, first_head)
+                score_mod = partial(_shift_head, score_mod, first_head)
             z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
             return cast("Tensor", heads.collect(z))
 
@@ -255,12 +255,12 @@ class KeyValueCache(TokenCache):
 class PatternMessageCache(TokenCache):
     """Patterns and messages of the tokens so far for each head, or the states that determine them.
 
-    Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2:
-    ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. With
+    Step 1 (source S1.14 of docs/sources.md): patterns and messages of new tokens join the cache. Step 2
+    (S1.15): ``alpha_i = softmax(P_i x_q^T / sqrt(d_k))``. Step 3 (S1.18): ``o_i = alpha_i M_i``. With
     ``side="sender"``, senders compute the patterns, ``p_j = x_j W_K W_Q^T``. With ``side="receiver"``,
     receivers do; the cache then stores messages and, once for all heads, states. ``keep="states"``
-    stores only states, since a message is a linear map of its sender's state (S1.4). Raises
-    TypeError for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.
+    stores only states, since a message is a linear map of its sender's state (S1.4). Raises TypeError
+    for heads without patterns, and ValueError for ``keep="states"`` with ``side="sender"``.
 
     >>> from gnn_attention import patterns
     >>> heads = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double()
@@ -329,13 +329,13 @@ class PatternMessageCache(TokenCache):
         If receivers compute the patterns, return states ``[B, 1, senders, width]`` and messages, or
         only states. Raises ValueError before the first chunk.
         """
-        first, *messages = self._gather_senders(0)
+        patterns_or_states, *messages = self._gather_senders(0)
         width = self.heads.width if self.heads.side == "sender" else self.heads.source_width
-        return first[..., :width], *messages
+        return patterns_or_states[..., :width], *messages
 
 
-def _apply_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *pair: Tensor) -> Tensor:
-    return mod(score, b, h + first, *pair)
+def _shift_head(mod: ScoreMod, first_head: int, score: Tensor, b: Tensor, h: Tensor, *pair: Tensor) -> Tensor:
+    return mod(score, b, h + first_head, *pair)
 
 
 def _apply_at_positions(mod: Any, positions: Tensor, *arguments: Any) -> Tensor:

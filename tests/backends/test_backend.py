@@ -86,7 +86,7 @@ CALL = AttentionCall(Q, K, K, patterns.window(32, 4), 1.0)
 def test_calls_beyond_the_limit_of_a_backend_are_refused(monkeypatch, more):
     """A call at a limit is supported; one more edge or byte is refused."""
     monkeypatch.setattr(memory, "available", lambda: 2**33)
-    monkeypatch.setattr(rows, "MEMORY_LIMIT", rows.bytes_needed(CALL) - more)
+    monkeypatch.setattr(rows, "MAX_BYTES", rows.bytes_needed(CALL) - more)
     counts = {tiles.mixed_work: Work(edges=2**28 + more), tiles.mask_bytes: 2**32 + more}
     monkeypatch.setattr(tiles, "memoized", lambda count, graph: counts[count])
     messages = {

@@ -12,7 +12,7 @@ from gnn_attention.backends.cost_model import Costs, costs, path_of_costs, save
 @pytest.fixture(autouse=True)
 def file(tmp_path, monkeypatch):
     """Use a temporary file, and clear the cache before and after the test."""
-    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    monkeypatch.setenv(cost_model.PATH_VARIABLE, str(tmp_path / "costs.json"))
     costs.cache_clear()
     yield tmp_path / "costs.json"
     costs.cache_clear()
@@ -52,13 +52,13 @@ def test_path_of_the_file(monkeypatch, tmp_path):
     assert path_of_costs() == tmp_path / "costs.json"
     assert save(NEW_COSTS, tmp_path / "a" / "b.json") == tmp_path / "a" / "b.json"
     assert not path_of_costs().exists()
-    monkeypatch.delenv(cost_model.VARIABLE)
+    monkeypatch.delenv(cost_model.PATH_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert path_of_costs() == tmp_path / "cache" / "gnn_attention" / "costs.json"
     assert save(NEW_COSTS).is_file()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(cost_model.VARIABLE, "")
+    monkeypatch.setenv(cost_model.PATH_VARIABLE, "")
     assert path_of_costs() == tmp_path / "home" / ".cache" / "gnn_attention" / "costs.json"
 
 

@@ -18,7 +18,7 @@ from gnn_attention.graph.edges import ChosenEdges
 @pytest.fixture(autouse=True)
 def _use_default_costs(tmp_path, monkeypatch):
     """Use the default constants, not those of this machine's file."""
-    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
+    monkeypatch.setenv(cost_model.PATH_VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
     yield
     cost_model.costs.cache_clear()
@@ -100,10 +100,10 @@ def test_the_bound_on_memory(monkeypatch):
     assert (dispatch.choose(small).name, dispatch.choose(large).name) == ("dense", "rows")
     monkeypatch.setattr(dispatch, "_rank_backends", lambda graph, *options: ("dense", "rows", "reference"))
     assert dispatch.choose(make_call(patterns.window(1024, 1000))).name == "dense"
-    monkeypatch.setattr(dense, "AUTO_LIMIT", 1024 * 1024)
+    monkeypatch.setattr(dense, "AUTO_MAX_BYTES", 1024 * 1024)
     assert dispatch.choose(make_call(patterns.window(1024, 999))).name == "rows"
-    monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(rows, "MAX_BYTES", 1000)
+    monkeypatch.setattr(reference, "MAX_BYTES", 1000)
     message = (
         r"no backend supports .*window\(1024, 998\).* with 8 heads: "
         "dense: it would need .* rows: its list .* reference: "
@@ -195,13 +195,13 @@ def add_one(score, b, h, dst, src):
 
 def test_calls_beyond_the_limit_of_rows_go_to_dense_or_the_reference(monkeypatch):
     """Dense takes up to 4 GiB of logits, then the reference follows; an error gives every reason."""
-    monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(rows, "MAX_BYTES", 1000)
     # Each head and pair takes 5 numbers of 4 bytes, and each pair has positions of 34 bytes.
     small, large = (scattered_list(tokens, 8) for tokens in (4096, 5120))
     assert [(5 * 4 * 8 + 34) * graph.num_dst**2 > 2**32 for graph in (small, large)] == [False, True]
     assert choice_on_cuda(small, score_mod=add_one) == "dense"
     assert choice_on_cuda(large, score_mod=add_one) == "reference"
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(reference, "MAX_BYTES", 1000)
     order = "; ".join(
         f"{name}: .*" for name in ("rows", "dense", "varlen", "flex", "rows", "dense", "reference")
     )

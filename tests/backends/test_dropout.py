@@ -9,7 +9,7 @@ from support.bounds import assert_exact
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dropout
-from gnn_attention.backends.dropout import FIRST, GOLDEN, SECOND, mask
+from gnn_attention.backends.dropout import FIRST_FACTOR, GOLDEN, SECOND_FACTOR, mask
 
 CPU = torch.device("cpu")
 NAMES = ["reference", "dense", "tiles", "rows"]
@@ -17,8 +17,8 @@ NAMES = ["reference", "dense", "tiles", "rows"]
 
 def mix_bits(z):
     z %= 2**64
-    z = (z ^ (z >> 30)) * FIRST % 2**64
-    z = (z ^ (z >> 27)) * SECOND % 2**64
+    z = (z ^ (z >> 30)) * FIRST_FACTOR % 2**64
+    z = (z ^ (z >> 27)) * SECOND_FACTOR % 2**64
     return z ^ (z >> 31)
 
 

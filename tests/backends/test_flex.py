@@ -23,7 +23,7 @@ SAME_SIZES = [
 DISABLE_COMPILE = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 needs_compiler = pytest.mark.skipif(
-    flex._cpu_cannot_compile() is not None, reason=str(flex._cpu_cannot_compile())
+    flex._cpu_unsupported_reason() is not None, reason=str(flex._cpu_unsupported_reason())
 )
 
 
@@ -31,7 +31,7 @@ def run_uncompiled(monkeypatch):
     """Run FlexAttention in eager mode, without a C++ compiler and without tracing in each call."""
     monkeypatch.setattr(DISABLE_COMPILE, True, raising=False)
     monkeypatch.setattr(flex, "_compile_attention", lambda threads: flex._attention)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    monkeypatch.setattr(flex, "_cpu_unsupported_reason", lambda: None)
 
 
 @pytest.fixture(params=["uncompiled", pytest.param("compiled", marks=[pytest.mark.slow, needs_compiler])])
@@ -51,7 +51,7 @@ def compile_options(monkeypatch):
         return torch_compile(function, backend="eager", **arguments)
 
     monkeypatch.setattr(torch, "compile", compile_eagerly)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    monkeypatch.setattr(flex, "_cpu_unsupported_reason", lambda: None)
     flex._compile_attention.cache_clear()
     torch.compiler.reset()
     yield all_options
@@ -207,7 +207,7 @@ REFUSALS = {
     "it has no bias; leave bias out, or use backend='dense'": lambda *x: run_flex(*x, bias=torch.zeros(15)),
     "no dropout": lambda *x: run_flex(*x, dropout=0.1),
     "it has no sink_logits on cpu; leave": lambda *x: run_flex(*x, sink_logits=torch.zeros(NUM_HEADS)),
-    "it has no lse on cpu; give return_info=False": lambda *x: run_flex(*x, return_info=True),
+    "it has no lse on cpu; pass return_info=False": lambda *x: run_flex(*x, return_info=True),
     "no backward pass on cpu, and the score_mod has parameters": lambda *x: run_flex(*x, score_mod=LEARNED),
     r"no backward pass on cpu; call it under torch": lambda q, k, v: run_flex(q, k, v.requires_grad_()),
     "computes in float32, bfloat16, float16, q is float64": lambda *x: run_flex(*(y.double() for y in x)),
@@ -221,7 +221,7 @@ REFUSALS = {
 def test_unsupported_calls(message, monkeypatch):
     """The error says what is unsupported and what to do, before anything is compiled."""
     monkeypatch.setattr(flex, "_compile_attention", None)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    monkeypatch.setattr(flex, "_cpu_unsupported_reason", lambda: None)
     inputs = [x.float() for x in draw(patterns.causal(5))]
     error = TypeError if "must return" in message else NotImplementedError
     with torch.autograd.forward_ad.dual_level(), pytest.raises(error, match=message):
@@ -231,13 +231,13 @@ def test_unsupported_calls(message, monkeypatch):
 def test_a_machine_without_a_compiler(monkeypatch):
     """The error names the missing compiler."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    flex._cpu_cannot_compile.cache_clear()
+    flex._cpu_unsupported_reason.cache_clear()
     try:
         graph = patterns.causal(5)
         with pytest.raises(NotImplementedError, match="needs a C\\+\\+ compiler, such as g\\+\\+"):
             attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
     finally:
-        flex._cpu_cannot_compile.cache_clear()
+        flex._cpu_unsupported_reason.cache_clear()
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_too_many_kernels_are_an_error(compile_options, monkeypatch):
     q, k, v = (x.float() for x in draw(graphs[0], batch=2))
     num_kernels = count_kernels()
     check(graphs[0], graphs[0].mask().expand(2, 1, -1, -1), batch=2)
-    message = r"has compiled 1 kernels.*give a score_mod its numbers as a tensor"
+    message = r"has compiled 1 kernels.*pass the numbers of a score_mod as a tensor"
     with pytest.raises(NotImplementedError, match=message):
         attend(q, k, v, graphs[0], scale=0.3, backend=FLEX)
     # The existing kernel still works.
@@ -313,7 +313,7 @@ def test_if_the_flash_kernel_fails_the_default_one_is_used(fails, monkeypatch):
     monkeypatch.setattr(flex, "_FAILED_KERNELS", set())
     monkeypatch.setattr(flex, "_choose_kernel", lambda device, dtype: "" if flex._FAILED_KERNELS else "FLASH")
     monkeypatch.setattr(flex, "_compile_attention", lambda threads: kernel)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
+    monkeypatch.setattr(flex, "_cpu_unsupported_reason", lambda: None)
     for _ in range(2):
         attend(*(torch.randn(1, 1, 40, 8) for _ in "qkv"), patterns.window(40, 9), backend="flex")
     assert names == (["FLASH", "", ""] if fails else ["FLASH"] * 2)

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_table_gives_the_edges_of_the_graph(name, device, monkeypatch):
     """The table is right for tiles of both devices, empty and full tiles, and pairs beyond the border."""
-    case, block = GRAPHS[name], masks.BLOCKS[device]
-    monkeypatch.setitem(masks.BLOCKS, "cpu", block)
+    case, block = GRAPHS[name], masks.BLOCK_SIZES[device]
+    monkeypatch.setitem(masks.BLOCK_SIZES, "cpu", block)
     table, lists = masks.make_tables(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h, _, _ = case.indices()

@@ -27,7 +27,7 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
         chunks.append((start, stop, len(src)))
         return run_chunk(call, start, stop, src, *edges)
 
-    monkeypatch.setattr(reference, "_max_edges_at_once", lambda call: room)
+    monkeypatch.setattr(reference, "_max_chunk_edges", lambda call: room)
     monkeypatch.setattr(reference, "_run_chunk", record_chunk)
     out = ga.attend(*INPUTS, graph, backend="reference")
     assert_exact(out, ga.attend(*INPUTS, graph, backend="dense"))
@@ -44,9 +44,9 @@ def test_the_limit(monkeypatch):
     call = AttentionCall(*INPUTS, CAUSAL, 1.0)
     limit = reference.bytes_needed(call)
     assert 45 * reference._bytes_per_edge(call) < limit
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", limit)
+    monkeypatch.setattr(reference, "MAX_BYTES", limit)
     assert reference.unsupported_reason(call) is None
-    monkeypatch.setattr(reference, "MEMORY_LIMIT", limit - 1)
+    monkeypatch.setattr(reference, "MAX_BYTES", limit - 1)
     with pytest.raises(
         NotImplementedError, match=r"backend 'reference' does not support .*causal.* GiB, its limit"
     ):
@@ -67,7 +67,7 @@ def test_the_limit(monkeypatch):
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
     """The size of a chunk depends on the samples, so programs compare it with powers of two only."""
     torch.compiler.reset()
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**12)
+    monkeypatch.setattr(reference, "BYTES_PER_CHUNK", 2**12)
     graph, counter = patterns.causal(5), CompileCounter()
     run = lambda x: ga.attend(x, x, x, graph, backend="reference")  # noqa: E731
     program = torch.compile(run, fullgraph=True, backend=counter)

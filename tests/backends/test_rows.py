@@ -37,11 +37,11 @@ def solve(backend, graph, inputs, direction=1.0, **options):
 HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("at_once", [pytest.param(rows.EDGES_AT_ONCE, id="at once"), HEAD_BY_HEAD])
+@pytest.mark.parametrize("at_once", [pytest.param(rows.MAX_LOGITS_AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", thin(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Check every third feature in float64, and one in each other dtype; ``verify`` checks all."""
-    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "MAX_LOGITS_AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(csr_primitives, "MAX_EDGES", 0)
     number, features = list(GRAPHS).index(graph), list(FEATURES)
@@ -102,22 +102,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("at_once", [rows.EDGES_AT_ONCE, 0], ids=["at once", "head by head"])
+@pytest.mark.parametrize("at_once", [rows.MAX_LOGITS_AT_ONCE, 0], ids=["at once", "head by head"])
 @pytest.mark.parametrize(
     ("seed", "options"), [(number % 2, name) for number, name in enumerate(OPTIONS)], ids=str
 )
 def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypatch):
     """Out, lse and gradients equal those of the reference; the bias has the order of the list."""
-    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "MAX_LOGITS_AT_ONCE", at_once)
     torch.manual_seed(seed)
     graph = make_irregular_graph(seed=seed)
     inputs, arguments = qkv(12, 15), OPTIONS[options](graph.num_edges)
     assert_results(solve(ROWS, graph, inputs, **arguments), solve(ORACLE, graph, inputs, **arguments))
 
 
-@pytest.mark.parametrize("at_once", [rows.EDGES_AT_ONCE, 0], ids=["at once", "head by head"])
+@pytest.mark.parametrize("at_once", [rows.MAX_LOGITS_AT_ONCE, 0], ids=["at once", "head by head"])
 def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
-    monkeypatch.setattr(rows, "EDGES_AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "MAX_LOGITS_AT_ONCE", at_once)
     graph, inputs = make_irregular_graph().rows(3, 9), qkv(6, 15)
     table = torch.randn(2, 4, 12, 15, dtype=torch.float64).requires_grad_()
     mod, grads = lambda s, b, h, dst, src: s + table[b, h, dst, src].sin(), []

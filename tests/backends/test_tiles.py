@@ -36,7 +36,7 @@ def logits(q, k):
 )
 def test_a_bias_in_the_order_of_a_shuffled_list(shape, at_once, monkeypatch):
     """The bias may have any shape that broadcasts (0 stands for the number of edges), and has a gradient."""
-    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(dense_blocks_eager, "LOGIT_CHUNK_BYTES", at_once)
     sorted_graph = SHAPES["window and sinks"]
     order = torch.randperm(sorted_graph.num_edges, generator=torch.Generator().manual_seed(4))
     graph = ga.convert.from_edge_index(sorted_graph.edge_index[:, order], 150, 150)
@@ -161,6 +161,6 @@ def test_a_few_rectangles_at_a_time(name, limit, monkeypatch):
     inputs = qkv(graph.num_dst, graph.num_src, heads=2, kv_heads=1, batch=3)
     expected = ga.attend(*inputs, graph, backend="rows")
     expected = [expected, *torch.autograd.grad(expected.square().sum(), inputs)]
-    monkeypatch.setattr(dense_blocks, "BYTES_AT_ONCE", limit)
+    monkeypatch.setattr(dense_blocks, "BYTES_PER_CALL", limit)
     out = ga.attend(*inputs, graph, backend="tiles")
     assert_exact([out, *torch.autograd.grad(out.square().sum(), inputs)], expected)

@@ -59,7 +59,7 @@ def test_equal_to_the_reference(name, with_sinks):
 @pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14), patterns.cross(14, 5)], ids=repr)
 def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     """Dense needs no logits of all pairs, also for gradients, and its memory estimate says so."""
-    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
+    monkeypatch.setattr(dense, "FLASH_DEVICES", ("cpu",))
     q, k, v = draw_inputs()
     inputs = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
@@ -78,11 +78,11 @@ def test_on_a_cpu_it_is_refused():
         ga.attend(*draw_inputs(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 
 
-PACKED, NO_PACKING = patterns.documents([5, 6, 3]), "no packing of documents with one window"
+PACKED, NO_PACKING = patterns.documents([5, 6, 3]), "not packed documents with one window"
 REFUSALS = [
     (PACKED, {"score_mod": score_mods.softcap(1.0)}, "has no score_mod; leave score_mod out"),
     (PACKED, {"bias": torch.zeros(PACKED.num_edges, dtype=torch.float64)}, "has no bias"),
-    (PACKED, {"dropout": 0.5}, "has no dropout; give dropout=0.0"),
+    (PACKED, {"dropout": 0.5}, "has no dropout; pass dropout=0.0"),
     (patterns.strict_causal(14), {}, NO_PACKING),
     (ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 14, heads=4), {}, NO_PACKING),
 ]

@@ -7,7 +7,7 @@ from gnn_attention.backends import cost_model
 
 
 def test_calibrate_saves_constants_that_are_read(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    monkeypatch.setenv(cost_model.PATH_VARIABLE, str(tmp_path / "costs.json"))
     monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
     assert main(["calibrate"]) == 0
     assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_every_layer_gets_every_chunk() -> None:
     _, k, v = tokens()
     cache, rows = KeyValueCache(patterns.causal(N), layers=2), (k[:, :, :3], v[:, :, :3])
     cache.append(*rows, layer=0)
-    short, message = (k[:, :, :2], v[:, :, :2]), r"must wait until layer 1, too, has the tokens 0 \.\. 2"
+    short, message = (k[:, :, :2], v[:, :, :2]), r"must wait until layer 1 also has the tokens 0 \.\. 2"
     assert_refusals(
         [
             (lambda: cache.append(*rows), ValueError, message),

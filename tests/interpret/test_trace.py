@@ -263,7 +263,7 @@ def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -
     call = record(form, x, LISTED, score_mods.softcap(2.0))
     numbers = call.edge_index[:, [8, 1, 2, 3, 4, 5, 0, 7]]
     expected = call.logits(numbers)
-    monkeypatch.setattr("gnn_attention.backends.call.GATHERED_BYTES", 1)
+    monkeypatch.setattr("gnn_attention.backends.call.GATHER_BYTES_PER_CHUNK", 1)
     output = call.logits(numbers)
     assert_exact(output, expected)
     losses = (logits.square().sum() for logits in (output, expected))

@@ -80,8 +80,8 @@ def _expand_sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch
     return q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, numbers: Any, scale: float) -> Pair:
-    return _forward(q, k, v, sinks, unpack_plan(tensors, numbers), scale)
+def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, tensors: Any, metadata: Any, scale: float) -> Pair:
+    return _forward(q, k, v, sinks, unpack_plan(tensors, metadata), scale)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,7 +89,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
 
     The gradient of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
     """
-    q, k, v, sinks, out, lse, tensors, numbers, scale = saved
+    q, k, v, sinks, out, lse, tensors, metadata, scale = saved
     # Without finite logits, weights are 0, but 0 times a NaN in an unused gradient would be NaN.
     is_empty = lse == -torch.inf
     if q.device.type in devices.ASYNCHRONOUS or bool(is_empty.any()):
@@ -102,7 +102,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
         # Where lse was -inf, the sink's weight is 0, because lse was set to inf above.
         weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
         grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
-    plan = unpack_plan(tensors, numbers)
+    plan = unpack_plan(tensors, metadata)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
 
 
@@ -128,9 +128,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: 
             dense_blocks.forward(inputs[0], inputs[1], inputs[2], piece, scale, out, lse)
     if sinks.shape[1]:
         sinks = sinks.to(sum_dtype).unsqueeze(-1).expand(lse.shape)
-        (share, _), total = edge_softmax.shares(lse, sinks.masked_fill(lse == -torch.inf, -torch.inf))
-        out.mul_(share.unsqueeze(-1))
-        lse.copy_(total)
+        (weight, _), total_lse = edge_softmax.merge_weights(lse, torch.where(lse == -torch.inf, lse, sinks))
+        out.mul_(weight.unsqueeze(-1))
+        lse.copy_(total_lse)
     return out.to(q.dtype), lse
 
 
@@ -165,7 +165,7 @@ def _backward(
 
 
 def _pad_channels(width: int, tensors: list[Tensor]) -> list[Tensor]:
-    """Convert tensors to the layout of dense kernels: adjacent channels, zero-padded to ``width``."""
+    """Convert tensors to the layout of dense kernels: contiguous channels, zero-padded to ``width``."""
     tensors = [functional.pad(x, (0, width - x.shape[3])) if x.shape[3] != width else x for x in tensors]
     return [x if x.stride(3) == 1 and x.stride(2) >= width else x.contiguous() for x in tensors]
 
@@ -181,13 +181,13 @@ def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
-    q, k, v, sinks, tensors, ctx.numbers, ctx.scale = inputs
+    q, k, v, sinks, tensors, ctx.plan_metadata, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, sinks, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-    input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale)
+    input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.plan_metadata, ctx.scale)
     return *input_grads, [None] * len(tensors), None, None
 
 
@@ -198,5 +198,5 @@ BACKWARD = (
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save)
-BACKENDS = "the backends tiles, rows and mixed; use backend='message_passing'"
-_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, BACKENDS)
+REFUSAL = "the backends tiles, rows and mixed; use backend='message_passing'"
+_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, REFUSAL)

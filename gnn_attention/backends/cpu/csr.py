@@ -1,7 +1,7 @@
 """Attention over a list of edges, forward and backward, on plain tensors without autograd.
 
 The backward pass recomputes the weights from lse. Only edges are read, so that a non-edge has no
-influence. Memory is needed for one head at a time (for all if each head has its own edges): two numbers
+influence. Memory is needed for one head at a time (for all if each head has its own edges): two values
 for each edge and a few rows for each token. To save memory, the softmax is computed in place, and a
 row is divided by its total after the sum over its edges; ``edge_softmax.py`` divides each weight.
 """
@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.cpu.csr_primitives import Buffers, group_heads, sampled_products
 from gnn_attention.backends.plan.plan import EdgeRows
-from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, needs_no_shift, shares
+from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, merge_weights, needs_no_shift
 
 Receivers = Float[Tensor, "batch heads dst _"]
 Senders = Float[Tensor, "batch kv_heads src _"]
@@ -59,9 +59,9 @@ def forward(
                 torch.mul(sums, factor.unsqueeze(-1), out=out[head])
                 lse[head].copy_(piece_lse)
                 continue
-            (share, piece_share), merged_lse = shares(lse[head], piece_lse)
-            piece_factor = (piece_share * factor).unsqueeze(-1)
-            torch.addcmul(out[head] * share.unsqueeze(-1), sums, piece_factor, out=out[head])
+            (old_weight, piece_weight), merged_lse = merge_weights(lse[head], piece_lse)
+            piece_factor = (piece_weight * factor).unsqueeze(-1)
+            torch.addcmul(out[head] * old_weight.unsqueeze(-1), sums, piece_factor, out=out[head])
             lse[head].copy_(merged_lse)
 
 

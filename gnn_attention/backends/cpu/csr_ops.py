@@ -6,7 +6,7 @@ tokens, and the derivatives of each are maps of the same three kinds:
 * ``products(q, k, edges) -> [B, Hq, E]``: ``w_e = q_dst . k_src``
 * ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``
 * ``outgoing(w, x, edges, kv_heads) -> [B, Hkv, src, D]``: ``y_src = sum over out-edges of w_e x_dst``,
-  summed over the query heads of a group, too
+  also summed over the query heads of a group
 
 ``edges`` are the tensors of :class:`plan.plan.EdgeRows`. The maps are registered with torch for
 compilers, ``torch.export`` and ``torch.vmap``, and can be differentiated any number of times. The

@@ -23,14 +23,14 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.plan.csr import sort_edges
 from gnn_attention.backends.plan.plan import EdgeRows
 
-CHUNK = 64  # At most this many terms are added one by one.
+CHUNK_SIZE = 64  # At most this many terms are added one by one.
 MAX_EDGES = 10**5  # Up to this many edges in all heads, the heads are faster together.
-MAX_CACHED = 4  # At most this many results are cached for each list of edges.
+MAX_CACHED_RESULTS = 4  # At most this many results are cached for each list of edges.
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
 Index = tuple[int, int] | EllipsisType
-Chunks = tuple[Int[Tensor, " chunks_and_one"], Int[Tensor, " rows_and_one"]]
+Chunks = tuple[Int[Tensor, " chunks_plus_one"], Int[Tensor, " rows_plus_one"]]
 
 
 def sampled_products(
@@ -44,14 +44,14 @@ def sampled_products(
 
 
 def _weighted_sums(
-    index: Tensor, ptr: Tensor, weights: Tensor, table: Tensor, chunks: Chunks | None
+    index: Tensor, ptr: Tensor, weights: Tensor, rows: Tensor, chunks: Chunks | None
 ) -> Float[Tensor, "rows dim"]:
-    """Sum ``weights[e] * table[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1`` for each row i."""
-    if not table.numel():
-        return table.new_zeros(ptr.numel() - 1, table.shape[1])
+    """Sum ``weights[e] * rows[index[e]]`` over ``e = ptr[i] .. ptr[i + 1] - 1`` for each row i."""
+    if not rows.numel():
+        return rows.new_zeros(ptr.numel() - 1, rows.shape[1])
     bounds = ptr if chunks is None else chunks[0]
     sums = functional.embedding_bag(
-        index, table, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
+        index, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
     )
     if chunks is None:
         return sums
@@ -59,16 +59,16 @@ def _weighted_sums(
     return functional.embedding_bag(chunk, sums, chunks[1], mode="sum", include_last_offset=True)
 
 
-def _split_long_rows(ptr: Int[Tensor, " rows_and_one"]) -> Chunks | None:
+def _split_long_rows(ptr: Int[Tensor, " rows_plus_one"]) -> Chunks | None:
     """Return where chunks begin, and with which chunk each row begins; None if no row is long."""
-    length = ptr.diff()
-    if not len(length) or int(length.max()) <= CHUNK:
+    row_lengths = ptr.diff()
+    if not len(row_lengths) or int(row_lengths.max()) <= CHUNK_SIZE:
         return None
-    count = (length + CHUNK - 1) // CHUNK
-    row_bounds = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    row = torch.repeat_interleave(count)
+    num_chunks = (row_lengths + CHUNK_SIZE - 1) // CHUNK_SIZE
+    row_bounds = torch.cat([num_chunks.new_zeros(1), num_chunks.cumsum(0)])
+    row = torch.repeat_interleave(num_chunks)
     chunk_in_row = torch.arange(len(row), device=ptr.device) - row_bounds[row]
-    return torch.cat([ptr[row] + CHUNK * chunk_in_row, ptr[-1:]]).to(ptr.dtype), row_bounds
+    return torch.cat([ptr[row] + CHUNK_SIZE * chunk_in_row, ptr[-1:]]).to(ptr.dtype), row_bounds
 
 
 # The results for a list of edges are cached under its ``ptr`` or ``out_ptr``.
@@ -82,7 +82,7 @@ def _compute_once(key: Any, ptr: Tensor, compute: Callable[[Tensor], T]) -> T:
     if result is results:
         result = compute(ptr)
         # Other threads may change ``results`` at the same time.
-        if len(results) >= MAX_CACHED:
+        if len(results) >= MAX_CACHED_RESULTS:
             results.pop(next(iter(list(results)), None), None)
         results[key] = result
     return result
@@ -100,9 +100,9 @@ class Buffers:
     def _new_matrix(self) -> Tensor:
         silence_sparse_csr_warning()
         edges = self.edges
-        size = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
+        shape = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
         values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
-        return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
+        return torch.sparse_csr_tensor(edges.ptr, edges.src, values, shape, check_invariants=False)
 
     @functools.cached_property
     def matrix(self) -> Tensor:
@@ -148,9 +148,9 @@ class Buffers:
         """Sum the weighted rows of senders over the in-edges of each receiver."""
         return _weighted_sums(self.edges.src, self.edges.ptr, weights, rows, self._in_chunks)
 
-    def sum_outgoing(self, weights: Tensor, rows: Tensor, spare: Tensor) -> Float[Tensor, "src dim"]:
-        """Sum the weighted rows of receivers over the out-edges of each sender; ``spare`` is overwritten."""
-        weights = torch.index_select(weights, 0, self.edges.out_position, out=spare)
+    def sum_outgoing(self, weights: Tensor, rows: Tensor, temp: Tensor) -> Float[Tensor, "src dim"]:
+        """Sum the weighted rows of receivers over the out-edges of each sender; ``temp`` is overwritten."""
+        weights = torch.index_select(weights, 0, self.edges.out_position, out=temp)
         return _weighted_sums(self.edges.out_dst, self.edges.out_ptr, weights, rows, self._out_chunks)
 
 
@@ -170,22 +170,22 @@ def group_heads(
         return Buffers(edges, dtype), []
     if samples * heads > 1 and samples * heads * edges.src.numel() <= MAX_EDGES:
         return Buffers(_repeat_edges(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
-    group = heads // kv_heads
+    group_size = heads // kv_heads
     return Buffers(edges, dtype), [
-        ((sample, kv_head), [(sample, kv_head * group + member) for member in range(group)])
+        ((sample, kv_head), [(sample, kv_head * group_size + i) for i in range(group_size)])
         for sample in range(samples)
         for kv_head in range(kv_heads)
     ]
 
 
-def _repeat_edges(edges: EdgeRows, slices: int, kv_slices: int) -> EdgeRows:
-    """Repeat edges for ``slices`` copies of the receivers and ``kv_slices`` of the senders."""
+def _repeat_edges(edges: EdgeRows, num_slices: int, num_kv: int) -> EdgeRows:
+    """Repeat edges for copies of the receivers (``num_slices``) and of the senders (``num_kv``)."""
 
     def repeat(ptr: Tensor) -> EdgeRows:
         num_dst, num_src = ptr.numel() - 1, edges.out_ptr.numel() - 1
-        index = torch.arange(slices, device=edges.src.device).unsqueeze(1)
+        index = torch.arange(num_slices, device=edges.src.device).unsqueeze(1)
         dst = edges.dst + index * num_dst
-        src = edges.src + index // (slices // kv_slices) * num_src
-        return sort_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)
+        src = edges.src + index // (num_slices // num_kv) * num_src
+        return sort_edges(src.flatten(), dst.flatten(), num_kv * num_src, num_slices * num_dst)
 
-    return replace(_compute_once((slices, kv_slices), edges.ptr, repeat), is_first=edges.is_first)
+    return replace(_compute_once((num_slices, num_kv), edges.ptr, repeat), is_first=edges.is_first)

@@ -3,7 +3,7 @@
 The kernel is ATen's flash attention for CPUs, which is private (tests check all that is used here).
 The backward pass recomputes ``w = exp(logit - lse)`` from the lse of all pieces, so that the
 gradients of the pieces add up exactly. All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) with
-adjacent channels and any other strides; token-major memory is fastest.
+contiguous channels and any other strides; token-major memory is fastest.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
 # A call's temporary tensors take about this many bytes: they fit into the cache, and are reused.
-BYTES_AT_ONCE = 2**22
+BYTES_PER_CALL = 2**22
 FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -72,7 +72,7 @@ def backward(
         part_lse = take(lse, sample, part.dst).squeeze(-1)
         options = {"attn_mask": _additive_masks(part.masks, tensors[1].dtype), "scale": scale}
         padded_grads = FLASH_BACKWARD(*inputs, part_lse, 0.0, part.causal, **options)
-        dq, dk, dv = (new[..., : grad.shape[-1]] for new, grad in zip(padded_grads, grads, strict=True))
+        dq, dk, dv = (x[..., : grad.shape[-1]] for x, grad in zip(padded_grads, grads, strict=True))
         (put if part.is_first else add)(grads[0], sample, part.dst, dq)
         add(grads[1], sample, part.src, dk)
         add(grads[2], sample, part.src, dv)
@@ -94,8 +94,8 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
     """Return whether a logit of finite q and k may be infinite."""
-    largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
-    return not largest < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max
+    max_logit = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
+    return not max_logit < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max
 
 
 def _split_calls(
@@ -107,18 +107,18 @@ def _split_calls(
     """
     samples: Iterable[int | slice]
     batch = q.shape[0]
-    rows = dst_copies * piece.dst.size * q.shape[1] + src_copies * piece.src.size * k.shape[1]
+    num_rows = dst_copies * piece.dst.size * q.shape[1] + src_copies * piece.src.size * k.shape[1]
     masks_differ = piece.masks is not None and len(piece.masks.table) > 1
-    mask_cells = piece.dst.size * piece.src.size if masks_differ else 0
+    num_mask_entries = piece.dst.size * piece.src.size if masks_differ else 0
     # Copies of keys and of values are two tensors, and each of them may reach the limit.
-    limit = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
-    max_count = max(1, limit // (q.element_size() * (q.shape[3] * rows + mask_cells)))
+    limit = 2 * BYTES_PER_CALL if isinstance(piece.src, Gathered) else BYTES_PER_CALL
+    max_groups = max(1, limit // (q.element_size() * (q.shape[3] * num_rows + num_mask_entries)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
-        samples = [slice(first, first + max_count) for first in range(0, batch, max_count)]
-        max_count = 1
+        samples = [slice(first, first + max_groups) for first in range(0, batch, max_groups)]
+        max_groups = 1
     else:
         samples = range(batch)
-    return itertools.product(samples, tuple(piece.split_groups(max_count)))
+    return itertools.product(samples, tuple(piece.split_groups(max_groups)))
 
 
 def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:
@@ -132,8 +132,8 @@ def take(x: Tensor, sample: int | slice, groups: Groups) -> GroupedTokens:
         return x[sample, :, groups.start : groups.start + groups.size]
     head, token, channel = x[sample].stride()
     shape = (groups.count, x.shape[1], groups.size, x.shape[3])
-    first = x[sample].storage_offset() + groups.start * token
-    return x.as_strided(shape, (groups.stride * token, head, token, channel), first)
+    offset = x[sample].storage_offset() + groups.start * token
+    return x.as_strided(shape, (groups.stride * token, head, token, channel), offset)
 
 
 def put(x: Tensor, sample: int | slice, groups: Groups, value: GroupedTokens) -> None:

@@ -1,7 +1,7 @@
-"""Attention over rectangles in differentiable torch, for a score_mod, a bias and dropout.
+"""Attention over rectangles by differentiable operators, for a score_mod, a bias and dropout.
 
-Only a few rectangles are computed at a time, for all samples and heads, and again in the backward
-pass, so that only a small part of the logits is ever in memory.
+A few rectangles are computed at a time, for all samples and heads. The backward pass computes them
+again, so that only a small part of the logits is ever in memory.
 """
 
 import torch
@@ -14,26 +14,26 @@ from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
-LOGITS_AT_ONCE = 2**22  # The logits of a part take about this many bytes.
-MAX_PARTS = 32  # Each part makes gradients as large as q, k and v, so parts must be few.
+LOGIT_CHUNK_BYTES = 2**22  # The size of the logits of a few rectangles, which are a chunk.
+MAX_CHUNKS = 32  # Each chunk has gradients as large as q, k and v, so chunks must be few.
 
 
 def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
     """Compute ``(out, lse)`` over a plan in which each receiver is in at most one rectangle."""
     pieces = [piece for piece in plan.pieces if isinstance(piece, Rectangles)]
     batch, heads = call.q.shape[:2]
-    cell_bytes = batch * heads * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    cells = max(LOGITS_AT_ONCE // max(cell_bytes, 1), sum(piece.num_cells for piece in pieces) // MAX_PARTS)
-    bands = [x for piece in pieces for x in piece.split_receivers(max(1, cells // piece.src.size))]
-    parts = [x for band in bands for x in band.split_groups(max(1, cells // (band.dst.size * band.src.size)))]
-    results = [recompute(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
-    # Each receiver gets its row of the results, or, if it is in no part, the isolated row at the end.
+    pair_bytes = batch * heads * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
+    max_pairs = max(LOGIT_CHUNK_BYTES // max(pair_bytes, 1), sum(x.num_cells for x in pieces) // MAX_CHUNKS)
+    pieces = [y for x in pieces for y in x.split_receivers(max(1, max_pairs // x.src.size))]
+    chunks = [y for x in pieces for y in x.split_groups(max(1, max_pairs // (x.dst.size * x.src.size)))]
+    results = [recompute(_attend, call, x) if len(chunks) > 1 else _attend(call, x) for x in chunks]
+    # Each receiver gets its row of the results, or, if it is in no chunk, the isolated row at the end.
     empty = torch.zeros(0, dtype=torch.int64, device=call.q.device)
-    dst = torch.cat([*(_list_tokens(part.dst, call.q.device).flatten() for part in parts), empty])
-    order = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
-    order = order.index_copy(0, dst, torch.arange(len(dst), device=call.q.device))
-    columns = zip(*results, isolated_rows(call, 1), strict=True)
-    out, lse = (torch.cat(column, 2).index_select(2, order) for column in columns)
+    dst = torch.cat([*(_list_tokens(x.dst, call.q.device).flatten() for x in chunks), empty])
+    row_index = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
+    row_index = row_index.index_copy(0, dst, torch.arange(len(dst), device=call.q.device))
+    outs_and_lses = zip(*results, isolated_rows(call, 1), strict=True)
+    out, lse = (torch.cat(tensors, 2).index_select(2, row_index) for tensors in outs_and_lses)
     return out.to(call.q.dtype), lse
 
 
@@ -45,19 +45,19 @@ def isolated_rows(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
     return lse.new_zeros(*lse.shape, call.v.shape[3]) + zero, lse + zero
 
 
-def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
-    """Compute ``out [B, Hq, groups * size, Dv]`` and lse of the receivers in ``part``."""
-    dst, src = _list_tokens(part.dst, call.q.device), _list_tokens(part.src, call.q.device)
+def _attend(call: AttentionCall, chunk: Rectangles) -> tuple[Tensor, Tensor]:
+    """Compute ``out [B, Hq, groups * size, Dv]`` and lse of the receivers in ``chunk``."""
+    dst, src = _list_tokens(chunk.dst, call.q.device), _list_tokens(chunk.src, call.q.device)
     bias = None
-    if part.masks is not None:
-        mask = part.masks.table.to(dst.device).index_select(0, part.masks.index.to(dst.device))
+    if chunk.masks is not None:
+        mask = chunk.masks.table.to(dst.device).index_select(0, chunk.masks.index.to(dst.device))
     else:
-        mask = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=dst.device)
-        mask = (mask.tril() if part.causal else mask).expand(part.dst.count, -1, -1)
+        mask = torch.ones(chunk.dst.size, chunk.src.size, dtype=torch.bool, device=dst.device)
+        mask = (mask.tril() if chunk.causal else mask).expand(chunk.dst.count, -1, -1)
     if call.bias is not None:
         # A rectangle has all in-edges of its receivers: the n-th edge in a row is the n-th in-edge.
-        first, order = memoized(_in_edge_order, call.graph, dst.device)
-        index = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
+        row_start, order = memoized(_in_edge_order, call.graph, dst.device)
+        index = (row_start[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
         index = index if order is None else torch.take(order, index)
         bias = call.bias.to(edge_softmax.accumulation_dtype(call.q.dtype))[..., index]
     inputs = _gather_rows(call.q, dst), _gather_rows(call.k, src), _gather_rows(call.v, src)
@@ -86,7 +86,7 @@ def masked_attention(
         sinks = call.sink_logits.to(dtype).view(-1, *[1] * (q.dim() - 2))
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
     weights, lse = edge_softmax.row_softmax(logits, sinks)
-    # Non-edges get weight 0 because otherwise they would have gradients in a row of NaN.
+    # In a row of NaN, non-edges would have gradients if their weight were not 0.
     weights = call.apply_dropout(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse
 
@@ -99,12 +99,12 @@ def _gather_rows(x: Tensor, tokens: Int[Tensor, "groups size"]) -> Tensor:
 def _list_tokens(groups: Groups, device: torch.device) -> Int[Tensor, "groups size"]:
     if not isinstance(groups, Strided):
         return groups.index
-    first = groups.start + groups.stride * torch.arange(groups.count, device=device)
-    return first.unsqueeze(1) + torch.arange(groups.size, device=device)
+    group_start = groups.start + groups.stride * torch.arange(groups.count, device=device)
+    return group_start.unsqueeze(1) + torch.arange(groups.size, device=device)
 
 
 def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return receiver and sender of every pair for a score_mod; an edge replaces each non-edge.
+    """Return the receiver and sender of each pair for a score_mod; non-edges are replaced by an edge.
 
     The score of a non-edge is discarded, but its derivative is multiplied by 0: a score_mod that divides
     by 0 there would turn all other gradients into NaN. The edge is from the same rectangle if possible.
@@ -113,16 +113,16 @@ def _score_mod_tokens(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tenso
         return dst.unsqueeze(-1), src.unsqueeze(-2)
     pairs = mask.flatten(-2)
     has_edge = pairs.any(-1, keepdim=True)
-    cell = pairs.to(torch.uint8).argmax(-1, keepdim=True)
+    pair_index = pairs.to(torch.uint8).argmax(-1, keepdim=True)
     rectangle_with_edge = has_edge.flatten().to(torch.uint8).argmax(0, keepdim=True)
     substitutes = []
-    for tokens, index in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
+    for tokens, index in ((dst, pair_index // mask.shape[-1]), (src, pair_index % mask.shape[-1])):
         token = tokens.expand(*mask.shape[:-2], -1).gather(-1, index)
-        # torch.take with an index without axes would return a scalar that compilers do not support.
+        # For a 0-dimensional index, torch.take would return a scalar, which compilers do not support.
         other_token = token.flatten().index_select(0, rectangle_with_edge)
         substitutes.append(torch.where(has_edge, token, other_token).unsqueeze(-1))
-    dst_of_pair = torch.where(mask, dst.unsqueeze(-1), substitutes[0])
-    return dst_of_pair, torch.where(mask, src.unsqueeze(-2), substitutes[1])
+    pair_dst = torch.where(mask, dst.unsqueeze(-1), substitutes[0])
+    return pair_dst, torch.where(mask, src.unsqueeze(-2), substitutes[1])
 
 
 def _in_edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -23,8 +23,8 @@ from gnn_attention.edge_softmax import accumulation_dtype
 Arguments = tuple[Any, ...]
 MAX_ALIGNMENT = 16  # Larger divisors of strides do not help: 16 elements fill the widest load, of 16 bytes.
 GOLDEN = tl.constexpr(dropout.GOLDEN)
-FIRST = tl.constexpr(dropout.FIRST)
-SECOND = tl.constexpr(dropout.SECOND)
+FIRST = tl.constexpr(dropout.FIRST_FACTOR)
+SECOND = tl.constexpr(dropout.SECOND_FACTOR)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # The value is fixed on import.
 
 
