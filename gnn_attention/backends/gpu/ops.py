@@ -79,9 +79,9 @@ def _fake_grads(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor
     return *(token_major(x, x.shape[3]) for x in (q, k, v)), bias.new_empty(bias.shape)
 
 
-def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *inputs, tensors, ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars = arguments
-    ctx.save_for_backward(*inputs, *output, *tensors)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, bias, seed, tensors, ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars = inputs
+    ctx.save_for_backward(q, k, v, bias, seed, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
