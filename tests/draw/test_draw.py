@@ -298,7 +298,7 @@ mask(BY_SAMPLE) -> ValueError: mask\(\) draws one slice, .*batch 3.*select\(batc
 mask(duo_attention(6, 65, [0], 2)) -> ValueError: at most 64 heads, got 65; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold 4 names, one for each of the receivers .*got 3
-draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 senders .*got 3
+draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold 4 names, .*senders .*got 3
 arcs(cross(2, 3)) -> ValueError: arcs\(\) needs the same senders and receivers, .*graph\(\)
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 finite numbers, one .* got 3 numbers
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: got 4 numbers, 3 of them finite
