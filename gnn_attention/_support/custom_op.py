@@ -78,7 +78,7 @@ def _make_vmap_rule(call: Callable[..., Any], num_tensors: int) -> Callable[...,
 def gradient_operator(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], kernel: str
 ) -> Callable[..., Any]:
-    """Define an operator that computes gradients; the error for second derivatives ends with ``kernel``."""
+    """Define an operator that computes gradients; ``kernel`` ends the error for second derivatives."""
 
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(f"second derivatives do not pass through {kernel}")

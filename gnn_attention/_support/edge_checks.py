@@ -1,6 +1,6 @@
 """Check the arguments of functions on edges; each error names the argument.
 
-The checks read types and shapes, even in compiled programs, and receivers in eager mode on a CPU.
+All checks read types and shapes. In eager mode on a CPU, they also read the values of receivers.
 """
 
 from collections.abc import Sequence

@@ -18,9 +18,9 @@ _lock_condition = threading.Condition()
 
 @contextmanager
 def lock_modules(modules: Sequence[nn.Module], is_brief: bool) -> Iterator[None]:
-    """Context in which no other thread changes the modules; it first waits for the brief locks of others.
+    """Let no other thread change the modules inside the context; first wait for other brief locks.
 
-    Raises NotImplementedError if a lock of another thread is not brief: that thread may wait for this one.
+    Raises NotImplementedError if another thread's lock is not brief, because waiting could deadlock.
     """
     thread_id = threading.get_ident()
     with _lock_condition:

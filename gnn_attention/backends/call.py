@@ -19,7 +19,7 @@ from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
-# Queries are gathered in chunks of about this many bytes. The allocator reuses a tensor of this size.
+# Queries are gathered in chunks of about this many bytes, a size that the allocator reuses.
 GATHER_BYTES_PER_CHUNK = 2**22
 COMPILED_EDGES_PER_CHUNK = 2**16  # A compiled program repeats its code for each chunk.
 
@@ -41,8 +41,8 @@ class AttentionCall:
     A backend returns ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]``; lse may be None unless ``with_lse``.
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
     of an edge is ``score_mod(scale * q . k) + bias``. For score_mod and dropout, the samples and heads of a
-    slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of dropout. The
-    caller promises with ``finite`` that q, k and v are finite.
+    slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of dropout. With
+    ``finite`` the caller promises that q, k and v are finite.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -249,7 +249,7 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty tensor ``[B, H, T, width]`` that lies in memory as ``[B, T, H, width]``."""
+    """Return an empty tensor ``[B, H, T, width]`` that is laid out in memory as ``[B, T, H, width]``."""
     batch, heads, tokens, _ = like.shape
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
@@ -334,7 +334,7 @@ def _check_scale(scale: float) -> float:
 
 def _check_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     _check_floats("bias", bias, "broadcastable to [B, Hq, E]", q)
-    # This raises an error if the graph has no single edge list.
+    # This raises an error if each sample or head has its own edge list.
     graph.edges_on(torch.device("cpu"))
     expected = [q.shape[0], q.shape[1], graph.num_edges]
     shape = (1,) * (3 - bias.dim()) + tuple(bias.shape)

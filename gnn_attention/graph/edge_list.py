@@ -126,7 +126,7 @@ def unwrap_tensor(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (
 
 
 def check_edge_index(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Copy a list to int64 on the CPU; TypeError, ValueError or IndexError if it is invalid."""
+    """Copy an edge list to int64 on the CPU; TypeError, ValueError or IndexError if it is invalid."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED_DTYPES:
         kind = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {kind}")

@@ -163,7 +163,7 @@ def read_senders(
 
 
 def read_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> RuleEdges:
-    """Return the edges of ``TokenGraph.from_block_indices`` as a rule that looks up a table."""
+    """Return the edges of ``TokenGraph.from_block_indices`` as a rule that looks blocks up in a table."""
     with eager_mode():
         blocks = read_block_rows(index, block_size, num_dst, num_src).to_edges()
         table = edge_list.mask_from_keys(blocks.keys(), blocks.shape)[(0,) * (4 - index.dim())].cpu()
@@ -196,6 +196,6 @@ def check_num_block_rows(index: Tensor, block_size: int, num_dst: int) -> None:
 
 
 def varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
-    """Return ``(batch, heads)`` of the graph of an index, with None where it does not differ."""
+    """Return ``(batch, heads)`` of an index's graph; None marks an axis along which it does not vary."""
     heads = index.shape[-3] if index.dim() > 2 else 1
     return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

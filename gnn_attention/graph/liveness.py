@@ -36,7 +36,7 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
 
 
 def last_edges(edges: EdgeSet, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
-    """Yield ``(src, dst)`` of edges inside ``boxes``, among them the last edge of each sender."""
+    """Yield ``(src, dst)`` of edges inside ``boxes``, including each sender's last edge."""
     for piece in quadtree.decompose(edges, boxes):
         if piece.kind == quadtree.DIFFERENCE:
             yield _find_last_edges_in_diagonals(edges, piece)
@@ -57,7 +57,7 @@ def _find_last_edges_in_diagonals(edges: EdgeSet, piece: Piece) -> tuple[Tensor,
     """Find the last edge of each column. Column c meets diagonal ``width - 1 - c + r`` in row r."""
     is_edge, _, _ = quadtree.evaluate_lines(edges, piece)
     boxes = piece.boxes
-    # For each diagonal, find the last diagonal up to it that has edges, maybe one of an earlier box.
+    # For each diagonal, find the nearest diagonal with edges at or before it, even in an earlier box.
     last_diagonal = torch.where(is_edge, torch.arange(len(is_edge), device="cpu"), -1).cummax(0).values
     num_diagonals = boxes.height + boxes.width - 1
     box, column = enumerate_groups(boxes.width)

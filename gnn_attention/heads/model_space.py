@@ -11,7 +11,7 @@ merged   pattern ``x W_P``                   ``x`` itself                    mes
 Here ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (sources S0 and S1 of docs/sources.md).
 With ``side="sender"`` the query is ``x``, and the key ``x W_K W_Q^T`` can be cached (S1.15). In every
 form the scale is ``1 / sqrt(head_dim)``, and a layer computes ``collect(attend(receive(x_dst),
-*send(x_src), graph, scale=scale))``. A bias is another row of its matrix, which multiplies ``[x, 1]``.
+*send(x_src), graph, scale=scale))``. A bias is an extra row of its matrix, which then multiplies ``[x, 1]``.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class MergedHeads(_ModelSpaceHeads):
     ``MergedHeads(width, num_heads, head_dim)`` draws random full-rank matrices; ``head_dim`` sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. With biases, the (+1) holds their products, which :attr:`W_P` and :attr:`W_M` leave out.
+    width]``. An extra row or column holds products of biases, which :attr:`W_P` and :attr:`W_M` omit.
 
     Sources: S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 

@@ -1,7 +1,7 @@
-"""Helpers for builders that take data: they check its axes and prepare tables for the rules.
+"""Check the axes of a builder's data, and prepare tables for its rules.
 
-Data ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` become ``[batch, heads, ...]``. ``sizes`` holds
-``heads`` and ``batch`` for ``TokenGraph.from_rule``; data ``[batch, 1, ...]`` have no ``heads``.
+Data of shape ``[...]``, ``[heads, ...]`` or ``[batch, heads, ...]`` get shape ``[batch, heads, ...]``.
+``sizes`` has ``heads`` and ``batch`` for ``TokenGraph.from_rule``, but no ``heads`` if there is only one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def expand_queries_and_keys(q: Any, k: Any, *axes: int) -> tuple[Tensor, Tensor,
         if queries.shape[axis] != keys.shape[axis]:
             raise ValueError(
                 f"q and k must agree in axis {axis} of [batch, heads, n, dim], got {list(queries.shape)} and "
-                f"{list(keys.shape)}; repeat the keys that heads share by repeat_interleave"
+                f"{list(keys.shape)}; repeat shared keys with repeat_interleave"
             )
     return queries, keys, sizes
 
@@ -88,5 +88,5 @@ def drop_axes(table: Tensor, sizes: Sizes) -> Tensor:
 
 
 def has_same_label(dst_labels: Tensor, src_labels: Tensor | None = None) -> Any:
-    """Return the rule that both tokens have the same label; ``src_labels`` default to ``dst_labels``."""
+    """Return the rule that both tokens have the same label; ``src_labels`` defaults to ``dst_labels``."""
     return look_up(dst_labels, dst) == look_up(dst_labels if src_labels is None else src_labels, src)

@@ -1,7 +1,7 @@
-"""Attention to whole blocks, which are selected by data, sorted, permuted, compressed or tiled.
+"""Attention to whole blocks: selected by scores, sorted, permuted, compressed or tiled.
 
 Token i is in block ``blk(i) = i // block``. All blocks have ``block`` tokens, but the last may be
-shorter. Data have the shapes that the module ``content`` lists. Ties go to the earlier block.
+shorter. The module ``content`` lists the shapes of q, k and logits. Ties go to the earlier block.
 """
 
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
 
     ``q`` and ``k`` are ``[..., n, dim]``. The score of a page is ``sum_d max(q_d min_d, q_d max_d)``,
     an upper bound on its logits. ``min`` and ``max`` are over the keys of the page up to the token itself,
-    so each row of the mask is that of a decoding step. Source: Quest (Tang et al. 2024, arXiv 2406.10774),
-    which selects pages for the last token only and keeps the prompt and the first two layers dense.
+    so each row selects what a decoding step would select. Source: Quest (Tang et al. 2024, arXiv
+    2406.10774), which selects for the last token only; the prompt and the first two layers stay dense.
 
     >>> x = torch.tensor([[1.0], [3.0], [2.0], [-9.0], [1.0]])
     >>> quest(x, x, 2, 1).in_degree().tolist()
@@ -133,13 +133,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
 
 @builder(block=1)
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
-    """Each token attends to its own block and to the block that ``order`` assigns to that block.
+    """Each token attends to its own block and to the block that ``order`` assigns to it.
 
     The edges are ``blk(src) = blk(dst) or blk(src) = order[blk(dst)]``, and ``src <= dst`` unless
     ``causal=False``. ``order [..., blocks]`` names one block for each of ``ceil(n / block)``
     blocks. Source: sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296), whose sorting
     network computes ``order``. Raises IndexError for a block outside ``0 .. blocks - 1``, and
-    ValueError if ``order`` has another number of blocks.
+    ValueError if ``order`` has a different number of blocks.
 
     >>> sorted_blocks(6, [0, 0, 1], 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
@@ -152,12 +152,12 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
 
 @builder(block=1)
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
-    """Each token attends to the whole of one block, which a permutation assigns to its own block.
+    """Each token attends to all of one block, which a permutation assigns to the token's block.
 
     The edges are ``blk(src) = permutation[blk(dst)]``; they are not causal. The in-degree is
-    ``block``, or less if the assigned block is a short last one. ``permutation`` is ``[blocks]`` or
+    ``block``, or less if the assigned block is the shorter last one. ``permutation`` is ``[blocks]`` or
     ``[heads, blocks]``. Source: the block masks of BlockBERT (Qiu et al. 2019, arXiv 1911.02972).
-    Raises the errors of ``sorted_blocks``, and ValueError unless each row holds every block once.
+    Raises the same errors as ``sorted_blocks``, and ValueError unless each row holds every block once.
 
     >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
     [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]

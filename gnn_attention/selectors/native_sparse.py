@@ -22,12 +22,12 @@ class NativeSparseAttention(nn.Module):
 
     In the *compressed* branch a token attends to pooled blocks that lie wholly in its past. A block
     of ``block`` tokens begins every ``stride`` tokens. MLPs compute the key and the value of a
-    block from those of its tokens, with learned positions. In the *selected* branch a token attends
+    block from those of its tokens and position embeddings. In the *selected* branch a token attends
     to ``top`` blocks of ``selected`` tokens: the first ``initial``, the last ``local``, and those
     with the largest weights of the compressed branch, summed over a group of heads. In the *window*
     branch it attends to the last ``window`` tokens. Gates are ``sigmoid(x W)``, one for each head
     and branch. Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last two
-    branches. Selection has no gradient: its scores are trained as weights of the compressed branch.
+    branches. Selection has no gradient; its scores learn through the compressed branch.
 
     Source: Yuan et al. 2025 (arXiv 2502.11089), sections 3.2 and 3.3.
 
@@ -52,7 +52,7 @@ class NativeSparseAttention(nn.Module):
         rotary: Rotary | None = Rotary(),  # noqa: B008 (frozen)
         backend: str | Backend = "auto",
     ) -> None:
-        """Raises ValueError unless ``initial + local <= top``, or if a size is invalid."""
+        """Raises ValueError for an invalid size, or if ``initial + local`` exceeds ``top``."""
         super().__init__()
         self.block, self.stride = checks.size("block", block, 1), checks.size("stride", stride, 1)
         self.selected, self.top = checks.size("selected", selected, 1), checks.size("top", top, 1)
@@ -94,7 +94,7 @@ class NativeSparseAttention(nn.Module):
         q, k = info.call.q, info.call.k
         n = info.call.graph.num_dst
         blocks = torch.arange(-(-n // self.selected), device=q.device)
-        # Equation 9 of the paper counts the strides that a pooled block shares with a block to select.
+        # Equation 9 of the paper counts the strides that a pooled block shares with a candidate block.
         starts = (torch.arange(k.shape[2], device=q.device) * self.stride).unsqueeze(-1)
         ends = torch.minimum(starts + self.block, (blocks + 1) * self.selected)
         overlap = (ends - torch.maximum(starts, blocks * self.selected)).clamp(min=0)

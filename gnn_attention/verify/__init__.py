@@ -1,7 +1,7 @@
 """Compare backends with dense attention in float64 on your machine, and report the errors.
 
 ``gnn-attention verify`` takes about a minute: it selects checks so that any two values (of backend,
-dtype, ...) occur together in one. ``--all`` runs every check. :func:`run` does the same from Python,
+dtype, ...) occur together in a check. ``--all`` runs every check. :func:`run` does the same from Python,
 and with ``backends=[Backend("mine", my_run)]`` it checks a backend of your own. :func:`checks`
 yields single checks for pytest: ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]),
 ids=lambda c: c.name)``. :mod:`gnn_attention.verify.measure` explains when a check passes.
@@ -22,7 +22,7 @@ from gnn_attention.verify.report import Check, Report, Result, environment
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
-# Fewer checks than this run in one process, because starting more would take longer.
+# Fewer checks run in one process, because starting other processes would take longer.
 MIN_PARALLEL_CHECKS = 8
 
 
@@ -39,13 +39,13 @@ def run(
     """Run a selection of :func:`checks` and return a :class:`Report`.
 
     The ``selection`` "pairs" runs a few checks that cover every pair of values, and "all" runs every
-    check. With ``only``, all checks run whose label ``group: name [backend, dtype]`` contains it.
+    check. If ``only`` is given, all checks with this text in ``group: name [backend, dtype]`` run.
     ``progress`` is called with the report so far, before the first check and after each check.
-    ``jobs`` is the number of processes, each with one thread unless ``OMP_NUM_THREADS`` is set. More
-    than one process needs backends passed by name. ``resumed`` is the report of an earlier run: the
+    ``jobs`` is the number of processes, each with one thread unless ``OMP_NUM_THREADS`` is set. Several
+    processes need the names of backends. ``resumed`` is the report of an earlier run: the
     new report includes its results, even failures, and those checks do not run again.
 
-    ValueError for an unknown name, device or label, and if ``resumed`` comes from another machine or version.
+    Raises ValueError for an unknown name, device or label, or a ``resumed`` of another machine or version.
     """
     if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs must be 1 for a Backend value, got {jobs}: use 1, or name the backends")
@@ -91,7 +91,7 @@ def checks(device: str | None = None, backends: Sequence[str | Backend] | None =
     if backends is None and device.startswith("cpu"):
         selected = [x for x in selected if not x.compiled]
         selected = [x for x in selected if unsupported_reason(x, device, "float32", "plain") is None]
-    # Backends that compile for seconds come last.
+    # Backends that take seconds to compile come last.
     for compiled, (group, values) in product((False, True), GROUPS.items()):
         yield from build_checks(group, values, device, [x for x in selected if x.compiled == compiled])
 

@@ -16,8 +16,8 @@ from gnn_attention.graph.derived import receiver_order
 def edge_rows(graph: TokenGraph, device: torch.device, group_size: int = 1) -> EdgeRows:
     """Return the edges of a graph on a device, sorted by receiver, then sender; the result is cached.
 
-    Rows are ordered by sample, head and token, without sample or head if the graph does not differ
-    by it. ``group_size`` query heads share the senders of one key/value head.
+    Rows are ordered by sample, head and token. An axis along which the graph does not vary is left
+    out. ``group_size`` query heads share the senders of one key/value head.
     """
     return EdgeRows(*memoized(list_edges, graph, device, group_size))
 
@@ -35,7 +35,7 @@ def list_edges(graph: TokenGraph, device: torch.device, group_size: int = 1) -> 
     num_src = num_slices // group_size * graph.num_src
     num_dst = num_slices * graph.num_dst
     if chosen_rows is not None:
-        # Rows are nearly always chosen on the device of the call; then nothing is copied.
+        # A selector nearly always stores its rows on the call's device, so nothing is copied.
         ptr, src = (x.to(device) for x in chosen_rows)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
@@ -64,7 +64,7 @@ def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows
 
 
 def _sort_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
-    """Return the order that sorts edges by receiver, then sender, or None if they already are."""
+    """Return the order that sorts edges by receiver, then sender, or None if they are sorted already."""
     key = dst.long() * num_src + src
     return None if bool((key[1:] > key[:-1]).all()) else key.sort().indices
 
@@ -85,7 +85,7 @@ def _make_ptr(row: Tensor, num_rows: int) -> Int[Tensor, " rows_plus_one"]:
 
 
 def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
-    """Merge the axes by which the graph differs (samples, heads) into the axis of tokens."""
+    """Merge the axes along which the graph varies (samples, heads) into the axis of tokens."""
     batch, heads, tokens, width = x.shape
     if graph.heads is None and graph.batch is None:
         return x

@@ -3,10 +3,10 @@
 Work is counted for lists of edges and for graphs of up to 2^18 pairs. Otherwise it is estimated
 from a sample, which is the same in every process. Masks of about ``MASK_LIMIT`` bytes are counted.
 
-The sample consists of strips, which are rows of tiles: a fixed seed draws one from each part of the
-graph. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs must be
-visited are also sampled: an estimate visits a bounded number of pairs. A sample is likely to
-miss single receivers with many edges in the middle of the graph.
+The sample consists of strips, which are rows of tiles, one from each part of the graph, drawn with
+a fixed seed. Interval arithmetic cuts a strip into tiles without visiting pairs. Tiles whose pairs
+must be visited are also sampled, so that an estimate visits a bounded number of pairs. A sample is
+likely to miss an individual receiver with many edges, unless it is in the first or the last strip.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
     A box represents ``weight`` boxes of the graph; strip s represents ``strip_weight[s]`` rows of
     tiles. ``num_tiles`` counts tiles with an edge. If a graph combines a rule with lists, each tile
-    with listed pairs has one more box, for the edges that the lists add. This box counts as a tile
+    with listed pairs has an extra box for the edges in the lists. This box counts as a tile
     if the rule has no edge in it.
     """
 
@@ -76,7 +76,7 @@ class Estimate(NamedTuple):
 
 
 def is_estimated(graph: TokenGraph) -> bool:
-    """Return whether the work is estimated, as for a rule on many pairs, without batch or heads."""
+    """Return whether the work is estimated, which needs a rule on many pairs without batch or heads."""
     if graph.edges.count() is not None or graph.edges.has_slices:
         return False
     return not enumerate_pairs.has_few_pairs((1, 1, graph.num_dst, graph.num_src))
@@ -207,7 +207,7 @@ def sample_tiles(graph: TokenGraph, block: int) -> Sample:
     return Sample(strip, num_tiles, pairs, count, weight * strip_weight[strip], strip_weight)
 
 
-# The strip, tiles, pairs, edges and weight of each box, which represents weight boxes of its strip.
+# The strip, tiles, pairs, edges and weight of each box; it represents that many boxes of its strip.
 BoxCounts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 

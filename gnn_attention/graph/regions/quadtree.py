@@ -4,7 +4,7 @@ A rule is evaluated on many boxes at once (``intervals.arithmetic``), starting w
 graph. A box without edges is dropped. A box is done if all its pairs are edges. It is also done if
 the rule, inside the box, depends only on the receiver, only on the sender or only on their
 difference: then one column, one row or one pair of each diagonal decides it. Any other box is cut
-into four by four boxes, until their sides have ``MIN_SIDE`` tokens. Then their pairs are visited.
+into 16 boxes, four a side, until their sides have ``MIN_SIDE`` tokens. Then pairs are visited.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ EMPTY = 255
 MIN_SIDE = 32
 # A rule is evaluated on at most this number of boxes at once.
 MAX_BOXES = 2**15
-# The boxes of a piece have at most about this number of rows and columns in total.
+# The boxes of a piece have about this many rows and columns in total.
 MAX_PIECE_SIDES = 2**21
 Items = Int[Tensor, " items"]
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes of ``height`` receivers from ``dst`` on and ``width`` senders from ``src`` on.
+    """K boxes; each has ``height`` receivers from ``dst`` and ``width`` senders from ``src``.
 
     Each has a sample and a head. Boxes cut from it inherit its ``owner``, which the caller chose.
     """
@@ -120,7 +120,7 @@ def classify(edges: EdgeSet, boxes: Boxes) -> Tensor:
 
 
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
-    """Cut each box into boxes of ``side x side``, which are smaller at its lower and right border."""
+    """Cut each box into boxes of ``side x side``, which are smaller at its lower and right edges."""
     num_rows, num_columns = -(-boxes.height // side), -(-boxes.width // side)
     parent, child = enumerate_groups(num_rows * num_columns)
     top, left = child // num_columns[parent] * side, child % num_columns[parent] * side
@@ -137,7 +137,7 @@ def enumerate_groups(counts: Int[Tensor, " groups"]) -> tuple[Items, Items]:
 
 
 def evaluate_lines(edges: EdgeSet, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
-    """Evaluate the lines that decide the boxes, and return ``(is_edge, box, line)`` of each line.
+    """Evaluate one line of pairs for each decision, and return ``(is_edge, box, line)`` of each line.
 
     The lines of a box are its receivers (kind DST), its senders (SRC) or its diagonals. Diagonal
     t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
@@ -187,7 +187,7 @@ class Bands(NamedTuple):
 
 
 def bands_from_piece(edges: EdgeSet, piece: Piece) -> Iterator[Bands]:
-    """Yield the edges of a piece, each in one band."""
+    """Yield bands that hold the edges of a piece, each edge once."""
     boxes = piece.boxes
     if piece.kind == FULL:
         yield Bands(boxes.owner, boxes.dst, boxes.src, boxes.height, boxes.width)

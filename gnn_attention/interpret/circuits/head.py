@@ -135,7 +135,7 @@ def _copy_weight(weight: Tensor) -> Tensor:
 
 
 class TopTokens(NamedTuple):
-    """The ``k`` tokens with the largest dot products, and these values: ``[*, k]``, descending."""
+    """The ``k`` tokens with the largest dot products, and the products: ``[*, k]``, descending."""
 
     tokens: Int[Tensor, "*lead k"]
     values: Float[Tensor, "*lead k"]
