@@ -37,7 +37,7 @@ def per_query_head(x: Tensor, num_heads: int) -> Tensor:
     >>> per_query_head(torch.tensor([[[10], [20]]]), 4).flatten().tolist()
     [10, 10, 20, 20]
     """
-    edge_checks.groups(x, num_heads)
+    edge_checks.query_heads(x, num_heads)
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -49,7 +49,7 @@ def logit(
     >>> logit(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), scale=0.5)
     tensor(5.5000)
     """
-    edge_checks.ends(q_dst, k_src, scale)
+    edge_checks.logit_inputs(q_dst, k_src, scale)
     return (q_dst * k_src).sum(-1) * scale
 
 
@@ -158,7 +158,7 @@ def add_sinks(
     edge_checks.axes(
         out=(out, "batch heads dst dim"), lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads")
     )
-    edge_checks.receivers(has_in_edges, lse)
+    edge_checks.in_edge_mask(has_in_edges, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape).masked_fill(~has_in_edges, -torch.inf)
     (weight, _), lse = merge_weights(lse, sinks)
     return (out * weight.unsqueeze(-1)).to(out.dtype), lse

@@ -28,7 +28,7 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
                 )
 
 
-def groups(x: Tensor, num_heads: int) -> None:
+def query_heads(x: Tensor, num_heads: int) -> None:
     instance("x", x, Tensor)
     if not hasattr(num_heads, "__index__"):
         raise TypeError(f"num_heads must be an integer, got {describe_type(num_heads)}")
@@ -38,7 +38,7 @@ def groups(x: Tensor, num_heads: int) -> None:
         raise ValueError(f"num_heads must be a multiple of the {x.shape[1]} kv_heads of x, got {num_heads}")
 
 
-def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
+def logit_inputs(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     floats("q_dst", q_dst, "[..., dim]")
     floats("k_src", k_src, "[..., dim]")
     q, k = list(q_dst.shape), list(k_src.shape)
@@ -73,7 +73,7 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
     _check_broadcasts("sink_logits", sink_logits, logits.shape[:-1])
 
 
-def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
+def in_edge_mask(has_in_edges: Tensor, lse: Tensor) -> None:
     if not isinstance(has_in_edges, Tensor) or has_in_edges.dtype != torch.bool:
         raise TypeError(
             f"has_in_edges must be bool, as graph.in_degree() > 0 is, got {describe_type(has_in_edges)}"

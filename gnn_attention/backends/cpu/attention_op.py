@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import devices
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
-from gnn_attention.backends.plan.csr import fold, unfold
+from gnn_attention.backends.plan.csr import merge_slices, split_slices
 from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.graph import TokenGraph, memoized
@@ -54,9 +54,9 @@ def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = 
     """
     sinks = call.sink_logits
     dtype = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
-    q, k, v = (fold(x.to(dtype), call.graph) for x in (call.q, call.k, call.v))
+    q, k, v = (merge_slices(x.to(dtype), call.graph) for x in (call.q, call.k, call.v))
     out, lse = attention(q, k, v, plan, call.scale)
-    out, lse = unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1)
+    out, lse = split_slices(out, call), split_slices(lse.unsqueeze(-1), call).squeeze(-1)
     if sinks is not None:
         has_in_edges = call.has_in_edges if has_in_edges is None else has_in_edges
         out, lse = edge_softmax.add_sinks(out, lse, sinks, has_in_edges)

@@ -15,7 +15,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MAX_EDGES, MAX_WORKSPACE_BYTES, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
-from gnn_attention.backends.plan.csr import fold, unfold
+from gnn_attention.backends.plan.csr import merge_slices, split_slices
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized
 
@@ -34,9 +34,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph = call.graph
     softcap, bias = score_terms.make_cap_and_bias(call)
     problem = Problem(
-        q=fold(call.q, graph),
-        k=fold(call.k, graph),
-        v=fold(call.v, graph),
+        q=merge_slices(call.q, graph),
+        k=merge_slices(call.k, graph),
+        v=merge_slices(call.v, graph),
         scale=call.scale,
         softcap=softcap,
         bias=bias,
@@ -49,7 +49,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     )
     group_size = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
     out, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
-    return call.with_sinks(unfold(out, call), unfold(lse.unsqueeze(-1), call).squeeze(-1))
+    return call.with_sinks(split_slices(out, call), split_slices(lse.unsqueeze(-1), call).squeeze(-1))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

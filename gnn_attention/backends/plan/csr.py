@@ -1,7 +1,7 @@
 """Lists of edges in CSR form, with the transpose. Their int32 indices allow fewer than 2^31 edges.
 
 A graph that varies by sample or head becomes a single list. The tokens of its slices are numbered
-one slice after another, and :func:`fold` arranges the tokens of q, k and v in this order.
+one slice after another, and :func:`merge_slices` arranges the tokens of q, k and v in this order.
 """
 
 import torch
@@ -84,7 +84,7 @@ def _make_ptr(row: Tensor, num_rows: int) -> Int[Tensor, " rows_plus_one"]:
     return torch.cat([ends.new_zeros(1), ends]).int()
 
 
-def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
+def merge_slices(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float[Tensor, "..."]:
     """Merge the axes along which the graph varies (samples, heads) into the axis of tokens."""
     batch, heads, tokens, width = x.shape
     if graph.heads is None and graph.batch is None:
@@ -96,8 +96,8 @@ def fold(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) -> Float
     return x.reshape(1, 1, batch * heads * tokens, width)
 
 
-def unfold(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
-    """Undo :func:`fold` for a result that has a row for each receiver."""
+def split_slices(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
+    """Undo :func:`merge_slices` for a result that has a row for each receiver."""
     graph = call.graph
     batch, heads, tokens, _ = call.q.shape
     width = x.shape[-1]
