@@ -15,7 +15,7 @@ from gnn_attention.convert.catalogue import EXAMPLES
 ERRORS = r"""
 causal_aligned(2, 4, "left") -> ValueError: align must be one of 'upper_left', 'lower_right', got 'left'
 block_top_k(numbers(4, 3), 2, 1) -> ValueError: a column for each of the 2 blocks of 2, .*\[4, 3\]
-moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1) -> ValueError: by repeat_interleave
+moba(numbers(4, 4, 2), numbers(2, 4, 2), 2, 1) -> ValueError: with repeat_interleave
 sorted_blocks(4, [0], 2) -> ValueError: order must name a block for each of the 2 blocks of 2, got 1
 sorted_blocks(4, [0, 2], 2) -> IndexError: order must name blocks in 0 \.\. 1, got 2
 permuted_blocks(4, [1, 1], 2) -> ValueError: must hold each of the 2 blocks once, got \[1, 1\]
