@@ -37,8 +37,7 @@ def check_square(function: str, graph: TokenGraph, advice: str) -> None:
 
 
 def check_no_offsets(function: str, *graphs: TokenGraph) -> None:
-    """Raise an error unless all ``graphs`` are graphs that begin at position 0."""
-    get_sizes(function, *graphs)
+    """Raise ValueError unless all ``graphs`` begin at position 0."""
     for graph in graphs:
         if graph.dst_offset or graph.src_offset:
             raise ValueError(

@@ -31,8 +31,8 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()
     [[0, 0, 1, 2, 3, 2, 3], [0, 1, 1, 2, 2, 3, 3]]
     """
-    _operands.check_no_offsets("disjoint_sum", *graphs)
     sizes = _operands.get_sizes("disjoint_sum", *graphs)
+    _operands.check_no_offsets("disjoint_sum", *graphs)
     name = _operands.format_call("disjoint_sum", graphs)
     blocks = []
     num_dst = num_src = 0
@@ -58,8 +58,8 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
     [2, 2, 3, 3]
     """
-    _operands.check_no_offsets("cartesian_product", g1, g2)
     sizes = _operands.get_sizes("cartesian_product", g1, g2)
+    _operands.check_no_offsets("cartesian_product", g1, g2)
     for graph in (g1, g2):
         _operands.check_square("cartesian_product", graph, "a step changes the token of one axis only")
     num_tokens = g1.num_dst * g2.num_dst

@@ -161,8 +161,9 @@ def of_form(
 
 
 def _multiply(unit: Macs, num_receivers: int, num_senders: int, num_edges: int) -> Macs:
-    counts = (num_receivers, num_senders, num_edges, num_edges, num_receivers)
-    return Macs(*(n * getattr(unit, field.name) for n, field in zip(counts, fields(Macs), strict=True)))
+    receive, collect = num_receivers * unit.receive, num_receivers * unit.collect
+    logits, weighting = num_edges * unit.logits, num_edges * unit.weighting
+    return Macs(receive, num_senders * unit.send, logits, weighting, collect)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def make_cap_and_bias(call: AttentionCall) -> tuple[float, Tensor | None]:
         dst = torch.arange(graph.num_dst, device=device)
         dst = dst.repeat_interleave(ptr.diff(), output_size=src.numel()) + graph.dst_offset
         src = src.long() + graph.src_offset
-        head = torch.arange(num_heads, device=device).view(1, -1, 1) + call.first_head
+        head = torch.arange(call.first_head, call.first_head + num_heads, device=device).view(1, -1, 1)
         if type(mod) is alibi:
             (slopes,) = memoized(_copy_to_device, graph, mod.slopes, dtype, device)
             term = -slopes[head] * (dst - src).abs()
