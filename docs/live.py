@@ -456,4 +456,5 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "reach_is_not_influence": (within_reach, "On paper: shares along walks"),
     "reading_278_heads": (jobs, "Do the edges matter?"),
     "the_graph_that_a_model_draws": (selected_senders, "The choice over time"),
+    "attention_from_primitives": (competition, "Another normaliser"),
 }

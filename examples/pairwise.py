@@ -16,46 +16,17 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch_geometric.nn import MessagePassing
 
 from gnn_attention import edge_softmax
-from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.edge_ops.normalisers import Normaliser, check_normaliser, normalise_unsorted
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import add_bias
 from gnn_attention.patterns import cross
 
-Normaliser = str | Callable[[Tensor], Tensor]
 EdgeFunction = Callable[[Tensor, Tensor], Tensor]
-NORMALISERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": torch.clone,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "sigmoid": torch.sigmoid,
-}
-
-
-def weigh(
-    logits: Float[Tensor, "... edges"],
-    dst: Int[Tensor, " edges"],
-    num_dst: int,
-    normaliser: Normaliser = "softmax",
-) -> Float[Tensor, "... edges"]:
-    """Compute the weight of every edge from its logit by "softmax", one of NORMALISERS, or a function.
-
-    With "softmax" the weights of a receiver's in-edges sum to 1; all other normalisers act on each logit
-    alone. ValueError for an unknown name.
-
-    >>> logits, dst = torch.tensor([0.0, 0.0, -1.0]), torch.tensor([0, 0, 1])
-    >>> weigh(logits, dst, 2).tolist(), weigh(logits, dst, 2, "relu").tolist()
-    ([0.5, 0.5, 1.0], [0.0, 0.0, 0.0])
-    """
-    if normaliser == "softmax":
-        return edge_softmax.softmax(logits, dst, num_dst)[0]
-    if isinstance(normaliser, str) and normaliser not in NORMALISERS:
-        raise ValueError(f"normaliser must be 'softmax' or one of {[*NORMALISERS]}, got {normaliser!r}")
-    return (NORMALISERS[normaliser] if isinstance(normaliser, str) else normaliser)(logits)
 
 
 class BothEnds(nn.Module):
@@ -88,7 +59,7 @@ class PairwiseMessages(MessagePassing):
             ``[..., edges, out]``, or ``[..., edges, heads, out]`` for several heads.
         logit: function of the same states that returns ``[..., edges]`` or ``[..., edges, heads]``. If it is
             None, every weight is 1.
-        normaliser: computes weights from logits; see :func:`weigh`.
+        normaliser: computes weights from logits; see ``gnn_attention.edge_ops.normalisers``.
         update: applied to the sum of a receiver's messages; by default the identity.
 
     Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261); seed S4.18.
@@ -108,7 +79,7 @@ class PairwiseMessages(MessagePassing):
     ) -> None:
         super().__init__(aggr="add", node_dim=-2)
         self.message_of, self.logit_of, self.update_of = message, logit, update
-        self.normaliser = normaliser
+        self.normaliser = check_normaliser(normaliser)
 
     @classmethod
     def of(
@@ -137,7 +108,7 @@ class PairwiseMessages(MessagePassing):
         messages = _check_messages(self.message_of(x_i, x_j), x_i)  # [..., edges, heads, out]
         if self.logit_of is not None:
             logits = _check_logits(self.logit_of(x_i, x_j), messages)  # [..., edges, heads]
-            weights = weigh(logits.mT, index, size_i, self.normaliser).mT
+            weights = normalise_unsorted(self.normaliser, logits.mT, index, size_i).mT
             messages = weights.unsqueeze(-1) * messages
         return messages.sum(-2)
 
@@ -170,7 +141,7 @@ class StaticNodes(MessagePassing):
         messages: the messages of the nodes, ``[nodes, out]``.
         bias: added to the logits of each node, ``[nodes]``.
         update_bias: added to the update of each token, ``[out]``.
-        normaliser: computes weights from logits; see :func:`weigh`.
+        normaliser: computes weights from logits; see ``gnn_attention.edge_ops.normalisers``.
 
     Sources: seed S4.21, after A. Karpathy; Geva et al. 2021 (arXiv 2012.14913): MLPs as memories of keys and
     values; Sukhbaatar et al. 2019 (arXiv 1907.01470): such nodes together with the tokens, under one softmax.
@@ -195,7 +166,7 @@ class StaticNodes(MessagePassing):
             nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))
             for values in (patterns, messages, bias, update_bias)
         )
-        self.normaliser = normaliser
+        self.normaliser = check_normaliser(normaliser)
 
     @classmethod
     def of(cls, mlp: nn.Sequential) -> StaticNodes:
@@ -243,7 +214,8 @@ class StaticNodes(MessagePassing):
     ) -> Tensor:
         """Return the message of a node, weighted by how well the token fits its pattern."""
         logits = edge_softmax.logit(x_i, pattern_j, 1.0) + bias_j.squeeze(-1)
-        return weigh(logits, index, size_i, self.normaliser).unsqueeze(-1) * sent_j
+        weights = normalise_unsorted(self.normaliser, logits, index, size_i)
+        return weights.unsqueeze(-1) * sent_j
 
 
 def _batched(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ result equals dense attention.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnn_attention import algebra, convert, patterns, score_mods
+from gnn_attention import algebra, convert, edge_ops, patterns, score_mods
 from gnn_attention.attend import attend, explain, list_backends
 from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.graph import TokenGraph
@@ -27,7 +27,7 @@ __version__ = "0.2.0"
 
 # The groups are graphs, attention on graphs, heads and the layer, and tools for models.
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
-__all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
+__all__ += ["Backend", "RefusalError", "attend", "edge_ops", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
 __all__ += ["audit", "cache", "cost", "distributed", "explorer", "lm", "model", "trace", "use_graph"]
 __all__ += ["verify"]

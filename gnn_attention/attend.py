@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from gnn_attention import edge_softmax
-from gnn_attention._support import checks, memory
+from gnn_attention._support import checks, devices, memory
 from gnn_attention._support.dynamo import eager_mode
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, devices, dispatch, nonfinite
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, dispatch, nonfinite, rows
 from gnn_attention.backends.call import AttentionCall, join_slices
 from gnn_attention.backends.dispatch import Explanation, explain
+from gnn_attention.edge_ops.normalisers import Normaliser
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
@@ -39,6 +40,11 @@ def attend(
     backend: str | Backend = "auto",
     return_info: bool = False,
     finite: bool = False,
+    normaliser: Normaliser = "softmax",
+    edge_attr: Float[Tensor, "edges features"] | None = None,
+    edge_key: Float[Tensor, "... kv_heads _ dim"] | None = None,
+    edge_value: Float[Tensor, "... kv_heads _ _"] | None = None,
+    edge_type: Int[Tensor, " edges"] | None = None,
 ) -> Any:
     """Compute one round of attention along the edges of ``graph``.
 
@@ -60,6 +66,14 @@ def attend(
         return_info: also return an :class:`AttentionInfo`, which has lse, weights and logits.
         finite: True promises that q, k and v contain no NaN or inf, and skips the check for them.
             On a GPU, in compiled programs and under ``torch.func`` there is no such check.
+        normaliser: computes weights from logits: "softmax", "sparsemax", "sigmoid", "silu", "gelu",
+            "relu", "relu2", "identity", or a function of logits ``[B, H, E]``, in the order of
+            ``graph.edge_index``; see ``gnn_attention.edge_ops.normalisers``.
+        edge_attr: features ``a [E, F]`` of each edge, which add to its key and value.
+        edge_key: ``W_k [Hkv, F, D]``: the key of an edge is ``k_src + a_e W_k``.
+        edge_value: ``W_v [Hkv, F, Dv]``: the value of an edge is ``v_src + a_e W_v``.
+        edge_type: the type of each edge, int64 ``[E]``, which selects a map from ``[types, Hkv, F, D]``.
+            Without ``edge_attr`` the key is ``k_src W_k[type]``, and the value ``v_src W_v[type]``.
 
     Returns:
         ``out [B, Hq, dst, Dv]`` in q's dtype, exactly 0 for isolated receivers, or ``(out, info)``.
@@ -73,9 +87,9 @@ def attend(
     >>> attend(x, x, x, patterns.strict_causal(3), scale=0.0)[0, 0].tolist()
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
-    call = AttentionCall.from_arguments(
-        q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info, finite=finite
-    )
+    options = scale, score_mod, bias, sink_logits, dropout, return_info, finite, normaliser
+    edges = edge_attr, edge_key, edge_value, edge_type
+    call = AttentionCall.from_arguments(q, k, v, graph, *options, *edges)
     out, lse = run_attention(call, backend)
     return (out, AttentionInfo(call, lse)) if return_info else out
 
@@ -196,24 +210,33 @@ class AttentionInfo:
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
         """``log(sum of exp(logit))`` over in-edges and sink, in float32 or better; -inf without in-edges."""
+        if self.call.normaliser != "softmax":
+            raise NotImplementedError(f"the normaliser {self.call.normaliser!r} has no lse: use weights()")
         if self._lse is None:
             raise NotImplementedError("the backend returned no lse: use a backend of list_backends()")
         return self._lse
 
     def weights(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """Return ``exp(logit - lse)`` of every edge, or of ``edges`` only, before dropout.
+        """Return the weight of every edge, or of ``edges`` only, before dropout: ``exp(logit - lse)``.
 
         The order is that of ``graph.edge_index``. ``edges`` are indices ``[K]`` into it, or pairs
         ``[2, K]`` of senders and receivers. Raises ValueError if the graph varies by head or sample,
-        or if a pair is not an edge, and IndexError if an index is out of range.
+        or if a pair is not an edge, and IndexError if an index is out of range. If maps of types replace
+        the senders (``edge_type`` without ``edge_attr``), sender s of type t is ``t * num_src + s``.
         """
         index = self._edge_indices(edges)
+        if self._needs_all_edges(edges):
+            weights = rows.edge_weights(self.call, self._lse)
+            return weights if edges is None else weights.index_select(2, index)
         dst = self.call.graph.edges_on(index.device)[1, index]
         return edge_softmax.weights_from_lse(self.logits(index), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
         """Return ``score_mod(scale * q . k) + bias`` of every edge, or of ``edges`` as in :meth:`weights`."""
         index = self._edge_indices(edges)
+        if self._needs_all_edges(edges):
+            logits = rows.edge_logits(self.call)
+            return logits if edges is None else logits.index_select(2, index)
         scores = self.call.scores(self.call.graph.edges_on(index.device)[:, index])
         bias = self.call.bias
         return scores if bias is None else scores + bias.to(scores.dtype).index_select(2, index)
@@ -223,12 +246,16 @@ class AttentionInfo:
 
         ``rows=(start, stop)`` limits the tokens x tokens matrix to receivers ``start`` to ``stop - 1``.
         """
+        if self.call.normaliser != "softmax" or self.call.features is not None:
+            return self._scatter(self.weights(), 0.0, rows)
         lse = self.lse if rows is None else self.lse[:, :, slice(*rows)]
         return (self.logit_matrix(rows) - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
 
     def logit_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """Return the logits of all pairs, -inf at non-edges; see :meth:`weight_matrix` for ``rows``."""
         call = self.call
+        if call.features is not None:
+            return self._scatter(self.logits(), -torch.inf, rows)
         graph = call.graph if rows is None else call.graph.rows(*rows)
         start, stop = rows or (0, graph.num_dst)
         dtype = edge_softmax.accumulation_dtype(call.q.dtype)
@@ -242,6 +269,20 @@ class AttentionInfo:
             score = score + dense.scatter_bias(bias[..., (receivers >= start) & (receivers < stop)], graph)
         # Non-edges are masked before exp, which could be inf there and make the gradient NaN.
         return score.masked_fill(~graph.mask(score.device), -torch.inf)
+
+    def _scatter(self, values: Tensor, fill: float, rows: tuple[int, int] | None) -> Tensor:
+        """Return values of edges as a matrix, with ``fill`` at non-edges."""
+        graph = self.call.graph
+        src, dst = graph.edges_on(values.device)
+        matrix = values.new_full((*values.shape[:2], graph.num_dst, graph.num_src), fill)
+        matrix[:, :, dst, src] = values
+        return matrix if rows is None else matrix[:, :, slice(*rows)]
+
+    def _needs_all_edges(self, edges: Tensor | None) -> bool:
+        """Return whether all edges are computed at once, by the lists of ``rows``."""
+        call = self.call
+        has_lists = type(call.graph) is TokenGraph
+        return has_lists and (edges is None or call.normaliser != "softmax" or call.features is not None)
 
     def _edge_indices(self, edges: Tensor | None) -> Tensor:
         device = self.call.q.device

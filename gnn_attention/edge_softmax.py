@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from gnn_attention._support import edge_checks
+from gnn_attention._support.autograd import has_forward_derivative
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "add_sinks", "logit", "merge", "per_query_head"]
@@ -117,8 +118,15 @@ def row_softmax(
         logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
     lse = logits.logsumexp(-1)
     is_empty = (lse == -torch.inf).unsqueeze(-1)
-    # exp(logit - lse) would have the rounding error of a large lse.
-    weights = logits.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+    logits = logits.masked_fill(is_empty, 0.0)
+    if has_forward_derivative([logits]):
+        # torch changes the tangents of its own functions in place, which breaks their backward pass.
+        weights, lse = _softmax_and_log_sum(logits, -1)
+        lse = lse.masked_fill(is_empty.squeeze(-1), -torch.inf)
+    else:
+        # exp(logit - lse) would have the rounding error of a large lse.
+        weights = logits.softmax(-1)
+    weights = weights.masked_fill(is_empty, 0.0)
     return (weights if sinks is None else weights[..., :-1]), lse
 
 
@@ -193,7 +201,14 @@ def merge_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."
     is rounded to 1 would have derivative 0, and the other weight would be lost.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
-    # logaddexp has no derivative where both are -inf.
-    a, b = lse_a.masked_fill(is_empty, 0.0), lse_b.masked_fill(is_empty, 0.0)
-    weight = torch.stack([a, b]).softmax(0).masked_fill(is_empty, 0.0)
-    return weight, torch.logaddexp(a, b).masked_fill(is_empty, -torch.inf)
+    # The sum has no derivative where both are -inf, and logaddexp no second one where one of them is.
+    weight, log_sum = _softmax_and_log_sum(torch.stack([lse_a, lse_b]).masked_fill(is_empty, 0.0), 0)
+    return weight.masked_fill(is_empty, 0.0), log_sum.masked_fill(is_empty, -torch.inf)
+
+
+def _softmax_and_log_sum(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    shift = logits.amax(dim, keepdim=True).detach()
+    shift = shift.masked_fill(shift.isinf(), 0.0)
+    mass = (logits - shift).exp()
+    total = mass.sum(dim, keepdim=True)
+    return mass / total, (shift + total.log()).squeeze(dim)

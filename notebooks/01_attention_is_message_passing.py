@@ -51,6 +51,7 @@ plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use"
 warnings.filterwarnings(
     "ignore", message="IProgress not found"
 )  # tqdm, on import, about progress bars nobody asked for
+from torch_geometric.nn import MessagePassing  # noqa: E402
 
 # %% [markdown]
 # The library draws graphs (`draw.arcs`: tokens on a line with arrows); `draw_table`, a table of numbers as colours, is in
@@ -325,25 +326,12 @@ for method in ("edge_update", "message", "update"):
     print(textwrap.dedent(inspect.getsource(getattr(ga.MessagePassingAttention, method))))
 
 # %% [markdown]
-# `edge_update` is steps 3 and 4: overlap and listening distribution. (`call.apply_score_mod` and `call.bias` are where a change of the logits
-# by edge would come in; we use none here.) `message` is what travels along an edge: the sender's message, times its weight. Then comes
-# `aggregate`, step 6, which is a plain sum and not printed. `update` is step 7. Steps 1, 2 and 5 happen
-# at the nodes, before anything travels.
+# `edge_update` is steps 3 and 4: overlap and listening distribution. (`call.apply_score_mod`, `call.bias` and `call.features` are where a
+# change of the logits by edge would come in; we use none here. `call.normalise` is the softmax.) `message` is what travels along an edge:
+# the sender's message, times its weight. Then comes `aggregate`, step 6, which is a plain sum and not printed. `update` is step 7. Steps
+# 1, 2 and 5 happen at the nodes, before anything travels.
 #
-# Look at the formula again: a message may depend on $x_i$ and $x_j$. The weight $w_{ij}$ depends on more. Its denominator is a sum over
-# **all** in-neighbours of $i$, which is why `edge_update` runs before `message`. Is attention then of this form at all? Yes, strictly, if
-# the division waits until the end. Send the pair of $e^{a_{ij}} v_j$ and $e^{a_{ij}}$ (here $a_{ij}$ is the logit, scaled), sum both,
-# and let the update be their quotient, times $W_O$:
-
-# %%
-src, dst = edge_index
-mass = (((x @ W_Q)[dst] * (x @ W_K)[src]).sum(-1, keepdim=True) / math.sqrt(2)).exp()
-message = torch.cat([mass * (x @ W_V)[src], mass], dim=1)  # of x_i and x_j alone
-total = torch.zeros(5, 3).index_add(0, dst, message)  # aggregate: a plain sum
-assert torch.allclose(total[:, :2] / total[:, 2:] @ W_O, updates, rtol=0, atol=1e-12)  # update: a quotient
-
-# %% [markdown]
-# The layer of the library gives the same numbers too. It takes our graph object, or the plain `edge_index` that PyG users have.
+# The layer of the library gives the same numbers. It takes our graph object, or the plain `edge_index` that PyG users have.
 # With `backend="message_passing"` it calls the methods above; without it, it takes the fastest way to the same numbers.
 
 # %%
@@ -357,11 +345,49 @@ assert torch.equal(layer(x, edge_index), y)
 print(layer)
 
 # %% [markdown]
+# ## 6. Strictly message passing
+#
+# $$y_i = \frac{\sum_{j \to i} e^{a_{ij}} v_j}{\sum_{j \to i} e^{a_{ij}}} \, W_O, \qquad a_{ij} = \frac{q_i \cdot k_j}{\sqrt d}$$
+#
+# Look at the formula of section 5 again: a message may depend on $x_i$ and $x_j$. The weight $w_{ij}$ depends on more. Its denominator
+# is a sum over **all** in-neighbours of $i$, which is why `edge_update` runs before `message`. Attention still has the strict form if the
+# division waits until the end: the message is the pair of $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, the aggregation is a sum, and the update is
+# the quotient of the two sums.
+
+
+# %%
+class StrictAttention(MessagePassing):
+    def forward(self, q, k, v, edge_index):
+        return self.propagate(edge_index, q=q, k=k, v=v)
+
+    def message(self, q_i, k_j, v_j):  # depends on x_i and x_j alone
+        mass = ((q_i * k_j).sum(-1, keepdim=True) / math.sqrt(q_i.shape[-1])).exp()
+        return torch.cat([mass * v_j, mass], dim=-1)
+
+    def update(self, sums):
+        return sums[..., :-1] / sums[..., -1:]
+
+
+q, k, v = x @ W_Q, x @ W_K, x @ W_V
+strict = StrictAttention()
+assert torch.allclose(strict(q, k, v, edge_index) @ W_O, updates, rtol=0, atol=1e-12)
+
+messages = strict.message(q[OUTPUT], k[heard], v[heard])
+print("message to output   e^a v          e^a")
+for name, row in zip([*WORDS[: len(heard)], "sum"], [*messages, messages.sum(0)], strict=True):
+    print(f"{name:>17}  {row[0]:5.2f}  {row[1]:5.2f}  {row[2]:6.2f}")
+print("quotient:", strict.update(messages.sum(0)), "  the mixed message of section 3:", mixed)
+
+# %% [markdown]
+# No message in this table depends on another row. The exponentials overflow if logits are large. Libraries therefore subtract the largest
+# logit of each receiver first, which changes no quotient; to find it takes one more round of messages, aggregated by a maximum.
+# [Notebook 23](23_attention_from_primitives.ipynb) changes the parts of this formula, one at a time.
+#
 # **In short.** An attention mask is a graph. Along each of its edges a message travels, with a weight that the receiver shares
 # out among its in-edges. Dense matrices are one way to compute this, edge lists are another. What several heads do side by
 # side, and what happens when the graph changes, is in [notebook 02](02_many_heads_many_graphs.ipynb).
 #
-# ## 6. Exercises
+# ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/01_attention_is_message_passing.py).

@@ -19,7 +19,7 @@
 #
 # **Afterwards you can** let a model choose its own graph, train the chooser, and measure what it misses.
 #
-# before: [Reading 278 heads](21_reading_278_heads.ipynb) | [the book](README.md)
+# before: [Reading 278 heads](21_reading_278_heads.ipynb) | [the book](README.md) | next: [Attention from primitives](23_attention_from_primitives.ipynb)
 
 # %%
 import inspect
@@ -221,4 +221,4 @@ print("right:", answer)
 
 # %% [markdown]
 # ---
-# before: [Reading 278 heads](21_reading_278_heads.ipynb) | [the book](README.md)
+# before: [Reading 278 heads](21_reading_278_heads.ipynb) | [the book](README.md) | next: [Attention from primitives](23_attention_from_primitives.ipynb)

@@ -30,9 +30,10 @@ LatentHeads trace.cut trace.mute cache.KeyValueCache
 cache.PatternMessageCache
 """.split()  # noqa: SIM905
 SIGNATURES = {
-    "attend": "q k v graph scale score_mod bias sink_logits dropout backend return_info finite",
+    "attend": "q k v graph scale score_mod bias sink_logits dropout backend return_info finite "
+    "normaliser edge_attr edge_key edge_value edge_type",
     "StandardHeads": "width num_heads head_dim value_dim num_kv_heads bias source_width rotary qk_norm",
-    "MessagePassingAttention": "heads score_mod dropout backend",
+    "MessagePassingAttention": "heads score_mod dropout backend edge_dim num_edge_types normaliser",
 }
 
 

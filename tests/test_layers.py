@@ -15,7 +15,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 LAYERS = """
 _support
 graph edge_softmax score_mods rotary
-heads patterns algebra analyse backends
+heads patterns algebra analyse edge_ops backends
 attend convert draw
 layer selectors cache huggingface
 model distributed lm

@@ -87,6 +87,12 @@ def floats(name: str, x: object, shape: str) -> None:
         raise TypeError(f"{name} must be a float tensor {shape}, got {dtype_or_type}")
 
 
+def floats_like(name: str, x: Tensor, shape: str, q: Tensor) -> None:
+    floats(name, x, shape)
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on q's device, {q.device}, got {x.device}; use {name}.to(q.device)")
+
+
 def _check_broadcasts(name: str, x: Tensor, shape: Sequence[int]) -> None:
     size_pairs = zip(reversed(x.shape), reversed(shape), strict=False)
     if x.dim() > len(shape) or not all(size in (1, expected) for size, expected in size_pairs):

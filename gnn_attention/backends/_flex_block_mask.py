@@ -10,8 +10,8 @@ import itertools
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.call import select_slice
 from gnn_attention.backends.plan.tile_masks import build_tile_masks
+from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.tiling import FULL_TILE, Tiles, tile_list, tiles
 

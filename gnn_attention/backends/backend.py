@@ -9,14 +9,16 @@ import torch
 from gnn_attention._support.checks import describe_type
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.edge_ops.normalisers import ELEMENTWISE
 
 UnsupportedReason = Callable[[AttentionCall], str | None]
 Support = bool | str  # A string is the only type of device that supports the option.
-OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
+OPTIONS = ("score_mod", "bias", "edge_attr", "dropout", "sink_logits", "lse", "backward", "double_backward")
 LABELS = {"backward": "backward pass", "double_backward": "second derivative"}
 REMEDIES = {
     "score_mod": "leave score_mod out",
     "bias": "leave bias out",
+    "edge_attr": "leave edge_attr out",
     "dropout": "pass dropout=0.0",
     "sink_logits": "leave sink_logits out",
     "lse": "pass return_info=False",
@@ -53,7 +55,8 @@ class Capabilities:
     depends only on shapes, dtypes and options, so the graph caches it. ``visits_non_edges``: the kernel needs
     finite tokens, so ``attend`` checks them, unless the backend is passed as a value. ``parallel_edges``:
     "kept" (each is an edge), "merged" (m equal edges become one, and a score_mod adds ``log m`` to its score)
-    or "refused". ``instead`` says what to use for unsupported calls.
+    or "refused". ``normalisers`` are "all", "elementwise" (and the softmax), or the "softmax" alone.
+    ``instead`` says what to use for unsupported calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -65,6 +68,8 @@ class Capabilities:
     lse: Support = True
     backward: Support = True
     double_backward: Support = True
+    normalisers: str = "softmax"
+    edge_attr: Support = False
     varying_graphs: bool = True
     cached: bool = False
     visits_non_edges: bool = False
@@ -74,12 +79,15 @@ class Capabilities:
     def limits(self) -> str:
         """Describe the unsupported options, devices and dtypes.
 
-        >>> Capabilities().limits(), Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
-        ('every option', 'on cuda; no bias; lse on cuda only')
+        >>> Capabilities(normalisers="all", edge_attr=True).limits()
+        'every option'
+        >>> Capabilities(devices=("cuda",), bias=False, lse="cuda").limits()
+        'on cuda; softmax only; no bias, edge_attr; lse on cuda only'
         """
         support = {LABELS.get(option, option): getattr(self, option) for option in OPTIONS}
         limits = [f"on {_join_devices(self)}"] if self.devices else []
         limits += [f"in {_join_dtypes(self)}"] if self.dtypes else []
+        limits += {"softmax": ["softmax only"], "elementwise": ["no sparsemax"]}.get(self.normalisers, [])
         missing_options = [name for name, device in support.items() if device is False]
         limits += [f"no {', '.join(missing_options)}"] if missing_options else []
         limits += [f"{name} on {device} only" for name, device in support.items() if isinstance(device, str)]
@@ -103,6 +111,7 @@ def unsupported_reason(
     usage = {
         "score_mod": call.score_mod is not None,
         "bias": call.bias is not None,
+        "edge_attr": call.features is not None,
         "dropout": bool(call.dropout),
         "sink_logits": call.sink_logits is not None,
         "lse": call.with_lse,
@@ -113,11 +122,15 @@ def unsupported_reason(
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             device = f" on {q.device.type}" if support else ""
             return f"it has no {LABELS.get(option, option)}{device}; {REMEDIES[option]}, or use {instead}"
+    supported = {"softmax": ("softmax",), "elementwise": ("softmax", *ELEMENTWISE)}
+    if capabilities.normalisers != "all" and call.normaliser not in supported[capabilities.normalisers]:
+        return f"it has no normaliser {call.normaliser!r}; use backend='rows'"
     if call.graph.has_parallel_edges and capabilities.parallel_edges != "kept":
         options = [name for name in ("bias", "dropout") if usage[name]]
         # Merging needs a score_mod, which adds the logarithm of the multiplicity.
         has_score_mod = capabilities.score_mod in (True, q.device.type)
         can_merge = capabilities.parallel_edges == "merged" and has_score_mod
+        can_merge = can_merge and call.normaliser == "softmax"
         if not can_merge or options or torch.compiler.is_compiling():
             option = f" with {options[0]}" if options else ""
             return f"it takes no parallel edges{option}; use backend='rows', or graph.coalesce()"

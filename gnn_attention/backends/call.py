@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
+from gnn_attention.backends.edge_features import EdgeFeatures, map_by_type
+from gnn_attention.edge_ops.edge_lists import select_slice
+from gnn_attention.edge_ops.normalisers import Normaliser, check_normaliser, normalise_unsorted
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
 
@@ -42,7 +45,7 @@ class AttentionCall:
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
     of an edge is ``score_mod(scale * q . k) + bias``. For score_mod and dropout, the samples and heads of a
     slice are numbered from ``first_sample`` and ``first_head``. ``seed`` is the seed of dropout. With
-    ``finite`` the caller promises that q, k and v are finite.
+    ``finite`` the caller promises that q, k and v are finite. Without a softmax, lse is None.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -59,6 +62,8 @@ class AttentionCall:
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
     finite: bool = False
+    normaliser: Normaliser = "softmax"
+    features: EdgeFeatures | None = None
     # The backends that ``attend`` chose for earlier calls of these shapes, dtypes and options.
     backend_names: dict[str, str] | None = field(default=None, init=False)
 
@@ -76,19 +81,40 @@ class AttentionCall:
         dropout: float = 0.0,
         with_lse: bool = False,
         finite: bool = False,
+        normaliser: Normaliser = "softmax",
+        edge_attr: Tensor | None = None,
+        edge_key: Tensor | None = None,
+        edge_value: Tensor | None = None,
+        edge_type: Tensor | None = None,
     ) -> AttentionCall:
         """Check the arguments of ``attend`` and return the call; raise TypeError or ValueError."""
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
         if type(finite) is not bool:
             raise TypeError(f"finite must be True or False, got {checks.describe_type(finite)}")
-        options = with_lse, score_mod is None, bias is None, sink_logits is None, dropout == 0.0
+        if normaliser != "softmax":
+            normaliser = check_normaliser(normaliser)
+        name = normaliser if isinstance(normaliser, str) else "a function"
+        options = (
+            *(with_lse, score_mod is None, bias is None, sink_logits is None, dropout == 0.0),
+            *(edge_attr is None, name),
+        )
         key = _cache_key(q, k, v, options) if type(graph) is TokenGraph else None
         backend_names = None if key is None else graph._memo.data.get(key)
         if backend_names is None:
             _check_tensors(q, k, v)
             _check_graph(graph, q, k)
             backend_names = None if key is None else graph._memo.data.setdefault(key, {})
+        features = None
+        if edge_attr is not None:
+            features = EdgeFeatures.from_arguments(edge_attr, edge_key, edge_value, edge_type, graph, k, v)
+        elif edge_type is not None:
+            score_mod = score_mod and partial(_score_sender, score_mod, graph.num_src)
+            graph, k, v = map_by_type(edge_key, edge_value, edge_type, graph, k, v)
+            if key is not None:
+                backend_names = graph._memo.data.setdefault(key, {})
+        elif edge_key is not None or edge_value is not None:
+            raise ValueError("edge_key and edge_value need edge_attr or edge_type, got neither")
         if k.shape[0] != q.shape[0]:
             k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
         if score_mod is not None:
@@ -98,7 +124,9 @@ class AttentionCall:
             else:
                 score_mod = score_mods.fit_score_mod(score_mod, (graph.dst_offset, graph.src_offset), q)
         if sink_logits is not None:
-            _check_floats("sink_logits", sink_logits, "[Hq]", q)
+            edge_checks.floats_like("sink_logits", sink_logits, "[Hq]", q)
+            if normaliser != "softmax":
+                raise ValueError(f"sink_logits need normaliser='softmax', got {normaliser!r}")
             if tuple(sink_logits.shape) != (q.shape[1],):
                 raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
@@ -117,6 +145,8 @@ class AttentionCall:
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
             finite=finite,
+            normaliser=normaliser,
+            features=features,
         )
         call.backend_names = backend_names
         return call
@@ -140,11 +170,22 @@ class AttentionCall:
 
     def apply_dropout(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         """Apply dropout to ``weights [B, Hq, ...]`` for local dst and src."""
+        if not self.dropout:
+            return weights
         dst = dst + self.graph.dst_offset
         src = src + self.graph.src_offset
         return backends_dropout.drop_weights(
             weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head
         )
+
+    def normalise(
+        self, logits: Float[Tensor, "... heads edges"], dst: Int[Tensor, " edges"], num_dst: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the weights of edges to receivers ``dst``, in any order, and lse for a softmax."""
+        if self.normaliser == "softmax":
+            return edge_softmax.softmax(logits, dst, num_dst, self.sink_logits, check=False)
+        values = logits.reshape(*self.q.shape[:2], len(dst))
+        return normalise_unsorted(self.normaliser, values, dst, num_dst).view(logits.shape), None
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Add ``sink_logits``, if there are any, to every softmax of a result."""
@@ -186,7 +227,8 @@ class AttentionCall:
 
     @property
     def is_plain(self) -> bool:
-        return self.score_mod is None and self.bias is None and not self.dropout
+        has_options = self.bias is not None or self.features is not None or self.dropout
+        return self.score_mod is None and self.normaliser == "softmax" and not has_options
 
     def slices(self) -> list[list[AttentionCall]]:
         """Split the call along the axes by which the graph differs; :func:`join_slices` joins the results."""
@@ -210,6 +252,7 @@ class AttentionCall:
             graph=select_slice(self.graph, b or 0, h or 0),
             bias=bias,
             sink_logits=None if self.sink_logits is None else self.sink_logits[heads],
+            features=self.features and self.features.select_heads(kv_heads),
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
@@ -220,6 +263,13 @@ class AttentionCall:
     dropped = _make_alias("dropped", apply_dropout)
     parts = _make_alias("parts", slices)
     part = _make_alias("part", select)
+
+
+def _score_sender(
+    score_mod: ScoreMod, num_src: int, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    """Call ``score_mod`` with the sender of an edge whose senders were repeated for each type."""
+    return score_mod(score, b, h, dst, src % num_src)
 
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
@@ -263,23 +313,7 @@ def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple
     return out, torch.cat([torch.cat(row, 1) for row in lses], 0)
 
 
-def select_slice(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
-    """Return ``graph.select(batch, head)``, which is cached with the graph."""
-    if graph.batch is None and graph.heads is None:
-        return graph
-    memoized(_select_slices, graph)
-    graph_slice: TokenGraph = graph._slices[batch if graph.batch else 0][head if graph.heads else 0]
-    return graph_slice
-
-
-def _select_slices(graph: TokenGraph) -> bool:
-    # A graph cannot be a constant of a compiled program, so a program reads slices from this list.
-    slices = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
-    graph._slices[:] = slices
-    return True
-
-
-def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool, ...]) -> tuple[Any, ...] | None:
+def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool | str, ...]) -> tuple[Any, ...] | None:
     """Return the key under which the graph caches the checks of a call, or None if they are not cached."""
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
@@ -333,7 +367,7 @@ def _check_scale(scale: float) -> float:
 
 
 def _check_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
-    _check_floats("bias", bias, "broadcastable to [B, Hq, E]", q)
+    edge_checks.floats_like("bias", bias, "broadcastable to [B, Hq, E]", q)
     # This raises an error if each sample or head has its own edge list.
     graph.edges_on(torch.device("cpu"))
     expected = [q.shape[0], q.shape[1], graph.num_edges]
@@ -341,9 +375,3 @@ def _check_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
     if len(shape) != 3 or any(size not in (1, full) for size, full in zip(shape, expected, strict=True)):
         raise ValueError(f"bias must be broadcastable to [B, Hq, E] = {expected}, got {list(bias.shape)}")
     return bias.view(shape).expand(-1, -1, graph.num_edges)
-
-
-def _check_floats(name: str, x: Tensor, axes: str, q: Tensor) -> None:
-    edge_checks.floats(name, x, axes)
-    if x.device != q.device:
-        raise ValueError(f"{name} must be on q's device, {q.device}, got {x.device}; use {name}.to(q.device)")

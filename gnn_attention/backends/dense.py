@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import needs_all_derivatives
+from gnn_attention._support.autograd import derivative_order, has_forward_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager
@@ -34,7 +35,9 @@ AUTO_MAX_BYTES = 4 * 2**30  # "auto" avoids this backend if mask and logits need
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Return ``out [B, Hq, dst, Dv]`` in the dtype of q, and ``lse [B, Hq, dst]`` or None."""
     graph = call.graph
-    if _fits_sdpa(call):
+    # The backward pass of torch's SDPA for dual numbers raises an error, but not inside torch.func.
+    is_dual = forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active()
+    if _fits_sdpa(call) and not is_dual:
         return _run_sdpa(call), None
     if _has_flash_lse(call):
         bounds = memoized(_make_bounds, graph, call.q.device)
@@ -126,7 +129,7 @@ def _call_sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Ten
     sdpa: Callable[..., Tensor] = functional.scaled_dot_product_attention
     sdpa = partial(sdpa, attn_mask=mask, is_causal=is_causal, **options)
     is_eager = are_eager((q, k, v))
-    if not is_eager and needs_all_derivatives((q, k, v)):
+    if not is_eager and (has_forward_derivative((q, k, v)) or derivative_order((q, k, v)) > 1):
         return _unfused_sdpa(sdpa, q, k, v)
     if not is_eager or not any_needs_gradients((q, k, v)):
         return sdpa(q, k, v)
@@ -199,5 +202,7 @@ BACKEND = Backend(
     "SDPA, without a mask on full and causal graphs; on others time and memory grow with dst x src",
     unsupported_reason,
     bytes_needed,
-    capabilities=Capabilities(cached=True, visits_non_edges=True, instead="backend='auto'"),
+    capabilities=Capabilities(
+        normalisers="elementwise", cached=True, visits_non_edges=True, instead="backend='auto'"
+    ),
 )

@@ -16,15 +16,16 @@ from typing import NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gnn_attention._support import checks
+from gnn_attention._support import checks, devices
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, devices, failures, rows
+from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, failures, rows
 from gnn_attention.backends.backend import CompilationError
-from gnn_attention.backends.call import AttentionCall, select_slice
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
+from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import TokenGraph, memoized
 
 MAX_SMALL_GRAPH_PAIRS = 128 * 128  # Up to this many pairs, one dense call is fastest.

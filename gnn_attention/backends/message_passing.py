@@ -36,30 +36,44 @@ def attend_along_edges(
     src: Int[Tensor, " edges"],
     dst: Int[Tensor, " edges"],
     first_receiver: int = 0,
+    edge_index: Int[Tensor, " edges"] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
-    The edges must include every in-edge of each of their receivers. The queries of the
-    call begin at receiver ``first_receiver``, and its bias, if any, is for these edges only.
+    The edges must include every in-edge of each of their receivers; ``edge_index`` are their indices in
+    ``graph.edge_index``, by default all. The queries of the call begin at receiver ``first_receiver``,
+    and its bias, if any, is for these edges only.
     """
     batch, heads, num_dst = call.q.shape[:3]
     receiver = dst - first_receiver if first_receiver else dst
     q, k, v = (_flatten_tokens(x, heads).to(dtype) for x in (call.q, call.k, call.v))
     dst_row = _row_index(receiver, batch, num_dst)
     src_row = _row_index(src, batch, call.graph.num_src)
-    logits = (q.index_select(0, dst_row) * k.index_select(0, src_row)).sum(-1) * call.scale
+    k, v = k.index_select(0, src_row), v.index_select(0, src_row)
+    if call.features is not None:
+        k, v = _add_features(call, k, v, edge_index)
+    logits = (q.index_select(0, dst_row) * k).sum(-1) * call.scale
     if call.is_plain and not call.with_lse and call.sink_logits is None:
         weights = edge_softmax.softmax(logits.mT, dst_row, len(q), check=False)[0].mT
         lse = None
     else:
         logits = call.apply_score_mod(logits.view(batch, len(dst), heads).mT, dst, src)
         logits = logits if call.bias is None else logits + call.bias.to(dtype)
-        weights, lse = edge_softmax.softmax(logits, receiver, num_dst, call.sink_logits, check=False)
+        weights, lse = call.normalise(logits, receiver, num_dst)
         weights = call.apply_dropout(weights, dst, src) if call.dropout else weights
         weights = weights.mT.reshape(batch * len(dst), heads)
-    messages = weights.unsqueeze(-1) * v.index_select(0, src_row)
+    messages = weights.unsqueeze(-1) * v
     out = messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, dst_row, messages)
     return out.view(batch, num_dst, *messages.shape[1:]).transpose(1, 2), lse
+
+
+def _add_features(call: AttentionCall, k: Tensor, v: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Add features of edges to keys and values ``[batch * edges, heads, dim]``."""
+    assert call.features is not None
+    batch, heads = call.q.shape[:2]
+    k, v = (x.view(batch, -1, *x.shape[1:]).transpose(1, 2) for x in (k, v))
+    k, v = call.features.per_query_head(heads).add_to_rows(k, v, index)
+    return k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1)
 
 
 def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) -> Rows:
@@ -97,6 +111,11 @@ BACKEND = Backend(
     unsupported_reason,
     bytes_needed,
     capabilities=Capabilities(
-        varying_graphs=False, cached=True, parallel_edges="kept", instead="backend='auto'"
+        normalisers="all",
+        edge_attr=True,
+        varying_graphs=False,
+        cached=True,
+        parallel_edges="kept",
+        instead="backend='auto'",
     ),
 )

@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch.autograd import forward_ad
 
+from gnn_attention._support import devices
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import devices, rows
+from gnn_attention.backends import rows
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients
 
 HALF_DTYPES = {torch.float16, torch.bfloat16}
@@ -44,7 +45,7 @@ def _are_finite(*tensors: Tensor) -> bool:
     return True
 
 
-def _run_edge_by_edge(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_edge_by_edge(call: AttentionCall) -> Result:
     """Run the call edge by edge, in ranges of receivers whose lists of edges fit into memory."""
     graph, bias = call.graph, call.bias
     middle = graph.num_dst // 2
@@ -58,4 +59,4 @@ def _run_edge_by_edge(call: AttentionCall) -> tuple[Tensor, Tensor]:
         q = call.q[:, :, start:stop]
         results.append(_run_edge_by_edge(replace(call, q=q, graph=graph.rows(start, stop), bias=bias)))
     outs, lses = zip(*results, strict=True)
-    return torch.cat(outs, 2), torch.cat(lses, 2)
+    return torch.cat(outs, 2), None if lses[0] is None else torch.cat(lses, 2)

@@ -13,9 +13,9 @@ import torch
 from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.backend import Backend, Capabilities
+from gnn_attention.backends import message_passing
+from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.message_passing import attend_along_edges
 from gnn_attention.graph import TokenGraph, memoized
 
 MAX_BYTES = 2 * 2**30
@@ -24,10 +24,13 @@ MAX_BYTES = 2 * 2**30
 BYTES_PER_CHUNK = MAX_BYTES // 7
 
 
-def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     src, dst = call.graph.edges_on(call.q.device)
     # Edges are sorted by receiver, then sender, so that the result does not depend on their order.
     order = torch.argsort(dst * call.graph.num_src + src)
+    if not isinstance(call.normaliser, str):
+        # A function receives all edges, in the order of the graph.
+        order = torch.arange(len(src), device=src.device)
     chunks = [(0, call.graph.num_dst, call.graph.num_edges)]
     limit = _max_chunk_edges(call)
     if call.graph.num_edges > limit:
@@ -40,11 +43,16 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     results: list[Any] = []
     for (start, stop, _), index in zip(chunks, torch.split(order, [n for *_, n in chunks]), strict=True):
         results.append(run_chunk(call, start, stop, src[index], dst[index], index))
-    out, lse = (torch.cat(tensors, dim=2) for tensors in zip(*results, strict=True))
-    return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
+    outs, lses = zip(*results, strict=True)
+    out = torch.cat(outs, dim=2).to(call.q.dtype)
+    if call.normaliser != "softmax":
+        return out, None
+    return out, torch.cat(lses, dim=2).to(edge_softmax.accumulation_dtype(call.q.dtype))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
+    if not isinstance(call.normaliser, str) and call.graph.num_edges > _max_chunk_edges(call):
+        return "a normaliser that is a function needs all edges at once; use backend='rows'"
     gib = bytes_needed(call) / 2**30
     limit = MAX_BYTES / 2**30
     if gib <= limit:
@@ -77,7 +85,7 @@ def _run_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     bias = None if call.bias is None else call.bias[..., index]
     chunk = replace(call, q=call.q[:, :, start:stop], bias=bias, with_lse=True)
-    return attend_along_edges(chunk, _working_dtype(call.q), src, dst, start)
+    return message_passing.attend_along_edges(chunk, _working_dtype(call.q), src, dst, start, index)
 
 
 def _split_rows(graph: TokenGraph, max_edges: int) -> list[tuple[int, int, int]]:
@@ -97,7 +105,5 @@ BACKEND = Backend(
     "edge by edge in float64 (float32 if the device has no float64), within 2 GiB: the oracle",
     unsupported_reason,
     bytes_needed,
-    capabilities=Capabilities(
-        varying_graphs=False, cached=True, parallel_edges="kept", instead="backend='auto'"
-    ),
+    capabilities=message_passing.BACKEND.capabilities,
 )

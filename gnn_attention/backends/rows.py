@@ -7,21 +7,21 @@ edges (for all heads at once if edges are few, else head by head) and recomputes
 Only edges are read, so non-edges have no influence.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import recompute
-from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.autograd import derivative_order, has_forward_derivative, recompute
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, join_slices
-from gnn_attention.backends.cpu import attention_op, csr_ops
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, join_slices
+from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import work
-from gnn_attention.backends.plan.csr import edge_order, edge_rows
 from gnn_attention.backends.plan.plan import Plan, pack_plan
+from gnn_attention.edge_ops import operators
+from gnn_attention.edge_ops.edge_lists import edge_rows
+from gnn_attention.edge_ops.normalisers import normalise
 
 MAX_LOGITS_AT_ONCE = 2**19  # Up to this many logits (edges x samples x heads) are computed together.
 MAX_BYTES = 2**34  # Lists and values of edges take at most 16 GiB; int32 would allow more.
@@ -33,6 +33,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _run_decoding_step(call)
     # On a CPU the device alone rules out the kernel, so the slower has_kernel is not called.
     uses_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
+    if uses_kernel:
+        tensors = call.q, call.k, call.v, call.bias
+        uses_kernel = not has_forward_derivative(tensors) and derivative_order(tensors) < 2
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:
         return join_slices([[run(part) for part in row] for row in call.slices()])
@@ -44,13 +47,12 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         group_size = call.q.shape[1] // call.k.shape[1] if graph.heads else 1
         edges = edge_rows(graph, call.q.device, group_size)
         return attention_op.run_folded(call, pack_plan(Plan((edges,), is_complete=True)))
-    edges = edge_rows(graph, call.q.device)
-    order = edge_order(graph, call.q.device)
     batch, heads = call.q.shape[:2]
-    if batch * heads * edges.src.numel() <= MAX_LOGITS_AT_ONCE:
-        return _attend(call, edges.tensors, order)
+    needs_one_head = call.score_mod is not None or call.dropout > 0
+    if not needs_one_head or batch * heads * graph.num_edges <= MAX_LOGITS_AT_ONCE:
+        return _attend(call)
     calls = [[call.select(b, h) for h in range(heads)] for b in range(batch)]
-    return join_slices([[recompute(_attend, part, edges.tensors, order) for part in row] for row in calls])
+    return join_slices([[recompute(_attend, part) for part in row] for row in calls])
 
 
 def has_kernel(call: AttentionCall) -> bool:
@@ -104,18 +106,53 @@ def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     return out.reshape(*shape, -1).to(call.q.dtype), None if lse is None else lse.reshape(shape)
 
 
-def _attend(call: AttentionCall, edges: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``sum dropout(softmax(score_mod(scale q . k) + bias)) v`` over in-edges, and lse."""
-    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
-    src, dst = edges[1].long(), edges[2].long()
-    logits = call.apply_score_mod(csr_ops.products(q, k, edges) * call.scale, dst, src)
-    if call.bias is not None:
-        logits = logits + call.bias.to(dtype).index_select(2, order)
-    sinks = None if call.sink_logits is None else call.sink_logits.to(dtype)
-    weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks, check=False)
-    out = csr_ops.incoming(call.apply_dropout(weights, dst, src), v, edges)
+def _attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """Compute ``sum of dropout(normalise(logits)) v`` over in-edges, and lse for a softmax."""
+    logits, edges = _logits(call)
+    weights, lse = normalise(call.normaliser, logits, edges, call.graph)
+    if call.sink_logits is not None and lse is not None:
+        sinks = call.sink_logits.to(lse.dtype).unsqueeze(-1).expand(lse.shape)
+        sinks = sinks.masked_fill(~call.has_in_edges, -torch.inf)
+        (share, _), lse = edge_softmax.merge_weights(lse, sinks)
+        weights = weights * operators.spread(share, edges)
+    weights = call.apply_dropout(weights, edges[2], edges[1])
+    out = operators.incoming(weights, call.v.to(weights.dtype), edges)
+    if call.features is not None:
+        out = call.features.add_values(out, weights, call.graph)
     return out.to(call.q.dtype), lse
+
+
+def _logits(call: AttentionCall) -> tuple[Tensor, list[Tensor]]:
+    """Compute ``score_mod(scale * q . k) + bias`` of each edge in the order of EdgeRows; return these too."""
+    dtype = edge_softmax.accumulation_dtype(call.q.dtype)
+    q = call.q.to(dtype)
+    edges = edge_rows(call.graph, q.device).tensors
+    logits = operators.products(q, call.k.to(dtype), edges, call.scale)
+    if call.features is not None:
+        logits = logits + call.features.logits(q, call.graph, call.scale)
+    if call.score_mod is not None:
+        logits = call.apply_score_mod(logits, edges[2].long(), edges[1].long())
+    if call.bias is not None:
+        logits = logits + operators.sort_values(call.bias.to(dtype), call.graph)
+    return logits, edges
+
+
+def edge_logits(call: AttentionCall) -> Float[Tensor, "batch heads edges"]:
+    """Compute the logit of each edge, in the order of ``graph.edge_index``."""
+    return operators.restore_order(_logits(call)[0], call.graph)
+
+
+def edge_weights(call: AttentionCall, lse: Tensor | None) -> Float[Tensor, "batch heads edges"]:
+    """Compute the weight of each edge before dropout, in the order of ``graph.edge_index``."""
+    logits, edges = _logits(call)
+    if lse is None or call.normaliser != "softmax":
+        weights, _ = normalise(call.normaliser, logits, edges, call.graph)
+    else:
+        # Where lse is -inf, all weights are 0.
+        shift = operators.spread(lse.masked_fill(lse == -torch.inf, torch.inf), edges)
+        can_overwrite = are_eager((logits, shift)) and not any_needs_gradients((logits, shift))
+        weights = logits.sub_(shift).exp_() if can_overwrite else (logits - shift).exp()
+    return operators.restore_order(weights, call.graph)
 
 
 BACKEND = Backend(
@@ -125,5 +162,5 @@ BACKEND = Backend(
     unsupported_reason,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False, cached=True, parallel_edges="kept"),
+    capabilities=Capabilities(normalisers="all", edge_attr=True, cached=True, parallel_edges="kept"),
 )

@@ -11,12 +11,13 @@ from functools import partial
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
-from gnn_attention.backends.call import AttentionCall, select_slice
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import rectangle_attention
 from gnn_attention.backends.plan.plan import unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes, mixed_work
+from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import memoized
 
 MAX_MASK_BYTES = 2**32  # Masks take at most 4 GiB.
@@ -66,7 +67,7 @@ BACKEND = Backend(
     recomputes=True,
     capabilities=Capabilities(
         devices=("cpu", "meta"),
-        double_backward=False,
+        normalisers="elementwise",
         varying_graphs=False,
         cached=True,
         visits_non_edges=True,
@@ -81,6 +82,11 @@ MIXED = Backend(
     _mixed_bytes_needed,
     recomputes=True,
     capabilities=replace(
-        BACKEND.capabilities, score_mod=False, bias=False, dropout=False, instead="backend='tiles' or 'rows'"
+        BACKEND.capabilities,
+        score_mod=False,
+        bias=False,
+        dropout=False,
+        normalisers="softmax",
+        instead="backend='tiles' or 'rows'",
     ),
 )

@@ -24,8 +24,8 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import rectangle_attention
-from gnn_attention.backends.plan.csr import edge_rows
 from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Plan, Rectangles, pack_plan
+from gnn_attention.edge_ops.edge_lists import edge_rows
 from gnn_attention.graph import TokenGraph, edge_list, indices
 from gnn_attention.graph.edges import ListedEdges, RuleEdges
 
@@ -155,7 +155,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph: Any = call.graph
     builder, kernel = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
     if backend not in ("auto", kernel) or not call.is_plain:
-        option = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
+        option = f"backend={backend!r}" if call.is_plain else "an option that changes edges"
         raise NotImplementedError(
             f"{builder} in a traced program does not run with {option}: use 'auto' or {kernel!r} without "
             "score_mod, bias and dropout, or make the graph outside of the program"

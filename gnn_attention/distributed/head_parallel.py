@@ -154,9 +154,11 @@ class _ShardedLayer:
     shard: HeadShard
 
     def make_call(
-        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
+        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool, **edges: Any
     ) -> AttentionCall:
         shard, total_heads = self.shard, self.shard.total_heads
+        if edges:
+            raise NotImplementedError("a shard of heads has no maps of edges: use the layer on one rank")
         if graph.heads is not None:
             if graph.heads != total_heads:
                 raise ValueError(f"graph must have the layer's {total_heads} heads or none, got {graph!r}")

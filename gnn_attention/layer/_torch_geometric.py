@@ -52,6 +52,9 @@ class TwoPathLayer(MessagePassing):
 
     heads: Any
     backend: str | Backend
+    edge_dim: int | None
+    edge_key: nn.Parameter | None
+    edge_value: nn.Parameter | None
     # The layer defines these functions. A subclass with another function of that name overrides it.
     original_steps: ClassVar[dict[str, Any]]
 
@@ -74,6 +77,12 @@ class TwoPathLayer(MessagePassing):
         with _generation_lock:
             self._discard_generated_code()
             super().__setstate__(data)
+
+    def reset_edge_parameters(self) -> None:
+        """Draw the maps of features or types of edges from N(0, 1 / fan_in)."""
+        for weight in (self.edge_key, self.edge_value):
+            if weight is not None:
+                nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
 
     def _discard_generated_code(self) -> None:
         """Make torch_geometric generate code for this class instead of reusing older code."""
@@ -238,6 +247,46 @@ def arrange_by_node(x: Tensor, call: AttentionCall, is_batched: bool) -> Tensor:
     x = x if x.shape[1] == num_heads else edge_softmax.per_query_head(x, num_heads)
     x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2)
     return x if is_batched else x.squeeze(0)
+
+
+def add_edge_parameters(layer: TwoPathLayer, edge_dim: int | None, num_edge_types: int | None) -> None:
+    """Register ``edge_key`` and ``edge_value`` for features or types of edges, or None."""
+    layer.edge_dim = None if edge_dim is None else checks.size("edge_dim", edge_dim, 1)
+    types = () if num_edge_types is None else (checks.size("num_edge_types", num_edge_types, 1),)
+    parameter = next(layer.heads.parameters())
+    with torch.no_grad():
+        rows = layer.heads.send(parameter.new_zeros(1, 1, layer.heads.source_width))
+    for name, x in zip(("edge_key", "edge_value"), rows, strict=True):
+        shape = *types, x.shape[1], edge_dim or x.shape[3], x.shape[3]
+        has_map = edge_dim is not None or types
+        layer.register_parameter(name, nn.Parameter(parameter.new_empty(shape)) if has_map else None)
+
+
+def edge_arguments(
+    layer: TwoPathLayer, edge_attr: Tensor | None, edge_type: Tensor | None
+) -> dict[str, Tensor | None]:
+    """Return the arguments of ``attend`` for edges; ValueError if they do not fit the layer."""
+    weight = layer.edge_key
+    num_types = len(weight) if weight is not None and weight.dim() == 4 else None
+    for name, value, option, size in (
+        ("edge_attr", edge_attr, "edge_dim", layer.edge_dim),
+        ("edge_type", edge_type, "num_edge_types", num_types),
+    ):
+        if (value is None) != (size is None):
+            wanted, given = ("needs", "none") if value is None else ("takes no", "one")
+            raise ValueError(f"a layer with {option}={size} {wanted} {name}, got {given}")
+    if weight is None:
+        return {}
+    maps = {"edge_key": layer.edge_key, "edge_value": layer.edge_value}
+    return {**maps, "edge_attr": edge_attr, "edge_type": edge_type}
+
+
+def senders_of_edges(call: AttentionCall, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return edges from one sender each, and the keys and values of these senders, with features."""
+    assert call.features is not None
+    src, dst = edge_index
+    k, v = call.features.add_to_rows(call.k.index_select(2, src), call.v.index_select(2, src))
+    return torch.stack([torch.arange(len(src), device=src.device), dst]), k, v
 
 
 def attach_weights(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:

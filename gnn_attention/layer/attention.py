@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnn_attention import edge_softmax, score_mods
+from gnn_attention import score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import AttentionInfo, run_attention
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.traced import TracedEdges
+from gnn_attention.edge_ops.normalisers import Normaliser, check_normaliser
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
@@ -39,6 +40,11 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             put a ``torch_geometric.nn.Linear(-1, width)`` before the layer.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module becomes a part of the layer.
         dropout: probability of dropping a weight, in training only.
+        edge_dim: number of features of each edge: ``edge_attr`` then adds to keys and values, through the
+            parameters ``edge_key`` and ``edge_value [kv_heads, edge_dim, dim]``.
+        num_edge_types: number of types of edges, if each has its own ``edge_key`` and ``edge_value``;
+            without ``edge_dim`` they map the sender's keys and values instead (as in HGT and R-GAT).
+        normaliser: computes weights from logits, as in :func:`gnn_attention.attend`.
         backend: "auto" or another backend of ``attend``, or "message_passing" to run the four steps
             over all edges, which takes longer (None is its deprecated name).
 
@@ -65,6 +71,9 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         score_mod: ScoreMod | None = None,
         dropout: float = 0.0,
         backend: str | Backend | None = "auto",
+        edge_dim: int | None = None,
+        num_edge_types: int | None = None,
+        normaliser: Normaliser = "softmax",
     ) -> None:
         check_heads(heads)
         # Nodes are axis -3, since PyG gets q, k and v as [..., N, H, D].
@@ -73,10 +82,14 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         self.score_mod = score_mods.check_score_mod(score_mod)
         self.dropout = checks.probability("dropout", dropout)
         self.backend = backend  # type: ignore[assignment]
+        self.normaliser = check_normaliser(normaliser)
+        pyg.add_edge_parameters(self, edge_dim, num_edge_types)
+        self.reset_edge_parameters()
 
     def reset_parameters(self) -> None:
         """Initialize the heads again, and the score_mod if it is a :class:`RelativeBias`."""
         self.heads.reset_parameters()
+        self.reset_edge_parameters()
         if isinstance(self.score_mod, RelativeBias):
             self.score_mod.reset_parameters()
 
@@ -89,6 +102,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         edge_index: Any = None,
         *,
         size: tuple[int, int] | None = None,
+        edge_attr: Tensor | None = None,
+        edge_type: Tensor | None = None,
     ) -> Any:
         """Compute the update of every receiver, which a residual stream adds to its state.
 
@@ -103,6 +118,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             edge_index: PyG's name for g, for calls by keyword.
             size: ``(senders, receivers)``, as in PyG's bipartite calls. ``(x_src, None)`` needs it
                 with an ``edge_index``, which does not know the number of receivers.
+            edge_attr: features of the edges ``[E, edge_dim]``, in the order of g.
+            edge_type: types of the edges, int64 ``[E]``.
 
         Raises:
             ValueError, TypeError, IndexError: there is no graph or a second one, or x, g and size do not fit.
@@ -120,7 +137,9 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         wants_weights = isinstance(return_attention_weights, bool)
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
-        call = self.make_call(x_src, x_dst, graph, bias, wants_weights)
+        has_edges = self.edge_key is not None or edge_attr is not None or edge_type is not None
+        edges = pyg.edge_arguments(self, edge_attr, edge_type) if has_edges else {}
+        call = self.make_call(x_src, x_dst, graph, bias, wants_weights, **edges)
         y, weights = self.run_call(call, batched, graph_is_temporary=not isinstance(g, TokenGraph))
         y = y if batched else y.view(y.shape[-2:])
         if not wants_weights:
@@ -132,18 +151,22 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
         ``layer`` is the index of this layer among the layers of the cache.
 
-        NotImplementedError if a hook, an explainer or an overridden step needs the messages.
+        NotImplementedError for a layer with maps of edges, another normaliser, or a step that is needed.
         """
-        if self.reason_for_messages() is not None:
+        if (
+            self.reason_for_messages() is not None
+            or self.edge_key is not None
+            or self.normaliser != "softmax"
+        ):
             raise NotImplementedError(
-                "decode computes no messages for a hook, an explainer or an overridden step: "
+                "decode supports no hook, explainer, overridden step, map of edges or normaliser: "
                 "remove it, or call the layer on all tokens"
             )
         backend = "auto" if self.backend == "message_passing" else self.backend
         return cache.update(self.heads, x, layer, self.score_mod, backend=backend)
 
     def make_call(
-        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
+        self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool, **edges: Any
     ) -> AttentionCall:
         """Return the attention call of states ``[B, T, d]``: queries, keys, values and options.
 
@@ -157,9 +180,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         q = self.heads.receive(x_dst, dst_positions)
         k, v = self.heads.send(x_src, src_positions)
         dropout = self.dropout if self.training else 0.0
-        return AttentionCall.from_arguments(
-            q, k, v, graph, self.heads.scale, self.score_mod, bias, dropout=dropout, with_lse=wants_weights
-        )
+        options = {"dropout": dropout, "with_lse": wants_weights, "normaliser": self.normaliser, **edges}
+        return AttentionCall.from_arguments(q, k, v, graph, self.heads.scale, self.score_mod, bias, **options)
 
     def run_call(self, call: AttentionCall, batched: bool, graph_is_temporary: bool) -> tuple[Tensor, Any]:
         """Return the update, and the weights if ``call.with_lse``, from ``attend`` or the four steps.
@@ -178,14 +200,18 @@ class MessagePassingAttention(pyg.TwoPathLayer):
                 f"the message-passing path needs one edge list, but {call.graph!r} varies by head or "
                 "sample: use backend='auto' without hooks, explainers and overridden steps"
             )
-        q, k, v = [pyg.arrange_by_node(x, call, batched) for x in (call.q, call.k, call.v)]
-        edge_index = call.graph.edges_on(q.device)
-        size = (call.graph.num_src, call.graph.num_dst)
+        edge_index = edges = call.graph.edges_on(call.q.device)
+        k, v = call.k, call.v
+        if call.features is not None:
+            edge_index, k, v = pyg.senders_of_edges(call, edges)
+        q = pyg.arrange_by_node(call.q, call, batched)
+        k, v = pyg.arrange_by_node(k, call, batched), pyg.arrange_by_node(v, call, batched)
+        size = (k.shape[-3], call.graph.num_dst)
         alpha: Tensor = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         weights = alpha
         if call.dropout:
             weights_by_head = alpha.mT.reshape(*call.q.shape[:2], -1)  # [B, H, E]
-            weights = call.apply_dropout(weights_by_head, edge_index[1], edge_index[0]).mT
+            weights = call.apply_dropout(weights_by_head, edges[1], edges[0]).mT
             weights = weights.reshape(alpha.shape)
         return self.propagate(edge_index, size=size, v=v, alpha=weights), alpha
 
@@ -199,10 +225,12 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         if call.score_mod is not None or call.bias is not None:
             # score_mod and bias are for [B, H, E], but the logits are [..., E, H].
             score = logits.mT.reshape(*call.q.shape[:2], len(index))
-            score = call.apply_score_mod(score, index, edge_index_j)
+            # With features each edge is its own sender.
+            src = edge_index_j if call.features is None else call.graph.edges_on(index.device)[0]
+            score = call.apply_score_mod(score, index, src)
             score = score if call.bias is None else score + call.bias.to(score.dtype)
             logits = score.mT.reshape(logits.shape)
-        return edge_softmax.softmax(logits.mT, index, size_i, check=False)[0].mT
+        return call.normalise(logits.mT, index, size_i)[0].mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """Compute what travels along every edge: the weight times the sender's value."""

@@ -12,8 +12,8 @@ from gnn_attention._support import checks
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
-from gnn_attention.backends.cpu import csr_ops
-from gnn_attention.backends.plan.csr import edge_order, edge_rows
+from gnn_attention.edge_ops import operators
+from gnn_attention.edge_ops.edge_lists import edge_order, edge_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.patterns._choice import split_rows
 from gnn_attention.rotary import Rotary
@@ -172,7 +172,7 @@ def _score_edges(queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGra
     """Return ``I [batch, edges]``, sorted by receiver, then sender."""
     dtype = edge_softmax.accumulation_dtype(keys.dtype)
     edges = edge_rows(graph, keys.device)
-    products = csr_ops.products(queries.to(dtype), keys.unsqueeze(1).to(dtype), edges.tensors).relu()
+    products = operators.products(queries.to(dtype), keys.unsqueeze(1).to(dtype), edges.tensors, 1.0).relu()
     return (products * weights.to(dtype).index_select(2, edges.dst)).sum(1)
 
 

@@ -38,12 +38,11 @@ def run(
 ) -> Report:
     """Run a selection of :func:`checks` and return a :class:`Report`.
 
-    The ``selection`` "pairs" runs a few checks that cover every pair of values, and "all" runs every
-    check. If ``only`` is given, all checks with this text in ``group: name [backend, dtype]`` run.
-    ``progress`` is called with the report so far, before the first check and after each check.
-    ``jobs`` is the number of processes, each with one thread unless ``OMP_NUM_THREADS`` is set. Several
-    processes need the names of backends. ``resumed`` is the report of an earlier run: the
-    new report includes its results, even failures, and those checks do not run again.
+    The ``selection`` "pairs" runs a few checks that cover every pair of values, and "all" runs every check.
+    If ``only`` is given, all checks with this text in ``group: name [backend, dtype]`` run. ``progress`` is
+    called with the report so far, before the first check and after each check. ``jobs`` is the number of
+    processes, each with one thread unless ``OMP_NUM_THREADS`` is set. Several need the names of backends. The
+    new report includes the results of the earlier report ``resumed``, and those checks do not run again.
 
     Raises ValueError for an unknown name, device or label, or a ``resumed`` of another machine or version.
     """

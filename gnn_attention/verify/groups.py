@@ -1,7 +1,4 @@
-"""Define each group of checks by a table of the values it combines, and draw the problems.
-
-Weights are nearly uniform for "inputs x1". For "inputs x5", they are peaked, as in trained heads.
-"""
+"""Define each group of checks by a table of the values it combines, and draw the problems."""
 
 import functools
 import math
@@ -19,7 +16,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify import cases
 from gnn_attention.verify.cases import BIAS_AND_SINKS, DTYPES, FEATURES, GRAPHS, KINDS, MIX, OPTIONS
-from gnn_attention.verify.measure import Outcome, differentiate, judge, judge_condition
+from gnn_attention.verify.measure import Outcome, Truth, differentiate, judge, judge_condition
 from gnn_attention.verify.report import Check
 from gnn_attention.verify.truth import Problem, make_leaves, name_backend
 
@@ -30,14 +27,15 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "merged": MergedHeads.of,
     "merged, sender's side": partial(MergedHeads.of, side="sender"),
 }
+# Weights are nearly uniform for "inputs x1". For "inputs x5", they are peaked, as in trained heads.
 SIZES = ("inputs x1", "inputs x5")
+ONE_KEY_HEAD = "4 heads over 1, 13 x 13"
+EDGE_GRAPHS = ("causal", "listed", "window, 97 tokens", ONE_KEY_HEAD)
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
 LAYER_GRAPHS: tuple[str, ...] = ("causal", "window", "strict_causal", "cross", "listed", "by head")
 LAYER_GRAPHS += ("by sample", "decode rows", "no edges", "causal, 97 tokens")
 # Options with sinks are missing, because layers have no sinks.
 LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
-# A row maps the names of a check's factors, for example "dtype", to values.
-Row = Mapping[str, str]
 
 
 def build_checks(
@@ -49,8 +47,7 @@ def build_checks(
     with the factor "size", every pair of values is also checked without gradients.
     """
     rows = grid(**{"dtype": DTYPES, **values}) if backends else []
-    if "graph" in values:
-        rows = [row for row in rows if OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
+    rows = [row for row in rows if "graph" not in row or OPTIONS[row["option"]].fits(GRAPHS[row["graph"]])]
     rows = [rows[index] for index in cover_values(rows, 3)]
     forward_indices = set(cover_values(rows, 2)) if "size" in values else set()
     for (index, row), backend in product(enumerate(rows), backends):
@@ -61,17 +58,21 @@ def build_checks(
             reason = f"{backend.name}: it assumes finite tokens, so NaN is not checked on {device}"
         if backend.name == "message_passing" and "form" in row and GRAPHS[row["graph"]].graph.varying_axes:
             reason = "message passing needs one edge list, and this graph varies by head or sample"
+        if "derivative" in row and not backend.capabilities.double_backward:
+            reason = f"{backend.name}: it has no second derivative"
         run = partial(run_row, device, name_backend(backend), row)
-        name = ", ".join(factors.values())
-        check = Check(group, backend.name, row["dtype"], name, run, factors, reason)
+        check = Check(group, backend.name, row["dtype"], ", ".join(factors.values()), run, factors, reason)
         yield from (check, check.forward_alone()) if index in forward_indices else (check,)
 
 
-def run_row(device: str, backend: str | Backend, row: Row) -> Outcome:
-    """Judge a backend by its errors on the row's problem, or by the row's rule if it names one."""
+def run_row(device: str, backend: str | Backend, row: Mapping[str, str]) -> Outcome:
+    """Judge a backend by its errors on the problem of a row of factors, or by the rule that it names."""
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
     if "rule" not in row:
-        problem = draw_problem(device, **row)
+        problem = draw_problem(device, **{name: x for name, x in row.items() if name != "derivative"})
+        if "derivative" in row:
+            truth = Truth(*problem.differentiate(row["derivative"]), {})
+            return judge(*problem.differentiate(row["derivative"], backend), truth)
         return judge(*problem.solve(backend), problem.truth.for_backend(backend))
     rule, _ = RULES[row["rule"]]
     max_share = 0.0
@@ -136,15 +137,12 @@ def draw_problem(
     """
     case = GRAPHS[graph] if isinstance(graph, str) else graph
     feature = OPTIONS[option]
-    heads = None
-    if form is not None:
-        heads = FORMS[form](cases.draw_heads(kind, seed=0)).to(device, DTYPES[dtype])
+    heads = None if form is None else FORMS[form](cases.draw_heads(kind, seed=0)).to(device, DTYPES[dtype])
     token_names = ("q", "k", "v") if heads is None else ("x_src", "x_dst")
     rng = torch.Generator().manual_seed(0 if heads is None else 1)
-    shapes = case.shapes()
 
     def draw(name: str, scale: float = 1.0) -> Tensor:
-        x = torch.randn(*shapes[name], generator=rng, dtype=torch.float64)
+        x = torch.randn(*case.shapes()[name], generator=rng, dtype=torch.float64)
         return (x * scale).to(device, DTYPES[dtype])
 
     inputs = {name: draw(name, float(size.removeprefix("inputs x"))) for name in token_names}
@@ -159,7 +157,7 @@ def draw_problem(
         scale=feature.arguments.get("scale", case.dims[0] ** -0.5 if heads is None else heads.scale),
         dense=partial(feature.dense, case),
         additive=feature.additive,
-        factors=feature.factors(case, device),
+        oracle_options=partial(feature.oracle_options, case, feature.factors(case, device)),
         heads=heads,
         graph=case.graph,
         options=feature.options,
@@ -192,12 +190,7 @@ def _check_poison(make_problem: MakeProblem, backend: Backend) -> Iterator[tuple
 
     The option "share" divides by 0 for every pair that is not an edge of a causal graph.
     """
-    calls = (
-        ("causal", 9, "plain"),
-        ("causal", 9, "share"),
-        ("no_self", 5, "plain"),
-        ("window", 2, "softcap"),
-    )
+    calls = ("causal", 9, "plain"), ("causal", 9, "share"), ("no_self", 5, "plain"), ("window", 2, "softcap")
     assumes_finite = make_problem("causal").direction.is_cuda and backend.capabilities.visits_non_edges
     poison_values = (0.0, 1e4) if assumes_finite else (0.0, 1e4, torch.nan, torch.inf, -torch.inf)
     for (graph, token, option), poison in product(calls, poison_values):
@@ -259,5 +252,12 @@ GROUPS: dict[str, Mapping[str, Iterable[str]]] = {
     "attend": {"graph": GRAPHS, "option": FEATURES, "size": SIZES},
     "layer": {"form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS, "option": LAYER_OPTIONS, "size": SIZES},
     "dropout": {"graph": DROPOUT_GRAPHS, "option": (cases.DROPOUT,)},
+    "edges": {"graph": EDGE_GRAPHS, "option": cases.EDGE_OPTIONS},
+    "derivatives": {
+        "dtype": ("float64",),
+        "graph": ("causal", "listed", "by head", ONE_KEY_HEAD),
+        "option": ("plain", MIX, *cases.EDGE_OPTIONS),
+        "derivative": ("forward mode", "second"),
+    },
     "rules": {"rule": RULES},
 }

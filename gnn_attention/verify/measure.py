@@ -1,11 +1,11 @@
 """Measure errors in units of a yardstick, and decide whether a check passes.
 
-A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients.
-The error is the largest absolute difference from the float64 truth. The yardstick is SDPA's largest
-error in the same dtype, on the same problem and on slightly perturbed copies of it. The rounding is
-``eps / 2`` times the largest entry of the truth. In float64, the limit is 1e-12 times the largest
-output, or the largest gradient of any input, because the gradient of b_K is 0 in theory. The rule
-follows FlashAttention's tests, which allow twice the error of a low-precision computation.
+A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients. The error is
+the largest absolute difference from the float64 truth. The yardstick is SDPA's largest error in the same
+dtype, on the same problem and on slightly perturbed copies of it. The rounding is ``eps / 2`` times the
+largest entry of the truth. In float64, the limit is 1e-12 times the largest output, or the largest gradient
+of any input, because the gradient of b_K is 0 in theory. The rule follows FlashAttention's tests, which allow
+twice the error of a low-precision computation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 
 MAX_OUTPUT_RATIO, MAX_GRADIENT_RATIO = 2.0, 3.0
-# In float64, an error may be at most this fraction of the largest entry.
-FLOAT64_RTOL = 1e-12
-NUM_PERTURBATIONS = 4
+FLOAT64_RTOL, NUM_PERTURBATIONS = 1e-12, 4
 # Inputs are perturbed by up to this many eps, which changes the last bits of every product.
 MAX_ROUNDINGS = 8
 # A solution is an output and its gradients.
@@ -34,9 +32,8 @@ Solution = tuple[Tensor, Mapping[str, Tensor]]
 class Truth:
     """The output and gradients in float64, and the errors of SDPA in the dtype under test.
 
-    ``yardstick`` holds these errors for "out" and every gradient; it is empty for float64.
-    ``fused_yardstick`` holds the larger errors of SDPA's fused kernel. They are the yardstick for
-    the gradients of a backend that recomputes the weights from lse in its backward pass.
+    ``yardstick`` holds these errors for "out" and every gradient; it is empty for float64. The larger errors
+    of SDPA's fused kernel are the ``fused_yardstick``, for gradients of backends that recompute the weights.
     """
 
     out: Tensor
@@ -74,30 +71,23 @@ class Outcome:
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
-    """Compare an output and its gradients with the truth by the rule of this module.
-
-    If ``gradients`` is empty, as under ``no_grad``, only the output is judged.
-    """
+    """Compare an output, and gradients if there are any, with the truth by the rule of this module."""
     results, expected = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
     max_gradient = max(map(max_abs, truth.gradients.values()), default=0.0)
     ratios, shares, limits = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, x in results.items():
+        factor = MAX_OUTPUT_RATIO if name == "out" else MAX_GRADIENT_RATIO
+        rounding = torch.finfo(x.dtype).eps / 2 * max_abs(expected[name])
+        unit = max(rounding, truth.yardstick.get(name, 0.0))
         if x.dtype == torch.float64:
-            factor = 1.0
-            unit = FLOAT64_RTOL * (max_abs(truth.out) if name == "out" else max_gradient)
-        else:
-            factor = MAX_OUTPUT_RATIO if name == "out" else MAX_GRADIENT_RATIO
-            rounding = torch.finfo(x.dtype).eps / 2 * max_abs(expected[name])
-            unit = max(rounding, truth.yardstick.get(name, 0.0))
+            factor, unit = 1.0, FLOAT64_RTOL * (max_abs(truth.out) if name == "out" else max_gradient)
         error = _max_error(x, expected[name])
         ratios[name] = error / unit if unit > 0 else math.inf if error else 0.0
-        shares[name] = ratios[name] / factor
-        limits[name] = factor * unit
+        shares[name], limits[name] = ratios[name] / factor, factor * unit
     worst_name = max(shares, key=lambda name: nan_to_inf(shares[name]))
-    where = ""
-    if not shares[worst_name] <= 1.0:
-        title = "output" if worst_name == "out" else f"gradient of {worst_name}"
-        where = _describe_error(title, results[worst_name], expected[worst_name], limits[worst_name])
+    title = "output" if worst_name == "out" else f"gradient of {worst_name}"
+    worst = title, results[worst_name], expected[worst_name], limits[worst_name]
+    where = "" if shares[worst_name] <= 1.0 else _describe_error(*worst)
     gradient = max((ratios[name] for name in gradients), default=None, key=nan_to_inf)
     return Outcome(shares[worst_name], ratios["out"], gradient, where)
 
@@ -131,9 +121,8 @@ def differentiate(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) 
         return {}
     if not out.requires_grad:
         return {name: torch.zeros_like(x) for name, x in inputs.items()}
-    leaves = list(inputs.values())
-    grad_out = direction.to(out.dtype)
-    gradients = torch.autograd.grad(out, leaves, grad_out, allow_unused=True, materialize_grads=True)
+    options = {"allow_unused": True, "materialize_grads": True}
+    gradients = torch.autograd.grad(out, list(inputs.values()), direction.to(out.dtype), **options)
     return dict(zip(inputs, gradients, strict=True))
 
 
@@ -173,23 +162,21 @@ def widen_by_roundings(
     equal sums. So each yardstick is at least as large as the change in the float64 truth when
 
     * every input is perturbed by up to one eps of float32, because sums are computed in float32;
-    * ``delta = sum(grad_out * out)`` is rounded to float32. It is subtracted from ``grad_out . v``, which
-      may be nearly the same number. A kernel that recomputes the weights computes delta from the stored
-      output, so its delta is rounded to the dtype. If delta grows by e, the gradient of lse falls by e;
+    * ``delta = sum(grad_out * out)``, which is subtracted from a nearly equal ``grad_out . v``, is rounded to
+      float32, or to the dtype in a kernel that recomputes the weights, because this reads the stored output
+      (FlashAttention-2, arXiv 2307.08691, algorithm 2). If delta grows by e, the gradient of lse falls by e;
     * in such a kernel, the stored lse is rounded to float32. If lse grows by e, all weights of a row,
       and the gradients through them, are multiplied by ``exp(-e)``;
     * in a layer, the stored gradients of q, k and v are rounded to the dtype. The gradient of b_K is
       the sum of the keys' gradients, and it is 0 in theory.
-
-    Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, which computes delta in line 4.
     """
     float32_eps, dtype_eps = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    double_leaves = {name: x.detach().double() for name, x in leaves.items()}
+    leaves = {name: x.detach().double() for name, x in leaves.items()}
     grad_out = direction.double()
 
     def perturb_solution(seed: int, delta_eps: float, lse_eps: float) -> Solution:
         rng = torch.Generator().manual_seed(seed)
-        inputs = {name: x * (1 + float32_eps * _noise(x, rng)) for name, x in double_leaves.items()}
+        inputs = {name: x * (1 + float32_eps * _noise(x, rng)) for name, x in leaves.items()}
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}
         out, z, lse, *qkv = formula(inputs)
         (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)

@@ -28,6 +28,26 @@ def masked_softmax(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = No
     return mass / total.masked_fill(total == 0, 1.0)
 
 
+def sparsemax(logits: Tensor, mask: Tensor) -> Tensor:
+    """Compute ``max(l - t, 0)``; t, from the sorted row, makes its sum 1 (arXiv 1602.02068, algorithm 1)."""
+    descending = logits.masked_fill(~mask, -torch.inf).sort(-1, descending=True).values
+    sums, rank = descending.cumsum(-1), torch.arange(1, 1 + logits.shape[-1], device=logits.device)
+    size = (1 + rank * descending > sums).sum(-1, keepdim=True)
+    threshold = (sums.gather(-1, (size - 1).clamp(min=0)) - 1) / size
+    return (logits - threshold).clamp(min=0).masked_fill(~mask, 0.0)
+
+
+NORMALISERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sparsemax": sparsemax,
+    "sigmoid": lambda logits, mask: mask / (1 + (-logits).exp()),
+    "silu": lambda logits, mask: mask * logits / (1 + (-logits).exp()),
+    "gelu": lambda logits, mask: mask * logits * (1 + torch.erf(logits / 2**0.5)) / 2,
+    "relu": lambda logits, mask: mask * logits.clamp(min=0),
+    "relu2": lambda logits, mask: mask * logits.clamp(min=0) ** 2,
+    "identity": lambda logits, mask: mask * logits,
+}
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -36,13 +56,18 @@ def attention(
     scale: float,
     modify: Modify | None = None,
     sink_logits: Tensor | None = None,
-    factors: Tensor | None = None,
+    factors: Tensor | None = None,  # Dropout multiplies the weights by these.
+    normaliser: str = "softmax",
+    edge_values: Tensor | None = None,
 ) -> Tensor:
-    """Compute dense attention ``[B, Hq, dst, Dv]``; dropout ``factors`` multiply the weights."""
+    """Compute dense attention ``[B, Hq, dst, Dv]``; ``edge_values [Hq, Dv, dst, src]`` add to the values."""
     logits = torch.einsum("bhid,bhjd->bhij", q, per_query_head(k, q)) * scale
-    weights = masked_softmax(logits if modify is None else modify(logits), mask, sink_logits)
+    logits = logits if modify is None else modify(logits)
+    normalise = NORMALISERS.get(normaliser)
+    weights = normalise(logits, mask) if normalise else masked_softmax(logits, mask, sink_logits)
     weights = weights if factors is None else weights * factors.to(weights.dtype)
-    return torch.einsum("bhij,bhjv->bhiv", weights, per_query_head(v, q))
+    out = torch.einsum("bhij,bhjv->bhiv", weights, per_query_head(v, q))
+    return out if edge_values is None else out + torch.einsum("bhij,hvij->bhiv", weights, edge_values)
 
 
 def per_query_head(x: Tensor, q: Tensor) -> Tensor:
@@ -62,26 +87,24 @@ def layer(
 
     def linear(letter: str, x: Tensor) -> Tensor:
         y = torch.einsum("bid,hde->bhie", x, weights[f"W_{letter}"])
-        bias = weights.get(f"b_{letter}")
-        return y if bias is None else y + bias.unsqueeze(1)
+        return y + weights.get(f"b_{letter}", y.new_zeros(1, 1)).unsqueeze(1)
+
+    def append_one(x: Tensor, width: int) -> Tensor:
+        # A 1 is appended to each state if ``width`` includes a row or column of biases.
+        return pad(x, (0, width - x.shape[-1]), value=1.0)
 
     W_O, b_O = weights.get("W_O"), weights.get("b_O")
     if "pattern" in weights:
         # Each pattern is multiplied by the states themselves, and messages need no output matrix.
         pattern, message = weights["pattern"], weights["message"]
-        q = torch.einsum("bid,hde->bhie", _append_one(x_dst, pattern.shape[1]), pattern)
-        k = _append_one(x_src, pattern.shape[2]).unsqueeze(1)
-        v = torch.einsum("bjd,hde->bhje", _append_one(x_src, message.shape[1]), message)
+        q = torch.einsum("bid,hde->bhie", append_one(x_dst, pattern.shape[1]), pattern)
+        k = append_one(x_src, pattern.shape[2]).unsqueeze(1)
+        v = torch.einsum("bjd,hde->bhje", append_one(x_src, message.shape[1]), message)
     else:
         q, k, v = linear("Q", x_dst), linear("K", x_src), linear("V", x_src)
     z = attention(q, k, v, mask, scale, modify)
     update = z.sum(1) if W_O is None else torch.einsum("bhiv,hvd->bid", z, W_O)
     return update if b_O is None else update + b_O.reshape(-1, b_O.shape[-1]).sum(0)
-
-
-def _append_one(x: Tensor, width: int) -> Tensor:
-    """Append a 1 to each state if ``width`` includes a row or column of biases; else return x."""
-    return pad(x, (0, width - x.shape[-1]), value=1.0)
 
 
 def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
@@ -113,10 +136,9 @@ def sdpa(
 ) -> Tensor:
     """Call torch's SDPA in the dtype of q with an additive mask; a sink is one more key with value 0.
 
-    ``seed`` selects an order of the channels: the error on one input depends on luck, so several
-    orders are tried. ``fused`` pads keys and values to equal widths and detaches the mask, because
-    only then does SDPA run its fused kernel. That kernel recomputes the weights from lse, so its
-    gradients have larger errors. It is also the yardstick for backends that recompute the weights.
+    ``seed`` selects an order of the channels: the error on one input depends on luck, so several orders are
+    tried. ``fused`` pads keys and values to equal widths and detaches the mask, because only then does SDPA
+    run its fused kernel. That kernel recomputes the weights from lse, so its gradients have larger errors.
     """
     q, k = reorder_channels(seed, q, k)
     shape = *q.shape[:3], k.shape[2]

@@ -131,8 +131,7 @@ class Report:
         lines += [f"skipped {count}: {reason}" for reason, count in skip_counts.items()]
         verdict = f"{len(self.failures)} FAILED" if self.failures or not results else "all equal"
         verdict += f", {self.not_started} NOT STARTED" if self.not_started else ""
-        keys = [key for key in ("device", "torch") if key in self.environment]
-        machine = ", ".join(f"{key} {self.environment[key]}" for key in keys)
+        machine = ", ".join(f"{key} {x}" for key, x in self.environment.items() if key in ("device", "torch"))
         return "\n".join([*lines, f"{len(results)} checks, {verdict} ({machine})"])
 
     def to_json(self) -> str:

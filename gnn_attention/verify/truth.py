@@ -16,18 +16,15 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import measure, oracle
 from gnn_attention.verify.measure import Inputs, Solution, Truth, differentiate, measure_errors, merge_errors
 
-# These inputs are part of SDPA's mask, for which the fused kernel computes no gradient.
-MASK_INPUTS = ("table", "bias")
-
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A call of ``attend`` with "q", "k", "v", ..., or of a layer of ``heads`` with "x_src" and "x_dst".
 
-    The inputs have the dtype and device under test. ``dense(inputs, logits)`` returns new logits
-    ``[B, H, dst, src]``, and ``factors`` multiply the weights. The gradients are those of
-    ``(out * direction).sum()``. If ``dense`` only adds to the logits (``additive``) and there are no
-    factors, the yardstick is SDPA. Otherwise, it is dense attention in the inputs' dtype.
+    The inputs have the dtype and device under test. ``dense(inputs, logits)`` returns new logits, and
+    ``oracle_options(inputs)`` other options of the formula. The gradients are those of
+    ``(out * direction).sum()``. If SDPA with a mask computes the problem (``additive``), it is the
+    yardstick. Otherwise, dense attention in the inputs' dtype is.
 
     A backend is called with ``graph`` and the arguments ``options(inputs)``. ``layout`` changes the
     memory layout of q, k and v. Without a graph, a problem has a truth but cannot be solved.
@@ -39,9 +36,8 @@ class Problem:
     scale: float
     dense: Callable[[Inputs, Tensor], Tensor] = lambda inputs, logits: logits
     additive: bool = True
-    factors: Tensor | None = None
+    oracle_options: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
     heads: Any = None
-    # The yardstick is the largest error over this many problems: this one and perturbed copies.
     num_variants: int = 16
     graph: Any = None
     options: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
@@ -51,8 +47,8 @@ class Problem:
     def truth(self) -> Truth:
         """The output and gradients in float64, and the yardstick's errors in the inputs' dtype.
 
-        On one small problem, the largest error depends on luck (half to twice the usual). The yardstick is
-        therefore the largest error over 16 problems: this one and 15 perturbed copies.
+        On one small problem, the largest error depends on luck (half to twice the usual). So the yardstick is
+        the largest error over ``num_variants`` problems: this one and perturbed copies.
         """
         inputs = {**self.inputs, **name_parameters(self.heads)}
         with torch.enable_grad():
@@ -64,7 +60,8 @@ class Problem:
                 perturbed = {name: measure.perturb(x, seed) for name, x in inputs.items()}
                 expected = self.evaluate(perturbed)
                 errors.append(measure_errors(self.evaluate(perturbed, seed), expected))
-                fused_errors.append(measure_errors(self.evaluate(perturbed, seed, fused=True), expected))
+                if self.additive:
+                    fused_errors.append(measure_errors(self.evaluate(perturbed, seed, fused=True), expected))
             truth = Truth(*solution, merge_errors(errors), merge_errors(fused_errors))
             return measure.widen_by_roundings(truth, self._intermediates, inputs, self.direction)
 
@@ -79,14 +76,16 @@ class Problem:
             out = oracle.layer(leaves, leaves["x_src"], leaves["x_dst"], self.mask, self.scale, dense)
         else:
             out = self._call(leaves, seed, fused)[0]
-        grad_leaves = {name: x for name, x in leaves.items() if not (fused and name in MASK_INPUTS)}
+        # The fused kernel of SDPA computes no gradient for its mask.
+        grad_leaves = {name: x for name, x in leaves.items() if not (fused and name in ("table", "bias"))}
         return out.detach(), differentiate(out, self.direction, grad_leaves)
 
     def _intermediates(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Return the output, the output of each head and lse; for a layer also q, k and v."""
         out, z, q, k, v = self._call(inputs)
         logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale
-        lse = oracle.lse(self.dense(inputs, logits), self.mask, inputs.get("sink_logits"))
+        has_lse = self.oracle_options(inputs).get("normaliser", "softmax") == "softmax"
+        lse = oracle.lse(self.dense(inputs, logits), self.mask, inputs.get("sink_logits")) * has_lse
         return (out, z, lse) if self.heads is None else (out, z, lse, q, k, v)
 
     def _call(self, inputs: Inputs, seed: int | None = None, fused: bool = False) -> tuple[Tensor, ...]:
@@ -95,11 +94,12 @@ class Problem:
         dense = partial(self.dense, inputs)
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if seed is not None and self.additive and self.factors is None:
+            if seed is not None and self.additive:
                 bias = dense(q.new_zeros(self.mask.shape))
                 return oracle.sdpa(q, k, v, self.mask, self.scale, bias, sinks, fused, seed)
             q, k = oracle.reorder_channels(seed or 0, q, k)
-            return oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
+            options = self.oracle_options(inputs)
+            return oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, **options)
 
         if self.heads is None:
             q = inputs["q"]
@@ -107,10 +107,17 @@ class Problem:
             k, v = (inputs[name].expand(len(q), -1, -1, -1) for name in "kv")
             z = attention(q, k, v)
             return z, z, q, k, v
-        names = [name for name, _ in self.heads.named_parameters()]
-        weights = {f"heads.{name}": inputs[name.removeprefix("standard.")] for name in names}
-        arguments = (inputs["x_src"], inputs["x_dst"], attention)
-        outputs: tuple[Tensor, ...] = functional_call(_Layer(self.heads), weights, arguments)
+
+        def run() -> tuple[Tensor, ...]:
+            q, (k, v) = self.heads.receive(inputs["x_dst"]), self.heads.send(inputs["x_src"])
+            z = attention(q, k, v)
+            return self.heads.collect(z), z, q, k, v
+
+        layer = nn.Module()
+        layer.heads, layer.forward = self.heads, run
+        names = [name for name, _ in layer.named_parameters()]
+        weights = {name: inputs[name.removeprefix("heads.").removeprefix("standard.")] for name in names}
+        outputs: tuple[Tensor, ...] = functional_call(layer, weights, ())
         return outputs
 
     def solve(self, backend: Backend, inputs: Inputs | None = None) -> Solution:
@@ -128,24 +135,23 @@ class Problem:
                 leaves |= name_parameters(self.heads)
         return out, differentiate(out, self.direction, leaves)
 
+    @torch.enable_grad()
+    def differentiate(self, derivative: str, backend: Backend | None = None) -> Solution:
+        """Return a tangent ("forward mode"), or the sum of all squared gradients and its own gradients."""
+        run = (lambda inputs: self._call(inputs)[0]) if backend is None else partial(self.call, backend)
+        if derivative == "forward mode":
+            tangents = {name: x.cos() for name, x in self.inputs.items()}
+            return torch.func.jvp(run, (self.inputs,), (tangents,))[1], {}
+        leaves = make_leaves(self.inputs)
+        gradients = torch.autograd.grad(run(leaves), list(leaves.values()), self.direction, create_graph=True)
+        total = torch.cat([gradient.flatten() for gradient in gradients]).square().sum()
+        return total, differentiate(total, torch.ones_like(total), leaves)
+
     def call(self, backend: Backend, inputs: Inputs, **options: Any) -> Any:
         """Call ``attend`` with the options of the problem and the ones passed here."""
         q, k, v = (self.layout(inputs[name]) for name in "qkv")
         options |= self.options(inputs)
         return attend(q, k, v, self.graph, backend=name_backend(backend), **options)
-
-
-class _Layer(nn.Module):
-    """A layer that is called with the attention function as an argument."""
-
-    def __init__(self, heads: nn.Module) -> None:
-        super().__init__()
-        self.heads: Any = heads
-
-    def forward(self, x_src: Tensor, x_dst: Tensor, attention: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        q, (k, v) = self.heads.receive(x_dst), self.heads.send(x_src)
-        z = attention(q, k, v)
-        return self.heads.collect(z), z, q, k, v
 
 
 def name_backend(backend: Backend) -> str | Backend:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import devices
+from gnn_attention._support import devices
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import WORK

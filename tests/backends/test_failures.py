@@ -11,7 +11,8 @@ from torch._dynamo.exc import TorchDynamoException
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, devices, dispatch, failures, flex
+from gnn_attention._support import devices
+from gnn_attention.backends import BACKENDS, dispatch, failures, flex
 from gnn_attention.backends.gpu import ops, row_attention
 
 LAUNCH_FAILED = RuntimeError("launch failed")

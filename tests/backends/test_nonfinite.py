@@ -11,7 +11,8 @@ from support.inputs import qkv
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import BACKENDS, devices, nonfinite, rows, varlen
+from gnn_attention._support import devices
+from gnn_attention.backends import BACKENDS, nonfinite, rows, varlen
 from gnn_attention.backends.gpu import flash_varlen
 from tests.backends.test_flash import backward_kernel, forward_kernel
 

@@ -9,7 +9,7 @@ from support.inputs import qkv, random_edges
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, Backend, reference, rows
-from gnn_attention.backends.cpu import csr_primitives
+from gnn_attention.edge_ops import csr_primitives
 from gnn_attention.verify.cases import BATCH_SIZE, FEATURES, GRAPHS
 from gnn_attention.verify.groups import build_checks
 

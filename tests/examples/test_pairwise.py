@@ -42,6 +42,8 @@ WEIGHTS = {
     "relu": lambda logit: logit.clamp(min=0),
     "gelu": lambda logit: logit * (1 + torch.erf(logit / 2**0.5)) / 2,
     "sigmoid": lambda logit: 1 / (1 + torch.exp(-logit)),
+    "silu": lambda logit: logit / (1 + torch.exp(-logit)),
+    "relu2": lambda logit: logit.clamp(min=0) ** 2,
     torch.tanh: torch.tanh,
 }
 
@@ -104,7 +106,7 @@ X, CAUSAL = randn(7, 12), patterns.causal(7)
 WRONG = [
     (PairwiseMessages(lambda x_dst, x_src: x_dst[:1]), (X, CAUSAL), "message must return"),
     (PairwiseMessages(lambda x_dst, x_src: x_src, lambda *x: x[1]), (X, CAUSAL), "logit must return .*28"),
-    (PairwiseMessages(lambda *x: x[1], lambda *x: x[1][..., 0], "max"), (X, CAUSAL), "normaliser must be"),
+    (PairwiseMessages, (lambda *x: x[1], lambda *x: x[1][..., 0], "max"), "normaliser must be"),
     (PairwiseMessages.of, (StandardHeads(8, 2, rotary=Rotary()),), "rotary"),
 ]
 

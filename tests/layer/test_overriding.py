@@ -136,7 +136,7 @@ def test_overridden_steps_are_refused_without_messages():
     by_head = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3, 4)))
     with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
         layer(x, by_head)
-    with pytest.raises(NotImplementedError, match="decode computes no messages for a hook, an explainer or"):
+    with pytest.raises(NotImplementedError, match="decode supports no hook, explainer, overridden step,"):
         layer.decode(x, KeyValueCache(patterns.causal(9)))
     layer = MessagePassingAttention(heads(), backend="auto")
     assert layer(x, by_head).shape == layer.decode(x, KeyValueCache(patterns.causal(9))).shape == (2, 9, 12)
@@ -322,14 +322,9 @@ def test_none_is_the_message_passing_path_and_deprecated():
     assert (layer.backend, warnings[0].filename) == ("message_passing", __file__)
 
 
-def test_the_message_passing_path_has_every_derivative():
-    """The path has second derivatives and forward mode, for which errors of rows and tiles recommend it."""
+@pytest.mark.parametrize("backend", ["message_passing", "rows", "tiles", "mixed", "dense"])
+def test_the_layer_has_every_derivative(backend):
     x, graph = randn(4, 12).requires_grad_(), patterns.window(4, 2)
-    layer = MessagePassingAttention(heads(), backend="message_passing")
+    layer = MessagePassingAttention(heads(), backend=backend)
     assert torch.autograd.gradcheck(lambda x: layer(x, graph), x, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda x: layer(x, graph), x)
-    for layer.backend in ("rows", "tiles"):
-        with pytest.raises(NotImplementedError, match="use backend='message_passing'"):
-            torch.func.jvp(lambda x: layer(x, graph), (x,), (x,))
-        with pytest.raises(NotImplementedError, match="use backend='message_passing'"):
-            torch.autograd.functional.hvp(lambda x: layer(x, graph).sum(), x, x)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, graph), x, check_fwd_over_rev=True)

@@ -13,7 +13,9 @@ from support.faults import WRONG_BACKENDS
 
 from gnn_attention import verify
 from gnn_attention.__main__ import main
+from gnn_attention._support.autograd import has_forward_derivative
 from gnn_attention.backends import BACKENDS, Backend, dense, dropout, rows
+from gnn_attention.edge_ops import normalisers
 from gnn_attention.verify import groups, oracle
 from gnn_attention.verify.cases import DROPOUT, FEATURES, GRAPHS, OPTIONS
 from gnn_attention.verify.groups import FORMS
@@ -27,7 +29,7 @@ CPU_BACKENDS = {name for name, backend in BACKENDS.items() if not backend.compil
 def test_all_checks_hold_on_the_cpu():
     report = verify.run(device="cpu", selection="all")
     assert report.ok, str(report)
-    assert {r.group for r in report.results} == {"attend", "layer", "rules", "dropout"}
+    assert {r.group for r in report.results} == set(groups.GROUPS)
     assert {r.backend for r in report.results} == CPU_BACKENDS
     assert {r.dtype for r in report.results} == {"float64", "float32", "bfloat16", "float16"}
     assert sum(result.passed for result in report.results) > 4000
@@ -46,6 +48,27 @@ def test_the_oracle_is_the_dense_formula():
     expected = torch.softmax(extended, -1)[..., :-1] @ v.repeat_interleave(2, 1)
     assert_exact(oracle.attention(q, k, v, mask, 0.5, None, sinks), expected)
     assert_exact(oracle.sdpa(q, k, v, mask, 0.5, None, sinks), expected)
+    values = torch.randn(4, 4, 5, 6, generator=rng, dtype=torch.float64)
+    expected = torch.einsum("bhij,hvij->bhiv", torch.softmax(logits, -1), values)
+    assert_exact(oracle.attention(q, k, 0 * v, mask, 0.5, edge_values=values), expected)
+
+
+def test_the_normalisers_of_the_oracle_are_those_of_torch():
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 6, generator=rng, dtype=torch.float64)
+    mask = torch.rand(3, 5, 6, generator=rng) < 0.6
+    mask[:, 0], mask[:, 1:, 0] = False, True
+    assert oracle.NORMALISERS.keys() == {*normalisers.NAMES} - {"softmax"}
+    formulas = {name: getattr(torch.nn.functional, name) for name in ("silu", "gelu", "relu", "sigmoid")}
+    for name, formula in formulas.items():
+        assert_exact(oracle.NORMALISERS[name](logits, mask), mask * formula(logits))
+    # The nearest point of the simplex has the largest product with the rest of the logits.
+    weights = oracle.sparsemax(logits, mask)
+    assert_exact(weights.sum(-1)[:, 1:], torch.ones(3, 4, dtype=torch.float64))
+    assert (weights >= 0).all()
+    assert not weights[~mask].any()
+    rest = logits - weights
+    assert (mask * (rest - (weights * rest).sum(-1, keepdim=True)) <= 1e-12)[:, 1:].all()
 
 
 @pytest.mark.parametrize("case", GRAPHS.values(), ids=GRAPHS)
@@ -94,6 +117,16 @@ def leak_values(call, out):
     return out if call.score_mod is None else out + 0 * call.v.sum().to(out.dtype)
 
 
+def bend_output(call, out):
+    """Add a number that is 0, as are its first derivatives, but not its second ones."""
+    return out + (call.q - call.q.detach()).square().sum()
+
+
+def change_features(change):
+    """Return the backend ``rows`` with other features of edges."""
+    return lambda call: rows.run(call if call.features is None else replace(call, features=change(call)))
+
+
 def double_values(condition):
     return change_call(lambda call: replace(call, v=call.v * (1 + condition(call))))
 
@@ -123,6 +156,21 @@ WRONG = {name: (label, WRONG_BACKENDS[name]) for name, label in CHECKS_OF_FAULTS
     "NaN cleaned": ("rules: a NaN that is attended to", change_output(lambda call, out: out.nan_to_num(0.0))),
     "infinite off edges": ("rules: NaN, inf and 1e4 reach only", change_output(leak_infinity)),
     "lse of another scale": (LSE, change_lse(lambda call: replace(call, scale=2.0))),
+    "features ignored": ("edges: causal, edge features", change_features(lambda call: None)),
+    "feature keys ignored": (
+        "edges: causal, edge features",
+        change_features(lambda call: replace(call.features, key=None)),
+    ),
+    "types ignored": (
+        "edges: listed, edge features",
+        change_features(lambda call: replace(call.features, edge_type=call.features.edge_type * 0)),
+    ),
+    "another normaliser": ("edges: causal, relu2", lambda call: rows.run(replace(call, normaliser="relu"))),
+    "another tangent": (
+        "derivatives: causal, plain, forward mode",
+        double_values(lambda call: has_forward_derivative([call.q])),
+    ),
+    "another second derivative": ("derivatives: causal, plain, second", change_output(bend_output)),
 }
 
 
@@ -134,7 +182,9 @@ def run_checks(backend, *texts, condition=lambda check: True):
 
 @pytest.mark.parametrize(("label", "run"), thin(WRONG.values()), ids=WRONG)
 def test_a_wrong_backend_is_caught(label, run):
-    results = run_checks(Backend("wrong", run), label, "float32]")
+    dtype = "float64]" if label.startswith("derivatives") else "float32]"
+    capabilities = BACKENDS["rows"].capabilities
+    results = run_checks(Backend("wrong", run, capabilities=capabilities), label, dtype)
     assert results
     assert not any(result.passed or result.skipped for result in results)
 
@@ -158,10 +208,12 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
 
     graphs = ("causal", "listed", "decode rows", "by head")
     on_graphs = lambda check: check.factors.get("graph", "causal") in graphs  # noqa: E731
-    report = Report(tuple(run_checks(Backend("off", run), dtype, condition=on_graphs)))
+    backend = Backend("off", run, capabilities=BACKENDS["dense"].capabilities)
+    report = Report(tuple(run_checks(backend, dtype, condition=on_graphs)))
     names = {result.name for result in report.results if result.passed}
     assert names <= EXACT_CHECKS, names - EXACT_CHECKS
-    assert {"attend", "layer", "dropout", "rules"} <= {result.group for result in report.failures}
+    expected = set(groups.GROUPS) - (set() if dtype == "float64" else {"derivatives"})
+    assert {result.group for result in report.failures} == expected
     assert all("error allowed" in result.message for result in report.failures if result.group != "rules")
 
 

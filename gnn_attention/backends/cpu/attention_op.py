@@ -2,23 +2,27 @@
 
 The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
 pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved for each
-edge. lse is differentiable; second derivatives raise an error. Sinks are added before out is rounded.
+edge. lse is differentiable. First derivatives, backward and forward, are fused; higher ones pass through
+:func:`attend_pieces`. Sinks are added before out is rounded.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from gnn_attention import edge_softmax
+from gnn_attention._support import devices
+from gnn_attention._support.autograd import derivative_order, unwrap
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends import devices
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
-from gnn_attention.backends.plan.csr import merge_slices, split_slices
-from gnn_attention.backends.plan.plan import EdgeRows, Packed, Plan, unpack_plan
+from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
+from gnn_attention.backends.plan.plan import Packed, Plan, unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
+from gnn_attention.edge_ops.edge_lists import EdgeRows, merge_slices, split_slices
 from gnn_attention.graph import TokenGraph, memoized
 
 Pair = tuple[Tensor, Tensor]
@@ -56,7 +60,9 @@ def run_folded(call: AttentionCall, plan: Packed, has_in_edges: Tensor | None = 
     dtype = call.q.dtype if sinks is None else edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (merge_slices(x.to(dtype), call.graph) for x in (call.q, call.k, call.v))
     out, lse = attention(q, k, v, plan, call.scale)
-    out, lse = split_slices(out, call), split_slices(lse.unsqueeze(-1), call).squeeze(-1)
+    shape = call.q.shape[:2]
+    out = split_slices(out, call.graph, *shape)
+    lse = split_slices(lse.unsqueeze(-1), call.graph, *shape).squeeze(-1)
     if sinks is not None:
         has_in_edges = call.has_in_edges if has_in_edges is None else has_in_edges
         out, lse = edge_softmax.add_sinks(out, lse, sinks, has_in_edges)
@@ -72,7 +78,10 @@ def attention(
     sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
     """Compute ``(out, lse)``; a receiver in no piece has out 0 and lse -inf, even with sinks."""
-    out, lse = _ATTENTION(q, k, v, _expand_sinks(q, sink_logits), *plan, scale)
+    sinks = _expand_sinks(q, sink_logits)
+    if derivative_order((q, k, v, sink_logits)) > 1:
+        return attend_pieces(q, k, v, sinks, unpack_plan(*plan), scale)
+    out, lse = _ATTENTION(q, k, v, sinks, *plan, scale)
     return out, lse
 
 
@@ -187,16 +196,53 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-    input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.plan_metadata, ctx.scale)
+    plan = tensors, ctx.plan_metadata
+    inputs = [x for x in (q, k, v, sinks) if unwrap(x).requires_grad]
+    # Only ``create_graph=True`` enables gradients here, but a transform foresees all its derivatives.
+    if torch.is_grad_enabled() and inputs and not torch._C._are_functorch_transforms_active():
+        results = attend_pieces(q, k, v, sinks, unpack_plan(*plan), ctx.scale)
+        new_grads = iter(torch.autograd.grad(results, inputs, grads, create_graph=True))
+        input_grads = [next(new_grads) if unwrap(x).requires_grad else None for x in (q, k, v, sinks)]
+    else:
+        input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, *plan, ctx.scale)
     return *input_grads, [None] * len(tensors), None, None
 
 
+def _jvp(arguments: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Pair:
+    inputs, (tensors, metadata, scale) = arguments[:4], arguments[4:]
+    changes = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=False)]
+    out, lse = _TANGENTS(*changes, *inputs, *outputs, tensors, metadata, scale)
+    return out, lse
+
+
+def _run_jvp(dq: Tensor, dk: Tensor, dv: Tensor, d_sinks: Tensor, *saved: Any) -> Pair:
+    """Compute the tangents of out and lse from the sums over all pieces of the changes of the weights."""
+    q, k, v, sinks, out, lse, tensors, metadata, scale = saved
+    dtype = lse.dtype
+    tensors_by_role = [_pad_channels(x.shape[3], [x.to(dtype)])[0] for x in (q, k, v, dq, dk, dv)]
+    inputs, tangents = tensors_by_role[:3], tensors_by_role[3:]
+    # Where no logit is finite, all weights are 0.
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    out_sums = token_major(q, v.shape[3], dtype).zero_()
+    lse_sums = token_major(q, 1, dtype).zero_().squeeze(-1)
+    for piece in unpack_plan(tensors, metadata).pieces:
+        kernel = csr if isinstance(piece, EdgeRows) else dense_blocks
+        kernel.jvp(tangents, inputs, lse, piece, scale, out_sums, lse_sums)
+    if sinks.shape[1]:
+        lse_sums += (sinks.to(dtype).unsqueeze(-1) - lse).exp() * d_sinks.to(dtype).unsqueeze(-1)
+    return out_sums.addcmul_(lse_sums.unsqueeze(-1), out.to(dtype), value=-1.0).to(q.dtype), lse_sums
+
+
+def _fake_jvp(dq: Tensor, dk: Tensor, dv: Tensor, d_sinks: Tensor, *saved: Any) -> Pair:
+    return _fake(*saved[:3])
+
+
+SAVED = "Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor out, Tensor lse"
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, Tensor sinks, {PLAN}) -> (Tensor, Tensor)"
-BACKWARD = (
-    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor out, Tensor lse, "
-    f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-_ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save)
-REFUSAL = "the backends tiles, rows and mixed; use backend='message_passing'"
-_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, REFUSAL)
+BACKWARD = f"(Tensor grad_out, Tensor grad_lse, {SAVED}, {PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
+JVP = f"(Tensor dq, Tensor dk, Tensor dv, Tensor d_sinks, {SAVED}, {PLAN}) -> (Tensor, Tensor)"
+_ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save, _jvp)
+KERNEL = "a fused derivative of the backends tiles, rows and mixed; use backend='message_passing'"
+_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, KERNEL)
+_TANGENTS = gradient_operator("attention_pieces_jvp", JVP, _run_jvp, _fake_jvp, KERNEL)

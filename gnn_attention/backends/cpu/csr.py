@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from gnn_attention._support import devices
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends import devices
-from gnn_attention.backends.cpu.csr_primitives import Buffers, group_heads, sampled_products
-from gnn_attention.backends.plan.plan import EdgeRows
+from gnn_attention.edge_ops.csr_primitives import Buffers, exponentiate, group_heads, sampled_products
+from gnn_attention.edge_ops.edge_lists import EdgeRows
 from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, merge_weights, needs_no_shift
 
 Receivers = Float[Tensor, "batch heads dst _"]
@@ -30,28 +30,17 @@ def forward(
     Unless ``edges.is_first``, the result is merged with the contents of ``out`` and ``lse``. A
     receiver without in-edges gets 0 and -inf.
     """
-    is_synchronous = q.device.type not in devices.ASYNCHRONOUS
     buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.is_first and not groups:
         out.zero_()
         lse.fill_(-torch.inf)
     for kv_head, heads in groups:
         key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
-        # If all heads are computed together, ``head`` is ``...``, and x[head] keeps all axes.
+        # If heads are computed together, ``head`` is a slice of samples, and x[head] keeps all axes.
         for head in heads:
             sampled_products(buffers.matrix, buffers.stage("q", q[head]), key, scale)
             logits = buffers.matrix.values()
-            shift: Tensor | float = 0.0
-            # A receiver's largest logit is subtracted unless it is small. Its own logits decide, so that
-            # no result depends on other receivers, not even by rounding. If all logits are small,
-            # nothing is subtracted, but an asynchronous device does not wait to find out.
-            if not is_synchronous or not needs_no_shift(logits):
-                ptr = buffers.edges.ptr
-                shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=-torch.inf, unsafe=True)
-                shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
-                logits.sub_(buffers.gather_by_dst(shift, buffers.second_matrix.values()))
-            mass = logits.exp_()
-            total = buffers.sum_rows(mass)
+            mass, total, shift = exponentiate(buffers, logits)
             piece_lse = total.log().add_(shift).view(lse[head].shape)
             factor = total.reciprocal().masked_fill_(total == 0, 0.0).view(piece_lse.shape)
             sums = buffers.sum_incoming(mass, value).view(out[head].shape)
@@ -139,6 +128,39 @@ def _backward_head(
         grad_logits.masked_fill_(excluded_mask.index_select(0, buffers.edges.dst), 0.0)
     dq = _zero_rows(buffers.sum_incoming(grad_logits, k), excluded_mask)
     return dq, buffers.sum_outgoing(grad_logits, query, mass), dv
+
+
+@torch.no_grad()
+def jvp(
+    tangents: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    lse: PerReceiver,
+    edges: EdgeRows,
+    scale: float,
+    out_sums: Receivers,
+    lse_sums: PerReceiver,
+) -> None:
+    """Add ``sum of dw v + p dv`` to ``out_sums``, and ``sum of dw`` to ``lse_sums``, over ``edges``.
+
+    ``dw = p scale (dq . k + q . dk)``, with the weights ``p = exp(scale q . k - lse)``.
+    """
+    (q, k, v), (dq, dk, dv) = inputs, tangents
+    buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], out_sums.dtype)
+    for kv_head, heads in groups:
+        key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
+        d_key, d_value = buffers.stage("dk", dk[kv_head]), buffers.stage("dv", dv[kv_head])
+        for head in heads:
+            query = buffers.stage("q", q[head])
+            mass, changes = buffers.matrix.values(), buffers.second_matrix.values()
+            buffers.gather_by_dst(-lse[head].reshape(-1), mass)
+            sampled_products(buffers.matrix, query, key, scale, beta=1.0)
+            mass.exp_()
+            sampled_products(buffers.second_matrix, buffers.stage("dq", dq[head]), key, scale)
+            sampled_products(buffers.second_matrix, query, d_key, scale, beta=1.0)
+            changes.mul_(mass)
+            lse_sums[head] += buffers.sum_rows(changes).view(lse_sums[head].shape)
+            sums = buffers.sum_incoming(changes, value) + buffers.sum_incoming(mass, d_value)
+            out_sums[head] += sums.view(out_sums[head].shape)
 
 
 def _zero_rows(x: Tensor, mask: Tensor | None) -> Tensor:

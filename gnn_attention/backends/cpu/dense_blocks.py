@@ -78,6 +78,49 @@ def backward(
         add(grads[2], sample, part.src, dv)
 
 
+def jvp(
+    tangents: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    lse: Tensor,
+    piece: Rectangles,
+    scale: float,
+    out_sums: Tensor,
+    lse_sums: Tensor,
+) -> None:
+    """Add ``sum of dw v + p dv`` to ``out_sums``, and ``sum of dw`` to ``lse_sums``, as csr.jvp does."""
+    num_cells = BYTES_PER_CALL // (2 * lse.element_size())
+    parts = piece.split_receivers(max(1, num_cells // piece.src.size))
+    parts = (y for x in parts for y in x.split_groups(max(1, num_cells // (x.dst.size * x.src.size))))
+    for part, sample in itertools.product(parts, range(len(lse))):
+        sides = part.dst, part.src, part.src
+        q, k, v = (take(x, sample, side) for x, side in zip(inputs, sides, strict=True))
+        dq, dk, dv = (take(x, sample, side) for x, side in zip(tangents, sides, strict=True))
+        part_lse = take(lse.unsqueeze(-1), sample, part.dst)
+        mask = _pair_masks(part, lse.dtype)
+        out, lse_change = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty_like(part_lse)
+        # New memory pages would cost as much as the arithmetic.
+        mass, change = q.new_empty(2, len(q), q.shape[2], k.shape[2])
+        for head in range(q.shape[1]):
+            kv_head = head * k.shape[1] // q.shape[1]
+            query, key = q[:, head], k[:, kv_head].mT
+            torch.sub(mask, part_lse[:, head], out=mass).baddbmm_(query, key, alpha=scale).exp_()
+            torch.bmm(dq[:, head], key, out=change).baddbmm_(query, dk[:, kv_head].mT).mul_(mass)
+            torch.sum(change, -1, keepdim=True, out=lse_change[:, head])
+            out[:, head] = torch.bmm(mass, dv[:, kv_head]).baddbmm_(change, v[:, kv_head], alpha=scale)
+        add(out_sums, sample, part.dst, out)
+        add(lse_sums.unsqueeze(-1), sample, part.dst, lse_change * scale)
+
+
+def _pair_masks(piece: Rectangles, dtype: torch.dtype) -> Float[Tensor, "groups_or_one receivers senders"]:
+    """Return 0 for edges and -inf for other pairs."""
+    masks = _additive_masks(piece.masks, dtype)
+    if masks is not None:
+        return masks.squeeze(1) if masks.dim() == 4 else masks.unsqueeze(0)
+    shape = 1, piece.dst.size, piece.src.size
+    mask = torch.ones(shape, dtype=torch.bool)
+    return additive_mask(mask.tril() if piece.causal else mask, dtype)
+
+
 def _additive_masks(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
     """Return a mask ``[M, N]`` for the kernel, or ``[groups, 1, M, N]`` if the rectangles differ."""
     if masks is None:

@@ -4,17 +4,23 @@ A few rectangles are computed at a time, for all samples and heads. The backward
 again, so that only a small part of the logits is ever in memory.
 """
 
+from functools import reduce
+
 import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
+from gnn_attention.backends.plan.plan import Groups, Piece, Plan, Rectangles, Strided
+from gnn_attention.edge_ops import operators
+from gnn_attention.edge_ops.edge_lists import EdgeRows
+from gnn_attention.edge_ops.normalisers import apply
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
 
 LOGIT_CHUNK_BYTES = 2**22  # The size of the logits of a few rectangles, which are a chunk.
+NO_EDGES = TokenGraph.from_edges(torch.zeros(2, 0, dtype=torch.int64), 0, 0)  # A plain call reads no edges.
 MAX_CHUNKS = 32  # Each chunk has gradients as large as q, k and v, so chunks must be few.
 
 
@@ -35,6 +41,33 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
     outs_and_lses = zip(*results, isolated_rows(call, 1), strict=True)
     out, lse = (torch.cat(tensors, 2).index_select(2, row_index) for tensors in outs_and_lses)
     return out.to(call.q.dtype), lse
+
+
+def attend_pieces(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute what the fused operator of a plan computes, by operators with derivatives of every order."""
+    dtype = edge_softmax.accumulation_dtype(q.dtype)
+    call = AttentionCall(q.to(dtype), k.to(dtype), v.to(dtype), NO_EDGES, scale)
+    first_rectangles: list[Piece] = []
+    results = []
+    for piece in plan.pieces:
+        if isinstance(piece, EdgeRows):
+            logits = operators.products(call.q, call.k, piece.tensors, scale)
+            weights, lse = operators.softmax(logits, piece.tensors)
+            results.append((operators.incoming(weights, call.v, piece.tensors), lse))
+        elif piece.is_first:
+            first_rectangles.append(piece)
+        else:
+            results.append(rectangle_attention(call, Plan((piece,), False)))
+    if first_rectangles or not results:
+        results.append(rectangle_attention(call, Plan(tuple(first_rectangles), False)))
+    out, lse = reduce(lambda first, second: edge_softmax.merge(*first, *second), results)
+    if sinks.shape[1]:
+        sinks = sinks.to(dtype).unsqueeze(-1).expand(lse.shape)
+        (share, _), lse = edge_softmax.merge_weights(lse, torch.where(lse == -torch.inf, lse, sinks))
+        out = out * share.unsqueeze(-1)
+    return out.to(q.dtype), lse
 
 
 def isolated_rows(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
@@ -73,14 +106,22 @@ def masked_attention(
     src: Int[Tensor, "... senders"],
     bias: Float[Tensor, "... receivers senders"] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``softmax(score_mod(q k^T scale) + bias) v`` over the edges in ``mask``, and lse.
+    """Compute ``normalise(score_mod(q k^T scale) + bias) v`` over the edges in ``mask``, and lse.
 
-    ``inputs`` are q, k and v of these receivers and senders, ``[B, H, ..., tokens, D]``.
+    ``inputs`` are q, k and v of these receivers and senders, ``[B, H, ..., tokens, D]``. The normaliser is
+    elementwise or a softmax; without a softmax lse has no meaning.
     """
     dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (edge_softmax.per_query_head(x.to(dtype), call.q.shape[1]) for x in inputs)
     logits = call.apply_score_mod(q @ k.mT * call.scale, *_score_mod_tokens(call, dst, src, mask))
-    logits = (logits if bias is None else logits + bias).masked_fill(~mask, -torch.inf)
+    logits = logits if bias is None else logits + bias
+    if call.normaliser != "softmax":
+        weights, lse = (
+            apply(call.normaliser, logits).masked_fill(~mask, 0.0),
+            logits.new_zeros(logits.shape[:-1]),
+        )
+        return call.apply_dropout(weights, dst.unsqueeze(-1), src.unsqueeze(-2)) @ v, lse
+    logits = logits.masked_fill(~mask, -torch.inf)
     sinks = None
     if call.sink_logits is not None:
         sinks = call.sink_logits.to(dtype).view(-1, *[1] * (q.dim() - 2))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.plan.csr import list_edges
-from gnn_attention.backends.plan.plan import EdgeRows, Packed
+from gnn_attention.backends.plan.plan import Packed
+from gnn_attention.edge_ops.edge_lists import EdgeRows, list_edges
 from gnn_attention.graph import TokenGraph
 
 MAX_CHUNKS = 2**14  # Results of this many chunks take 32 MiB for a head of 512 float32 channels.
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 def pack_sides(graph: TokenGraph, device: torch.device, group_size: int = 1) -> Packed:
     """Pack the in-edges of receivers and the out-edges of senders for a custom operator.
 
-    Rows are numbered as in :func:`gnn_attention.backends.plan.csr.edge_rows`.
+    Rows are numbered as in :func:`gnn_attention.edge_ops.edge_lists.edge_rows`.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
     >>> receivers, senders = unpack_sides(*pack_sides(graph, torch.device("cpu")))

@@ -2,20 +2,23 @@
 
 They are registered for ``torch.compile``, ``torch.export`` and ``torch.vmap``. An eager call
 skips their dispatch, which takes as much host time as the rest of the call. The backward pass
-recomputes the weights from lse, so that nothing is saved per edge. lse is differentiable;
-second derivatives raise an error. The first call loads Triton.
+recomputes the weights from lse, so that nothing is saved per edge. lse is differentiable. Second
+derivatives pass through the operators of edges. The first call loads Triton.
 """
 
 from typing import Any
 
 import torch
 
+from gnn_attention._support.autograd import unwrap
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_eager, token_major
+from gnn_attention.backends.dropout import drop_weights
 from gnn_attention.backends.gpu.csr import Side, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.backends.plan.plan import Packed
+from gnn_attention.edge_ops import operators
 from gnn_attention.edge_softmax import accumulation_dtype
 
 
@@ -86,9 +89,41 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
-    options = ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars
-    input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, seed, tensors, *options)
+    options = seed, tensors, ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars
+    compute = _compute_differentiable_gradients if _needs_second_derivative((q, k, v, bias)) else _GRADIENTS
+    input_grads = compute(*grads, q, k, v, bias, out, lse, *options)
     return *input_grads, None, [None] * len(tensors), None, None, None, None
+
+
+def _needs_second_derivative(inputs: tuple[Tensor, ...]) -> bool:
+    # Only ``create_graph=True`` enables gradients in a backward pass outside of transforms.
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return False
+    return any(unwrap(x).requires_grad for x in inputs)
+
+
+def _compute_differentiable_gradients(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> list[Tensor | None]:
+    """Differentiate the formula of the kernel, written with the operators of edges."""
+    q, k, v, bias, _, _, *options = saved
+    inputs = [x for x in (q, k, v, bias) if unwrap(x).requires_grad]
+    results = _attend_by_operators(*_restore_problem(q, k, v, bias, *options))
+    grads = iter(torch.autograd.grad(results, inputs, (grad_out, grad_lse), create_graph=True))
+    return [next(grads) if unwrap(x).requires_grad else None for x in (q, k, v, bias)]
+
+
+def _attend_by_operators(problem: Problem, sides: tuple[Side, Side]) -> tuple[Tensor, Tensor]:
+    receivers, senders = sides
+    dst = torch.repeat_interleave(receivers.ptr.diff(), output_size=receivers.neighbours.numel()).int()
+    edges = [receivers.ptr, receivers.neighbours, dst, senders.ptr, senders.neighbours, senders.position]
+    dtype = accumulation_dtype(problem.q.dtype)
+    q, k, v = (x.to(dtype) for x in (problem.q, problem.k, problem.v))
+    logits = operators.products(q, k, edges, problem.scale)
+    logits = problem.softcap * (logits / problem.softcap).tanh() if problem.softcap else logits
+    weights, lse = operators.softmax(logits if problem.bias is None else logits + problem.bias, edges)
+    ends = dst + problem.dst_offset, receivers.neighbours + problem.src_offset
+    first = problem.first_sample, problem.first_head
+    weights = drop_weights(weights, problem.seed, problem.dropout, *ends, *first)
+    return operators.incoming(weights, v, edges).to(problem.q.dtype), lse
 
 
 class _Eager(torch.autograd.Function):
@@ -105,10 +140,10 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
         arguments = *grads, q, k, v, bias, out, lse, seed
-        # The operator raises an error for second derivatives.
-        needs_operator = torch.is_grad_enabled() or not are_eager(arguments)
-        input_grads = (_GRADIENTS if needs_operator else _run_backward)(*arguments, *ctx.options)
-        return *input_grads, None, None
+        compute = _run_backward if are_eager(arguments) else _GRADIENTS
+        if _needs_second_derivative((q, k, v, bias)):
+            compute = _compute_differentiable_gradients
+        return *compute(*arguments, *ctx.options), None, None
 
 
 OPTIONS = "Tensor? seed, Tensor[] tensors, int[] chunk_sizes, bool has_bias, int[] offsets, float[] scalars"

@@ -15,7 +15,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MAX_EDGES, MAX_WORKSPACE_BYTES, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
-from gnn_attention.backends.plan.csr import merge_slices, split_slices
+from gnn_attention.edge_ops.edge_lists import merge_slices, split_slices
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized
 
@@ -49,7 +49,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     )
     group_size = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
     out, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
-    return call.with_sinks(split_slices(out, call), split_slices(lse.unsqueeze(-1), call).squeeze(-1))
+    shape = call.q.shape[:2]
+    out = split_slices(out, graph, *shape)
+    return call.with_sinks(out, split_slices(lse.unsqueeze(-1), graph, *shape).squeeze(-1))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -65,6 +67,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"the kernel supports heads of at most {MAX_CHANNELS} channels, got {width}"
     if call.graph.num_edges > MAX_EDGES:
         return f"the kernel supports at most {MAX_EDGES} edges, got {call.graph.num_edges}"
+    if call.normaliser != "softmax" or call.features is not None:
+        return "the kernel computes a softmax without features of edges"
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
 
 

@@ -13,7 +13,7 @@ from gnn_attention import score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import pack_sides
-from gnn_attention.backends.plan.csr import edge_order
+from gnn_attention.edge_ops.edge_lists import edge_order
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod, alibi, chain, softcap

@@ -11,13 +11,14 @@ that compiled and exported programs contain no object that could become stale.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.edge_ops.edge_lists import EdgeRows
 
 
 @dataclass(frozen=True)
@@ -114,28 +115,6 @@ class Rectangles:
             dst, src = self.dst.select_groups(first, stop), self.src.select_groups(first, stop)
             masks = self.masks and Masks(self.masks.table, self.masks.index[first:stop])
             yield replace(self, dst=dst, src=src, masks=masks)
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeRows:
-    """Edges sorted by receiver, and the same edges sorted by sender.
-
-    The in-edges of receiver i are the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
-    The out-edges of sender j are the entries ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
-    and ``out_position`` has their indices in ``src``. ``is_first`` is as in :class:`Rectangles`.
-    """
-
-    ptr: Int[Tensor, " receivers_plus_one"]
-    src: Int[Tensor, " edges"]
-    dst: Int[Tensor, " edges"]
-    out_ptr: Int[Tensor, " senders_plus_one"]
-    out_dst: Int[Tensor, " edges"]
-    out_position: Int[Tensor, " edges"]
-    is_first: bool = field(default=True, kw_only=True)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.ptr, self.src, self.dst, self.out_ptr, self.out_dst, self.out_position]
 
 
 Piece = Rectangles | EdgeRows

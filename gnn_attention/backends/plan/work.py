@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import select_slice
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan import planner
 from gnn_attention.backends.plan.dense_blocks import split_into_pieces
 from gnn_attention.backends.plan.tile_masks import count_cells, split_tiles, tile_boxes
+from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.edges.edge_set import EdgeSet
 from gnn_attention.graph.regions import enumerate_pairs

@@ -323,6 +323,10 @@ def check_no_hooks(layer: MessagePassingAttention, purpose: str) -> None:
         raise NotImplementedError(
             f"a hook, an explainer or an overridden step forces message passing: remove it to {purpose}"
         )
+    if layer.edge_key is not None or layer.normaliser != "softmax":
+        raise NotImplementedError(
+            f"cannot {purpose} in a layer with edge_dim, num_edge_types or another normaliser than softmax"
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch_geometric.utils import coalesce
 
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.backends.call import AttentionCall, select_slice
+from gnn_attention.backends.call import AttentionCall
+from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 

@@ -84,10 +84,10 @@ def test_a_planned_graph_can_be_captured(options, monkeypatch):
     assert len(launches) >= 3
 
 
-def attention_of(q, k, v, bias, sinks, table):
+def attention_of(q, k, v, bias, sinks, table, backend="rows"):
     """Attend with every option that caches something with the graph."""
     mod = chain(softcap(2.0), alibi(alibi_slopes(2)), relative_bias(table))
-    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend="rows")
+    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=backend)
 
 
 @pytest.mark.slow
@@ -109,14 +109,22 @@ def test_compiled_as_one_graph(compiler, device):
         assert_exact(outputs[1:], expected[1:])
 
 
-def test_second_derivatives_are_refused(device):
-    """The error is raised only when a second derivative is computed."""
-    q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
-    (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend="rows").sum(), q, create_graph=True)
-    with pytest.raises(
-        NotImplementedError, match="second derivatives do not pass through the kernel of the backend 'rows'"
-    ):
-        grad.sum().backward()
+def test_second_derivatives_and_forward_mode(device):
+    """They pass through the operators of edges, with every option of the kernel."""
+    inputs = [*replace(CASES["bias by head"], sinks=True).inputs(torch.float64, device)]
+    inputs.append(torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True))
+
+    results = []
+    for backend in ("rows", "message_passing"):
+
+        def run(*tensors, backend=backend):
+            return attention_of(*tensors, backend).sin().sum()
+
+        grads = torch.autograd.grad(run(*inputs), inputs, create_graph=True)
+        results.append(torch.autograd.grad(sum(x.square().sum() for x in grads), inputs))
+        tangents = tuple(torch.ones_like(x) for x in inputs)
+        results[-1] += (torch.func.jvp(run, tuple(x.detach() for x in inputs), tangents)[1],)
+    assert_exact(*results)
 
 
 @pytest.mark.slow

@@ -4,13 +4,36 @@ A graph that varies by sample or head becomes a single list. The tokens of its s
 one slice after another, and :func:`merge_slices` arranges the tokens of q, k and v in this order.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.call import AttentionCall, select_slice
-from gnn_attention.backends.plan.plan import EdgeRows
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.derived import receiver_order
+from gnn_attention.graph.derived import receiver_order, slices
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeRows:
+    """Edges sorted by receiver, and the same edges sorted by sender.
+
+    The in-edges of receiver i are the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
+    The out-edges of sender j are the entries ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
+    and ``out_position`` has their indices in ``src``. If ``is_first``, no earlier piece of a plan has
+    these receivers.
+    """
+
+    ptr: Int[Tensor, " receivers_plus_one"]
+    src: Int[Tensor, " edges"]
+    dst: Int[Tensor, " edges"]
+    out_ptr: Int[Tensor, " senders_plus_one"]
+    out_dst: Int[Tensor, " edges"]
+    out_position: Int[Tensor, " edges"]
+    is_first: bool = field(default=True, kw_only=True)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.ptr, self.src, self.dst, self.out_ptr, self.out_dst, self.out_position]
 
 
 def edge_rows(graph: TokenGraph, device: torch.device, group_size: int = 1) -> EdgeRows:
@@ -39,8 +62,7 @@ def list_edges(graph: TokenGraph, device: torch.device, group_size: int = 1) -> 
         ptr, src = (x.to(device) for x in chosen_rows)
         row = torch.repeat_interleave(ptr.diff(), output_size=len(src))
     else:
-        graphs = [select_slice(graph, b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
-        edges = [slice_graph.edge_index.to(device) for slice_graph in graphs]
+        edges = [select_slice(graph, b, h).edge_index.to(device) for b, h in slices(graph)]
         src = torch.cat([slice_src for slice_src, _ in edges])
         row = torch.cat([slice_dst + i * graph.num_dst for i, (_, slice_dst) in enumerate(edges)])
     src = src + row.div(group_size * graph.num_dst, rounding_mode="floor") * graph.num_src
@@ -50,17 +72,46 @@ def list_edges(graph: TokenGraph, device: torch.device, group_size: int = 1) -> 
 
 def edge_order(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     """Return the index in ``graph.edge_index`` of each edge of :func:`edge_rows`."""
-    return memoized(_edge_order, graph, device)[0]
+    permutation = edge_permutation(graph, device)
+    return permutation[0] if permutation else memoized(_count_up, graph, device)[0]
 
 
-def _edge_order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    order = memoized(receiver_order, graph)[0]
-    return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
+def edge_permutation(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    """Return :func:`edge_order` and its inverse, or ``()`` if ``graph.edge_index`` is sorted already.
+
+    A graph of several slices has no ``edge_index``: its edges are in the order of :func:`edge_rows`.
+    """
+    return memoized(_edge_permutation, graph, device)
+
+
+def _edge_permutation(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    num_slices = (graph.batch or 1) * (graph.heads or 1)
+    order = None if num_slices > 1 else memoized(receiver_order, graph)[0]
+    return () if order is None else (order.to(device), order.argsort().to(device))
+
+
+def _count_up(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    return (torch.arange(graph.num_edges, device=device),)
 
 
 def sort_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> EdgeRows:
     """Sort the edges ``src -> dst`` by receiver, then sender."""
     return _build_rows(src, dst, _sort_order(src, dst, num_src), num_src, num_dst)
+
+
+def sort_by_row(row: Int[Tensor, " edges"], num_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return edges to ``row`` that each have their own sender, and their order with its inverse."""
+    sorted_row = row.sort(stable=True)
+    bounds = torch.arange(num_rows + 1, device=row.device)
+    ptr = torch.searchsorted(sorted_row.values, bounds).int()
+    orders = [sorted_row.indices, sorted_row.indices.argsort()]
+    return with_own_senders(ptr, sorted_row.values.int()), orders
+
+
+def with_own_senders(ptr: Int[Tensor, " rows_plus_one"], dst: Int[Tensor, " edges"]) -> list[Tensor]:
+    """Return the tensors of EdgeRows in which edge e is the only edge of sender e."""
+    index = torch.arange(dst.numel() + 1, dtype=dst.dtype, device=dst.device)
+    return [ptr, index[:-1], dst, index, dst, index[:-1]]
 
 
 def _sort_order(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
@@ -96,11 +147,27 @@ def merge_slices(x: Float[Tensor, "batch heads tokens dim"], graph: TokenGraph) 
     return x.reshape(1, 1, batch * heads * tokens, width)
 
 
-def split_slices(x: Float[Tensor, "..."], call: AttentionCall) -> Float[Tensor, "batch heads dst dim"]:
-    """Undo :func:`merge_slices` for a result that has a row for each receiver."""
-    graph = call.graph
-    batch, heads, tokens, _ = call.q.shape
+def split_slices(
+    x: Float[Tensor, "..."], graph: TokenGraph, batch: int, heads: int
+) -> Float[Tensor, "batch heads dst dim"]:
+    """Undo :func:`merge_slices` for a result that has a row for each token of each slice."""
     width = x.shape[-1]
     if graph.heads is None and graph.batch is not None:
-        return x.reshape(heads, batch, tokens, width).transpose(0, 1)
-    return x if graph.heads is None else x.reshape(batch, heads, tokens, width)
+        return x.reshape(heads, batch, -1, width).transpose(0, 1)
+    return x if graph.heads is None else x.reshape(batch, heads, -1, width)
+
+
+def select_slice(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
+    """Return ``graph.select(batch, head)``, which is cached with the graph."""
+    if graph.batch is None and graph.heads is None:
+        return graph
+    memoized(_select_slices, graph)
+    graph_slice: TokenGraph = graph._slices[batch if graph.batch else 0][head if graph.heads else 0]
+    return graph_slice
+
+
+def _select_slices(graph: TokenGraph) -> bool:
+    # A graph cannot be a constant of a compiled program, so a program reads slices from this list.
+    graph_slices = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]
+    graph._slices[:] = graph_slices
+    return True

@@ -11,25 +11,25 @@ receivers for each query head, and a copy of the senders for each key/value head
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from types import EllipsisType
 from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gnn_attention._support import devices
 from gnn_attention._support.locks import silence_sparse_csr_warning
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.plan.csr import sort_edges
-from gnn_attention.backends.plan.plan import EdgeRows
+from gnn_attention.edge_ops.edge_lists import EdgeRows, sort_edges
+from gnn_attention.edge_softmax import SAFE_LOGIT, needs_no_shift
 
 CHUNK_SIZE = 64  # At most this many terms are added one by one.
-MAX_EDGES = 10**5  # Up to this many edges in all heads, the heads are faster together.
+MAX_EDGES = 10**5  # Heads with up to this many edges in all are faster together.
 MAX_CACHED_RESULTS = 4  # At most this many results are cached for each list of edges.
 
 T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
-Index = tuple[int, int] | EllipsisType
+Index = tuple[int, int] | slice
 Chunks = tuple[Int[Tensor, " chunks_plus_one"], Int[Tensor, " rows_plus_one"]]
 
 
@@ -134,6 +134,10 @@ class Buffers:
     def gather_by_dst(self, x: Float[Tensor, " dst"], out: Float[Tensor, " edges"]) -> Tensor:
         return torch.index_select(x, 0, self.edges.dst, out=out)
 
+    def max_rows(self, values: Float[Tensor, " edges"]) -> Float[Tensor, " dst"]:
+        """Return the largest value of the in-edges of each receiver, -inf without in-edges."""
+        return torch.segment_reduce(values, "max", offsets=self.edges.ptr, initial=-torch.inf, unsafe=True)
+
     def sum_rows(self, values: Float[Tensor, " edges"]) -> Float[Tensor, " dst"]:
         """Sum the values of the in-edges of each receiver."""
         chunks = self._in_chunks
@@ -154,6 +158,20 @@ class Buffers:
         return _weighted_sums(self.edges.out_dst, self.edges.out_ptr, weights, rows, self._out_chunks)
 
 
+def exponentiate(buffers: Buffers, logits: Float[Tensor, " edges"]) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Replace logits by ``mass = exp(logit - shift[dst])``; return mass, its sum by receiver, and shift."""
+    shift: Tensor | float = 0.0
+    # A receiver's largest logit is subtracted unless it is small. Its own logits decide, so that
+    # no result depends on other receivers, not even by rounding. If all logits are small,
+    # nothing is subtracted, but an asynchronous device does not wait to find out.
+    if logits.device.type in devices.ASYNCHRONOUS or not needs_no_shift(logits):
+        shift = buffers.max_rows(logits)
+        shift.masked_fill_((shift.abs() <= SAFE_LOGIT) | (shift == -torch.inf), 0.0)
+        logits.sub_(buffers.gather_by_dst(shift, buffers.second_matrix.values()))
+    mass = logits.exp_()
+    return mass, buffers.sum_rows(mass), shift
+
+
 HeadGroups = list[tuple[Index, list[Index]]]
 
 
@@ -162,14 +180,19 @@ def group_heads(
 ) -> tuple[Buffers, HeadGroups]:
     """Return buffers, and the index of each key/value head with the indices of its query heads.
 
-    ``shape`` is ``(samples, heads)``. If all heads are faster together, ``...`` is the only index;
-    without edges there are no heads.
+    ``shape`` is ``(samples, heads)``. If heads are faster together, an index is a slice of samples, for
+    all of their heads; without edges there are no heads.
     """
     samples, heads = shape
     if not edges.src.numel():
         return Buffers(edges, dtype), []
-    if samples * heads > 1 and samples * heads * edges.src.numel() <= MAX_EDGES:
-        return Buffers(_repeat_edges(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
+    num_together = min(samples, MAX_EDGES // (heads * edges.src.numel()))
+    while num_together and samples % num_together:
+        num_together -= 1
+    if num_together and samples * heads > 1:
+        slices = [slice(i, i + num_together) for i in range(0, samples, num_together)]
+        repeated = _repeat_edges(edges, num_together * heads, num_together * kv_heads)
+        return Buffers(repeated, dtype), [(samples, [samples]) for samples in slices]
     group_size = heads // kv_heads
     return Buffers(edges, dtype), [
         ((sample, kv_head), [(sample, kv_head * group_size + i) for i in range(group_size)])
