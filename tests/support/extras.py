@@ -19,6 +19,7 @@ EXTRAS = {
     "matplotlib": "notebooks",
     "jupytext": "notebooks",
     "nbclient": "notebooks",
+    "ase": "forces",
     "scipy": "test",
     "igraph": "test",
 }
