@@ -1,11 +1,12 @@
 """Measure time and memory on this machine:
-``python -m benchmarks [attention | batches | calibrate | compare | start | table | training]``.
+``python -m benchmarks [attention | batches | calibrate | compare | primitives | start | table | training]``.
 
 ``attention`` (the default) times every backend and every installed peer; ``compare`` times two commits;
 ``calibrate`` fits the cost model of backend="auto" to this machine; ``training`` trains the shipped model on long
 windows, with ``attend`` and with SDPA; ``start`` times how long commands of ``gnn-attention`` take to start;
-``batches`` times a layer with a new edge list in every step; ``table`` prints a record of one of these suites or of
-``python -m benchmarks.gpu_run``. Times hold for this machine only; ratios carry over better to others.
+``batches`` times a layer with a new edge list in every step; ``primitives`` times edge features, biases, derivatives
+and edge primitives; ``table`` prints a record of one of these suites or of ``python -m benchmarks.gpu_run``. Times
+hold for this machine only; ratios carry over better to others.
 
 To add a suite, write a module with ``add_options(parser)``, ``run(args)``, which measures and returns a record, and
 ``text(record)``, which formats the record, and add a row to ``SUITES``.
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import attention, batches, calibrate, compare, records, start, training
+from benchmarks import attention, batches, calibrate, compare, primitives, records, start, training
 from benchmarks.gpu import table as gpu_table
 from gnn_attention._support import atomic_files
 
@@ -31,6 +32,7 @@ SUITES: dict[str, tuple[ModuleType, str]] = {
     "batches": (batches, "time a layer with a new edge list in every step (a minute)"),
     "calibrate": (calibrate, "fit the cost model of backend='auto' to this machine (half a minute)"),
     "compare": (compare, "time two commits in one run"),
+    "primitives": (primitives, "time edge features, biases, derivatives and edge primitives (3 minutes)"),
     "start": (start, "time how long gnn-attention takes to start (2 minutes)"),
     "training": (training, "train on long windows, with attend and with SDPA (10 minutes)"),
 }

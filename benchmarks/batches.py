@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import TransformerConv
 
-from benchmarks import table
+from benchmarks import process, table
 from benchmarks.gpu.workloads import random_senders
 from benchmarks.records import Record, describe_machine
 from benchmarks.targets import target_row
@@ -86,13 +85,10 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
     """
     steps = _steps(workload)
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 3):
+    for _ in range(rounds + 3):
         for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if number >= 3:
-                times[name].append(time.perf_counter() - start)
-    return times
+            times[name].append(process.seconds(step))
+    return {name: samples[3:] for name, samples in times.items()}
 
 
 def _steps(workload: Workload) -> dict[str, Callable[[], None]]:

@@ -9,11 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "is_out_of_memory", "limit_memory", "one_line", "peak_memory", "run_in_process"]
+__all__ = ["ROOT", "is_out_of_memory", "limit_memory", "one_line", "peak_memory", "run_in_process", "seconds"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # Two unbound OpenMP workers may share a core, and every parallel region then costs 8 ms.
@@ -43,6 +44,13 @@ def run_in_process(
         reason = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise RuntimeError(f"{function}({dict(arguments)}) failed: {reason[0]}")
     return json.loads(process.stdout.splitlines()[-1])
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the run time of ``work``."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def peak_memory(work: Callable[[], object]) -> float:

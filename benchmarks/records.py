@@ -18,7 +18,7 @@ __all__ = ["Record", "case_of", "describe_machine", "environment", "rank_correla
 __all__ += ["value_of", "write"]
 
 Record = dict[str, Any]
-SUITES = ("attention", "batches", "calibrate", "compare", "gpu", "start", "training")
+SUITES = ("attention", "batches", "calibrate", "compare", "gpu", "primitives", "start", "training")
 PACKAGES = ("torch", "torch_geometric", "transformers", "networkx", "numpy")
 
 

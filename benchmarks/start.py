@@ -15,11 +15,9 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
-from benchmarks import table
-from benchmarks.process import ROOT
+from benchmarks import process, table
 from benchmarks.records import Record, describe_machine
 from benchmarks.targets import target_row
 
@@ -54,9 +52,7 @@ def run(args: argparse.Namespace) -> Record:
 def seconds_of(arguments: Sequence[str]) -> float:
     """Return the run time of a fresh interpreter with these arguments; CalledProcessError if it fails."""
     command = [sys.executable, *arguments]
-    start = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    return time.perf_counter() - start
+    return process.seconds(lambda: subprocess.run(command, cwd=process.ROOT, capture_output=True, check=True))
 
 
 def text(record: Record) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.records import Record, case_of, value_of
 
-__all__ = ["Columns", "cell", "format_number", "markdown", "methods_table", "targets_table"]
+__all__ = ["TARGET_HEAD", "Columns", "cell", "format_number", "markdown", "methods_table", "target_cells"]
+__all__ += ["targets_table"]
 
 # The columns of a table, each with a field of a case, the factor of its unit, and a suffix.
 Columns = Mapping[str, tuple[str, float, str]]
+TARGET_HEAD = ("target", "pass", "promised", "measured", "met")
 
 
 def methods_table(
@@ -35,14 +37,14 @@ def _remark(cases: Iterable[Record | None]) -> str:
 
 def targets_table(record: Record) -> Iterator[str]:
     """Yield a table of the targets of a record, if it has any."""
-    head = ["target", "pass", "promised", "measured", "met"]
     if record["targets"]:
-        yield markdown(head, (_target_cells(row) for row in record["targets"]))
+        yield markdown(TARGET_HEAD, map(target_cells, record["targets"]))
 
 
-def _target_cells(row: Record) -> list[str]:
+def target_cells(row: Record) -> list[str]:
+    """Return the cells of a target under ``TARGET_HEAD``."""
     value = "not measured" if row["value"] is None else f"{row['value']:.3g}"
-    promise = f"{row['sense']} {row['bound']:g} {row['words']}"
+    promise = row["words"] if row["bound"] is None else f"{row['sense']} {row['bound']:g} {row['words']}"
     met = {True: "yes", False: "NO", None: "-"}[row["met"]]
     return [row["workload"], row["pass"], promise, value, met]
 

@@ -60,10 +60,12 @@ def judge(record: Record, targets: Iterable[Target], passes: Sequence[str]) -> l
 
 
 def target_row(
-    workload: str, which: str, sense: str, bound: float, words: str, value: float | None
+    workload: str, which: str, sense: str, bound: float | None, words: str, value: float | None
 ) -> Record:
-    """Return a target as a row; ``met`` is None if its value was not measured."""
-    met = None if value is None else bool(value >= bound if sense == "at least" else value <= bound)
+    """Return a target as a row; ``met`` is None if its value was not measured or there is no bound."""
+    met = None
+    if value is not None and bound is not None:
+        met = bool(value >= bound if sense == "at least" else value <= bound)
     row = {"workload": workload, "pass": which, "sense": sense, "bound": bound, "words": words}
     return {**row, "value": value, "met": met}
 

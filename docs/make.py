@@ -131,8 +131,11 @@ UNITS = {"seconds": (1e3, ""), "memory_mb": (1.0, ""), "roofline": (100.0, " %")
 
 
 def benchmarks() -> str:
-    """Return the page of benchmarks: peers, missed targets, training, chosen graphs, influence and GPU."""
-    path, training = newest("*-bench-attention.json"), newest("*-bench-training.json")
+    """Return the page of benchmarks: peers, missed targets, primitives, training, chosen graphs, influence and GPU."""
+    # The benchmarks can be imported only after the checkout is on the path.
+    from benchmarks import primitives
+
+    path, training, rows = map(newest, (f"*-bench-{x}.json" for x in ("attention", "training", "primitives")))
     record = read(path)
     return page(
         "Benchmarks",
@@ -146,6 +149,8 @@ def benchmarks() -> str:
         "was not run. The roofline is the share of the peak rate of the machine.",
         against_peers(record),
         *targets(record),
+        "## Edge features, derivatives, primitives",
+        f"`python -m benchmarks primitives` measures other calls of `attend` ({link(rows)}). {primitives.text(read(rows))}",
         "## Training",
         training_speed(read(training), training),
         "## Graphs chosen by the data",
@@ -167,12 +172,8 @@ def on_a_gpu() -> Iterator[str]:
     """Yield the newest record of the workloads on a GPU, with how each peer compares with auto."""
     from benchmarks.gpu import table as gpu_table
 
-    records = sorted(RECORDS.glob("*-bench-gpu.json"))
-    if not records:
-        yield "Nothing has been measured on a GPU yet."
-        return
-    record = read(records[-1])
-    yield f"{record['device']}, torch {record['torch']}, triton {record['triton']} ({link(records[-1])})."
+    record = read(path := newest("*-bench-gpu.json"))
+    yield f"{record['device']}, torch {record['torch']}, triton {record['triton']} ({link(path)})."
     yield gpu_table.table(record)
 
 
@@ -225,7 +226,7 @@ def edge_cuts(path: Path) -> Iterator[str]:
     yield (
         "`ga.trace.attribute` estimates the effects of edges to first order. The table compares them with true effects, "
         "for which one edge of one head is cut or muted: Spearman's rank correlation over random edges and over those with the largest effects "
-        f"({link(path)}, `python -m benchmarks.edge_cuts RECORD --model MODEL --edges EDGES`)."
+        f"({link(path)}, `python -m examples.edge_cuts RECORD --model MODEL --edges EDGES`)."
     )
     ways = list(dict.fromkeys(way for model in models.values() for way in model["correlations"]))
     rows = [

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import batches, compare, start, training
+from benchmarks import batches, compare, primitives, start, training
 from benchmarks.__main__ import main
 from benchmarks.process import ROOT
 from examples.training import Corpus, train
@@ -63,6 +63,38 @@ def test_batches_have_the_expected_edges(monkeypatch):
     seconds = {case["method"]: case["seconds"] for case in record["cases"]}
     assert record["targets"][0]["value"] == seconds[batches.NEW] / seconds[batches.PYG]
     assert "karate club" in batches.text(record)
+
+
+@pytest.mark.parametrize("which", ["forward", "both"])
+def test_edge_features_are_those_of_torch_geometric(which):
+    _, ours, peer = primitives.edge_features(0.002)
+    results = [side[which]()() for side in (ours, peer)]
+    if which == "both":
+        # The peer has one map for keys and values, whose gradient is the sum of both.
+        (*_, grad_key, grad_value), grad_weight = results[0], results[1][-1]
+        torch.testing.assert_close(
+            (grad_key + grad_value).mT.flatten(0, 1), grad_weight, rtol=1e-4, atol=1e-4
+        )
+        results = [result[:4] for result in results]
+    torch.testing.assert_close(*results)
+
+
+def test_edge_ops_and_rows_agree():
+    _, ours, peer = primitives.layer_of_edge_ops(0.004)
+    for which in ("forward", "both"):
+        torch.testing.assert_close(ours[which]()(), peer[which]()())
+
+
+def test_primitives_are_compared(monkeypatch):
+    """Every row is measured, and the median ratio decides whether its target is met."""
+    call = lambda module, function, arguments, variables: getattr(primitives, function)(**arguments)  # noqa: E731
+    monkeypatch.setattr(primitives.process, "run_in_process", call)
+    record = primitives.run(argparse.Namespace(rounds=1, scale=0.004))
+    rows = record["targets"]
+    assert [row["bound"] for row in rows] == [target[2] for target in primitives.TARGETS]
+    assert rows[0]["value"] == rows[0]["peer"]["median"] / rows[0]["ours"]["median"] > 0
+    assert [row["met"] is None for row in rows] == [row["bound"] is None for row in rows]
+    assert "layer of edge ops, 65 tokens, 2,080 edges" in primitives.text(record)
 
 
 def test_both_methods_learn_the_same(monkeypatch):

@@ -1,10 +1,10 @@
-"""Compare first-order effects of edges with real cuts and mutes: ``python -m benchmarks.edge_cuts [RECORD]``.
+"""Compare first-order effects of edges with real cuts and mutes: ``python -m examples.edge_cuts [RECORD]``.
 
-The text is some tokens of Python. Of the edges of all layers and heads, 2,000 random ones and the 2,000 with the
-largest effects are each cut, then muted, alone. The samples of one batch have one changed edge each, and a batch
-starts at the layer of these edges and at their first receiver. The record holds Spearman's rank correlations with
-the true changes of the mean loss, for the shipped model and, with ``--model smollm2``, for SmolLM2 (about 10 CPU
-minutes).
+The text is some tokens of Python. Of the edges of all layers and heads, 2,000 random ones and the 2,000
+with the largest effects are each cut, then muted, alone. The samples of one batch have one changed edge
+each, and a batch starts at the layer of these edges and at their first receiver. The record holds
+Spearman's rank correlations with the true changes of the mean loss, for the shipped model and, with
+``--model smollm2``, for SmolLM2 (about 10 CPU minutes).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXT = (
 
 
 def backend_with_changes(edges: torch.Tensor, way: str, layer: int) -> Backend:
-    """Build a backend whose call number ``layer`` cuts or mutes ``edges[i]`` (head, src, dst) of sample i + 1."""
+    """Build a backend whose call ``layer`` cuts or mutes ``edges[i]`` (head, src, dst) of sample i + 1."""
     num_calls = 0
 
     def run(call: AttentionCall) -> tuple[torch.Tensor, None]:
@@ -125,7 +125,7 @@ MODELS: dict[str, Callable[[], Any]] = {"trained": Trained, "smollm2": SmolLM2}
 
 def batches(edges: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield indices into ``edges`` (layer, head, src, dst): each batch has one layer, sorted by receiver."""
-    for layer in range(int(edges[:, 0].max()) + 1):
+    for layer in set(edges[:, 0].tolist()):
         index = (edges[:, 0] == layer).nonzero().flatten()
         yield from torch.split(index[edges[index, 3].argsort()], BATCH_SIZE)
 
