@@ -155,7 +155,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph: Any = call.graph
     builder, kernel = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
     if backend not in ("auto", kernel) or not call.is_plain:
-        option = f"backend={backend!r}" if call.is_plain else "an option that changes edges"
+        option = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or other option"
         raise NotImplementedError(
             f"{builder} in a traced program does not run with {option}: use 'auto' or {kernel!r} without "
             "score_mod, bias and dropout, or make the graph outside of the program"
