@@ -93,6 +93,7 @@ def linear_operator(
 
 
 def save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save the arguments of an operator as :func:`linear_operator` describes."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     tensors += [x for argument in inputs if isinstance(argument, (list, tuple)) for x in argument]
     ctx.options = [x for x in inputs if not isinstance(x, (Tensor, list, tuple))]
@@ -100,13 +101,13 @@ def save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _save_for_jvp(save: Callable[..., None]) -> Callable[..., None]:
-    def save_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save_for_both(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         save(ctx, inputs, output)
         outputs = [output] if isinstance(output, Tensor) else output
         ctx.arguments = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.save_for_forward(*(x for x in inputs if isinstance(x, Tensor)), *outputs)
 
-    return save_all
+    return save_for_both
 
 
 def _make_jvp(rule: JvpRule) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from gnn_attention.edge_ops.normalisers import ELEMENTWISE
 UnsupportedReason = Callable[[AttentionCall], str | None]
 Support = bool | str  # A string is the only type of device that supports the option.
 OPTIONS = ("score_mod", "bias", "edge_attr", "dropout", "sink_logits", "lse", "backward", "double_backward")
+NORMALISER_LIMITS = {"softmax": ["softmax only"], "elementwise": ["no sparsemax or function"]}
 LABELS = {"backward": "backward pass", "double_backward": "second derivative"}
 REMEDIES = {
     "score_mod": "leave score_mod out",
@@ -87,7 +88,7 @@ class Capabilities:
         support = {LABELS.get(option, option): getattr(self, option) for option in OPTIONS}
         limits = [f"on {_join_devices(self)}"] if self.devices else []
         limits += [f"in {_join_dtypes(self)}"] if self.dtypes else []
-        limits += {"softmax": ["softmax only"], "elementwise": ["no sparsemax"]}.get(self.normalisers, [])
+        limits += NORMALISER_LIMITS.get(self.normalisers, [])
         missing_options = [name for name, device in support.items() if device is False]
         limits += [f"no {', '.join(missing_options)}"] if missing_options else []
         limits += [f"{name} on {device} only" for name, device in support.items() if isinstance(device, str)]
@@ -121,6 +122,7 @@ def unsupported_reason(
         support = getattr(capabilities, option)
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             device = f" on {q.device.type}" if support else ""
+            instead = "backend='rows'" if option == "edge_attr" else instead
             return f"it has no {LABELS.get(option, option)}{device}; {REMEDIES[option]}, or use {instead}"
     supported = {"softmax": ("softmax",), "elementwise": ("softmax", *ELEMENTWISE)}
     if capabilities.normalisers != "all" and call.normaliser not in supported[capabilities.normalisers]:

@@ -13,7 +13,7 @@ import torch
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
-from gnn_attention._support.autograd import recompute
+from gnn_attention._support.autograd import recompute, unwrap
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.backends.edge_features import EdgeFeatures, map_by_type
@@ -95,10 +95,8 @@ class AttentionCall:
         if normaliser != "softmax":
             normaliser = check_normaliser(normaliser)
         name = normaliser if isinstance(normaliser, str) else "a function"
-        options = (
-            *(with_lse, score_mod is None, bias is None, sink_logits is None, dropout == 0.0),
-            *(edge_attr is None, name),
-        )
+        are_missing = [option is None for option in (score_mod, bias, sink_logits, edge_attr)]
+        options = with_lse, dropout == 0.0, name, *are_missing
         key = _cache_key(q, k, v, options) if type(graph) is TokenGraph else None
         backend_names = None if key is None else graph._memo.data.get(key)
         if backend_names is None:
@@ -298,6 +296,21 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def differentiable_gradients(
+    compute: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> list[Tensor | None] | None:
+    """Return the gradients of ``inputs`` with a graph of their own, or None if no one differentiates them.
+
+    ``compute()`` computes the results of ``inputs`` by operators with derivatives of every order.
+    """
+    # Only ``create_graph=True`` enables gradients in a backward pass. Transforms foresee all derivatives.
+    leaves = [x for x in inputs if unwrap(x).requires_grad]
+    if not leaves or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return None
+    new_grads = iter(torch.autograd.grad(compute(), leaves, grads, create_graph=True))
+    return [next(new_grads) if unwrap(x).requires_grad else None for x in inputs]
+
+
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor ``[B, H, T, width]`` that is laid out in memory as ``[B, T, H, width]``."""
     batch, heads, tokens, _ = like.shape
@@ -313,7 +326,7 @@ def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple
     return out, torch.cat([torch.cat(row, 1) for row in lses], 0)
 
 
-def _cache_key(q: Any, k: Any, v: Any, options: tuple[bool | str, ...]) -> tuple[Any, ...] | None:
+def _cache_key(q: Any, k: Any, v: Any, options: tuple[object, ...]) -> tuple[Any, ...] | None:
     """Return the key under which the graph caches the checks of a call, or None if they are not cached."""
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None

@@ -1,4 +1,4 @@
-"""Primitives over the edges of a graph, from which a layer of attention takes eight lines.
+"""Primitives over the edges of a graph, with which a layer of attention takes eight lines.
 
 ``q`` and ``x`` have a row for each receiver, ``k`` and ``v`` one for each sender, as in
 :func:`gnn_attention.attend`. Values of edges are ``[B, H, E]``, in the order of ``graph.edge_index``
@@ -224,6 +224,6 @@ def _check_graph(graph: TokenGraph) -> None:
     checks.instance("graph", graph, TokenGraph)
     if type(graph) is not TokenGraph:
         raise NotImplementedError(
-            "edge_ops need a graph whose edges are known while a program is compiled: "
-            "make it outside of the program, or use attend"
+            f"edge_ops need a graph whose edges are all known, got a {type(graph).__name__}: make the graph "
+            "outside of the compiled program, and use the whole graph on one rank"
         )

@@ -35,7 +35,7 @@ from gnn_attention.graph import TokenGraph
 Edges = Sequence[Tensor]
 
 
-def _products(q: Tensor, k: Tensor, tensors: Edges, scale: float = 1.0) -> Tensor:
+def _products(q: Tensor, k: Tensor, tensors: Edges, scale: float) -> Tensor:
     result = q.new_empty(*q.shape[:2], tensors[1].numel())
     buffers, groups = group_heads(EdgeRows(*tensors), q.shape[:2], k.shape[1], q.dtype)
     for kv_head, heads in groups:
@@ -114,7 +114,7 @@ def _permute(values: Tensor, orders: Edges) -> Tensor:
 
 
 # Compilers read shapes from these formulas, and differentiate them inside the transforms of torch.func.
-def _products_formula(q: Tensor, k: Tensor, edges: Edges, scale: float = 1.0) -> Tensor:
+def _products_formula(q: Tensor, k: Tensor, edges: Edges, scale: float) -> Tensor:
     k = edge_softmax.per_query_head(k, q.shape[1])
     return (q.index_select(2, edges[2]) * k.index_select(2, edges[1])).sum(-1) * scale
 
@@ -321,12 +321,23 @@ permute: Operator = linear_operator("edge_permute", VALUES, _permute, _permute_g
 SOFTMAX = "(Tensor values, Tensor[] edges) -> (Tensor, Tensor)"
 _SOFTMAX = operator("edge_softmax", SOFTMAX, _softmax, _new_softmax, _softmax_grad, _save_weights)
 largest: Operator = operator(
-    *("edge_largest", VALUES, _largest, _largest_formula, _largest_grad, save_all),
-    jvp=_largest_jvp, formula=_largest_formula,
-)  # fmt: skip
+    "edge_largest",
+    VALUES,
+    _largest,
+    _largest_formula,
+    _largest_grad,
+    save_all,
+    jvp=_largest_jvp,
+    formula=_largest_formula,
+)
 # Its result is constant, so a compiler needs no formula to differentiate it.
 sparsemax_support: Operator = operator(
-    *("edge_sparsemax_support", VALUES, _sparsemax_support, _new_values, _no_gradient, save_all),
+    "edge_sparsemax_support",
+    VALUES,
+    _sparsemax_support,
+    _new_values,
+    _no_gradient,
+    save_all,
     jvp=lambda arguments, outputs, tangents: torch.zeros_like(outputs[0]),
     formula=lambda *arguments: torch.ops.gnn_attention.edge_sparsemax_support(*arguments),
-)  # fmt: skip
+)

@@ -272,9 +272,10 @@ def edge_arguments(
         ("edge_attr", edge_attr, "edge_dim", layer.edge_dim),
         ("edge_type", edge_type, "num_edge_types", num_types),
     ):
-        if (value is None) != (size is None):
-            wanted, given = ("needs", "none") if value is None else ("takes no", "one")
-            raise ValueError(f"a layer with {option}={size} {wanted} {name}, got {given}")
+        if value is None and size is not None:
+            raise ValueError(f"a layer with {option}={size} needs {name}, got None")
+        if value is not None and size is None:
+            raise ValueError(f"a layer with {option}=None takes no {name}: pass {option} to the constructor")
     if weight is None:
         return {}
     maps = {"edge_key": layer.edge_key, "edge_value": layer.edge_value}

@@ -329,9 +329,9 @@ def test_wrong_types_and_layers_are_named():
     with pytest.raises(IndexError, match=r"edge_type must be in 0 .. 2, got 2 .. 3"):
         ga.attend(*qkv(N, M), GRAPH, edge_type=EDGE_TYPES.clamp(min=1) + 1, edge_key=MAPS["types"][0])
     layer = MessagePassingAttention(StandardHeads(8, 2), edge_dim=F)
-    with pytest.raises(ValueError, match="a layer with edge_dim=3 needs edge_attr, got none"):
+    with pytest.raises(ValueError, match="a layer with edge_dim=3 needs edge_attr, got None"):
         layer(torch.zeros(N, 8), patterns.causal(N))
-    with pytest.raises(ValueError, match="a layer with edge_dim=None takes no edge_attr, got one"):
+    with pytest.raises(ValueError, match="a layer with edge_dim=None takes no edge_attr: pass edge_dim"):
         MessagePassingAttention(StandardHeads(8, 2))(torch.zeros(N, 8), patterns.causal(N), edge_attr=ATTR)
     with pytest.raises(NotImplementedError, match=r"decode supports no .*map of edges"):
         layer.decode(torch.zeros(1, 1, 8), None)

@@ -14,10 +14,16 @@ from torch.nn import functional
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import devices
-from gnn_attention._support.autograd import derivative_order, unwrap
+from gnn_attention._support.autograd import derivative_order
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager, token_major
+from gnn_attention.backends.call import (
+    AttentionCall,
+    any_needs_gradients,
+    are_eager,
+    differentiable_gradients,
+    token_major,
+)
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
 from gnn_attention.backends.plan.plan import Packed, Plan, unpack_plan
@@ -197,13 +203,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
     plan = tensors, ctx.plan_metadata
-    inputs = [x for x in (q, k, v, sinks) if unwrap(x).requires_grad]
-    # Only ``create_graph=True`` enables gradients here, but a transform foresees all its derivatives.
-    if torch.is_grad_enabled() and inputs and not torch._C._are_functorch_transforms_active():
-        results = attend_pieces(q, k, v, sinks, unpack_plan(*plan), ctx.scale)
-        new_grads = iter(torch.autograd.grad(results, inputs, grads, create_graph=True))
-        input_grads = [next(new_grads) if unwrap(x).requires_grad else None for x in (q, k, v, sinks)]
-    else:
+    input_grads: Any = differentiable_gradients(
+        lambda: attend_pieces(q, k, v, sinks, unpack_plan(*plan), ctx.scale), (q, k, v, sinks), grads
+    )
+    if input_grads is None:
         input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, *plan, ctx.scale)
     return *input_grads, [None] * len(tensors), None, None
 

@@ -116,11 +116,9 @@ def masked_attention(
     logits = call.apply_score_mod(q @ k.mT * call.scale, *_score_mod_tokens(call, dst, src, mask))
     logits = logits if bias is None else logits + bias
     if call.normaliser != "softmax":
-        weights, lse = (
-            apply(call.normaliser, logits).masked_fill(~mask, 0.0),
-            logits.new_zeros(logits.shape[:-1]),
-        )
-        return call.apply_dropout(weights, dst.unsqueeze(-1), src.unsqueeze(-2)) @ v, lse
+        weights = apply(call.normaliser, logits).masked_fill(~mask, 0.0)
+        weights = call.apply_dropout(weights, dst.unsqueeze(-1), src.unsqueeze(-2))
+        return weights @ v, logits.new_zeros(logits.shape[:-1])
     logits = logits.masked_fill(~mask, -torch.inf)
     sinks = None
     if call.sink_logits is not None:

@@ -6,14 +6,14 @@ recomputes the weights from lse, so that nothing is saved per edge. lse is diffe
 derivatives pass through the operators of edges. The first call loads Triton.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from gnn_attention._support.autograd import unwrap
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends.call import any_needs_gradients, are_eager, token_major
+from gnn_attention.backends.call import any_needs_gradients, are_eager, differentiable_gradients, token_major
 from gnn_attention.backends.dropout import drop_weights
 from gnn_attention.backends.gpu.csr import Side, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
@@ -24,9 +24,11 @@ from gnn_attention.edge_softmax import accumulation_dtype
 
 def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor]:
     """Compute out in q's dtype (0 for isolated receivers) and lse in float32 or float64 (-inf for them)."""
-    # The operator requires a tensor, so an empty one replaces a missing bias.
-    bias = _or_empty(problem.bias, problem.q, accumulation_dtype(problem.q.dtype))
-    inputs = problem.q, problem.k, problem.v, bias, problem.seed
+    q, bias = problem.q, problem.bias
+    if bias is None:
+        # The operator requires a tensor, so an empty one replaces a missing bias.
+        bias = q.new_empty(q.shape[0], 0, 0, dtype=accumulation_dtype(q.dtype))
+    inputs = q, problem.k, problem.v, bias, problem.seed
     offsets = [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
     scalars = [problem.scale, problem.softcap, problem.dropout]
     options = (*sides, problem.bias is not None, offsets, scalars)
@@ -61,11 +63,7 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
     grad_out, out = _make_channels_contiguous(grad_out), _make_channels_contiguous(out)
     delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
     *grads, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
-    return *grads, _or_empty(dbias, problem.q, lse.dtype)
-
-
-def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    return like.new_empty(like.shape[0], 0, 0, dtype=dtype) if x is None else x
+    return *grads, torch.empty_like(bias) if dbias is None else dbias
 
 
 def _make_channels_contiguous(x: Tensor) -> Tensor:
@@ -90,29 +88,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, bias, seed, out, lse, *tensors = ctx.saved_tensors
     options = seed, tensors, ctx.chunk_sizes, ctx.has_bias, ctx.offsets, ctx.scalars
-    compute = _compute_differentiable_gradients if _needs_second_derivative((q, k, v, bias)) else _GRADIENTS
-    input_grads = compute(*grads, q, k, v, bias, out, lse, *options)
+    compute = partial(_attend_by_operators, q, k, v, bias, *options)
+    input_grads: Any = differentiable_gradients(compute, (q, k, v, bias), grads)
+    if input_grads is None:
+        input_grads = _GRADIENTS(*grads, q, k, v, bias, out, lse, *options)
     return *input_grads, None, [None] * len(tensors), None, None, None, None
 
 
-def _needs_second_derivative(inputs: tuple[Tensor, ...]) -> bool:
-    # Only ``create_graph=True`` enables gradients in a backward pass outside of transforms.
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return False
-    return any(unwrap(x).requires_grad for x in inputs)
-
-
-def _compute_differentiable_gradients(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> list[Tensor | None]:
-    """Differentiate the formula of the kernel, written with the operators of edges."""
-    q, k, v, bias, _, _, *options = saved
-    inputs = [x for x in (q, k, v, bias) if unwrap(x).requires_grad]
-    results = _attend_by_operators(*_restore_problem(q, k, v, bias, *options))
-    grads = iter(torch.autograd.grad(results, inputs, (grad_out, grad_lse), create_graph=True))
-    return [next(grads) if unwrap(x).requires_grad else None for x in (q, k, v, bias)]
-
-
-def _attend_by_operators(problem: Problem, sides: tuple[Side, Side]) -> tuple[Tensor, Tensor]:
-    receivers, senders = sides
+def _attend_by_operators(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute the formula of the kernel by the operators of edges, which have every derivative."""
+    problem, (receivers, senders) = _restore_problem(*arguments)
     dst = torch.repeat_interleave(receivers.ptr.diff(), output_size=receivers.neighbours.numel()).int()
     edges = [receivers.ptr, receivers.neighbours, dst, senders.ptr, senders.neighbours, senders.position]
     dtype = accumulation_dtype(problem.q.dtype)
@@ -139,11 +124,12 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, bias, seed, out, lse = ctx.saved_tensors
-        arguments = *grads, q, k, v, bias, out, lse, seed
-        compute = _run_backward if are_eager(arguments) else _GRADIENTS
-        if _needs_second_derivative((q, k, v, bias)):
-            compute = _compute_differentiable_gradients
-        return *compute(*arguments, *ctx.options), None, None
+        compute = partial(_attend_by_operators, q, k, v, bias, seed, *ctx.options)
+        input_grads: Any = differentiable_gradients(compute, (q, k, v, bias), grads)
+        if input_grads is None:
+            arguments = *grads, q, k, v, bias, out, lse, seed
+            input_grads = (_run_backward if are_eager(arguments) else _GRADIENTS)(*arguments, *ctx.options)
+        return *input_grads, None, None
 
 
 OPTIONS = "Tensor? seed, Tensor[] tensors, int[] chunk_sizes, bool has_bias, int[] offsets, float[] scalars"
