@@ -95,7 +95,7 @@ class AttentionCall:
         if normaliser != "softmax":
             normaliser = check_normaliser(normaliser)
         name = normaliser if isinstance(normaliser, str) else "a function"
-        are_missing = [option is None for option in (score_mod, bias, sink_logits, edge_attr)]
+        are_missing = score_mod is None, bias is None, sink_logits is None, edge_attr is None
         options = with_lse, dropout == 0.0, name, *are_missing
         key = _cache_key(q, k, v, options) if type(graph) is TokenGraph else None
         backend_names = None if key is None else graph._memo.data.get(key)
