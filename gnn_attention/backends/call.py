@@ -10,21 +10,19 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
-from gnn_attention._support.autograd import recompute, unwrap
+from gnn_attention._support.autograd import unwrap
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.backends.edge_features import EdgeFeatures, map_by_type
+from gnn_attention.edge_ops import edge_lists, operators
 from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.edge_ops.normalisers import Normaliser, check_normaliser, normalise_unsorted
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
-
-# Queries are gathered in chunks of about this many bytes, a size that the allocator reuses.
-GATHER_BYTES_PER_CHUNK = 2**22
-COMPILED_EDGES_PER_CHUNK = 2**16  # A compiled program repeats its code for each chunk.
 
 
 def _make_alias(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,23 +197,16 @@ class AttentionCall:
 
     def scores(self, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
         """Compute ``score_mod(scale * q . k)`` of pairs ``(src, dst)``, in float32 or better."""
-        dtype = edge_softmax.accumulation_dtype(self.q.dtype)
-        chunk_size = COMPILED_EDGES_PER_CHUNK
-        if not torch.compiler.is_compiling():
-            # The backward pass of a chunk allocates gradients as large as q and k, so chunks are large.
-            min_edges = max(self.q.shape[2], self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else 1
-            bytes_per_edge = self.q[:, :, :1].numel() * dtype.itemsize
-            chunk_size = max(min_edges, GATHER_BYTES_PER_CHUNK // max(1, bytes_per_edge))
-
-        def score_chunk(src: Tensor, dst: Tensor) -> Tensor:
-            k = edge_softmax.per_query_head(self.k.to(dtype), self.q.shape[1])
-            # On a CPU, the gradients of index_select are summed in a fixed order.
-            q = self.q.to(dtype).index_select(2, dst)
-            return self.apply_score_mod(edge_softmax.logit(q, k.index_select(2, src), self.scale), dst, src)
-
-        # The backward pass gathers q and k again, so that gathered copies are not saved.
-        chunks = torch.split(pairs, chunk_size, dim=1)
-        return torch.cat([recompute(score_chunk, src, dst) for src, dst in chunks], dim=-1)
+        dtype, (src, dst) = edge_softmax.accumulation_dtype(self.q.dtype), pairs
+        q, k = self.q.to(dtype), self.k.to(dtype)
+        if torch.compiler.is_compiling():
+            # The compiler fuses the sum with both copies.
+            k = edge_softmax.per_query_head(k, q.shape[1]).index_select(2, src)
+            return self.apply_score_mod(edge_softmax.logit(q.index_select(2, dst), k, self.scale), dst, src)
+        order = (dst * k.shape[2] + src).argsort()
+        edges = edge_lists.sort_edges(src[order], dst[order], k.shape[2], q.shape[2])
+        products = operators.products(q, k, edges.tensors, self.scale)
+        return self.apply_score_mod(operators.permute(products, [order.argsort(), order]), dst, src)
 
     def merge_parallel_edges(self) -> AttentionCall:
         """Replace m parallel edges by one edge with ``log m`` added to its score."""
@@ -296,19 +287,45 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def differentiable_gradients(
-    compute: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
-) -> list[Tensor | None] | None:
-    """Return the gradients of ``inputs`` with a graph of their own, or None if no one differentiates them.
+def kernel_gradients(
+    run: Callable[[], Sequence[Tensor]],
+    formula: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    """Return the gradients of ``inputs``: by ``run()``, or by ``formula(*inputs)`` if they have derivatives.
 
-    ``compute()`` computes the results of ``inputs`` by operators with derivatives of every order.
+    ``formula`` computes what the kernel computes, by operators with derivatives of every order.
     """
     # Only ``create_graph=True`` enables gradients in a backward pass. Transforms foresee all derivatives.
-    leaves = [x for x in inputs if unwrap(x).requires_grad]
-    if not leaves or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return None
-    new_grads = iter(torch.autograd.grad(compute(), leaves, grads, create_graph=True))
-    return [next(new_grads) if unwrap(x).requires_grad else None for x in inputs]
+    needs_grad = [unwrap(x).requires_grad for x in inputs]
+    if not any(needs_grad) or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return run()
+    # An input may be another one or a function of it, whose gradient must not contain that of the first.
+    views = [x.view_as(x) if needed else x for x, needed in zip(inputs, needs_grad, strict=True)]
+    pairs = [(x, grad) for x, grad in zip(formula(*views), grads, strict=False) if x.requires_grad]
+    outputs, output_grads = zip(*pairs, strict=True)
+    variables = [x for x, needed in zip(views, needs_grad, strict=True) if needed]
+    new_grads = iter(torch.autograd.grad(outputs, variables, output_grads, create_graph=True))
+    return [next(new_grads) if needed else None for needed in needs_grad]
+
+
+class KernelFunction(torch.autograd.Function):
+    """A kernel ``run(*inputs)`` with gradients by ``run_backward(grads, inputs, outputs)`` or ``formula``."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, run_backward: Any, formula: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = run(*inputs)
+        ctx.save_for_backward(*inputs, *outputs)
+        ctx.functions = run_backward, formula, len(inputs)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        run_backward, formula, size = ctx.functions
+        inputs, outputs = ctx.saved_tensors[:size], ctx.saved_tensors[size:]
+        run = partial(run_backward, grads, inputs, outputs)
+        return None, None, None, *kernel_gradients(run, formula, inputs, grads)
 
 
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -331,7 +348,20 @@ def _cache_key(q: Any, k: Any, v: Any, options: tuple[object, ...]) -> tuple[Any
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape
-    return _cache_key, options, *sizes, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    # In forward mode another backend may be the fastest.
+    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return (
+        _cache_key,
+        is_transformed,
+        options,
+        *sizes,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+    )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

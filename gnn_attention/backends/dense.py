@@ -21,7 +21,7 @@ from gnn_attention._support import memory
 from gnn_attention._support.autograd import derivative_order, has_forward_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager
+from gnn_attention.backends.call import AttentionCall, KernelFunction, any_needs_gradients, are_eager
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
 from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
@@ -135,8 +135,16 @@ def _call_sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Ten
         return sdpa(q, k, v)
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, **options)
     if q.device.type == "cpu" and choice == SDPBackend.FLASH_ATTENTION.value:
-        unfused = partial(_unfused_sdpa, sdpa)
-        return _Flash.apply(unfused, mask, is_causal, call.scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+        if mask is not None and mask.dtype == torch.bool:
+            mask = additive_mask(mask, q.dtype)
+        scale = call.scale
+        out, _ = KernelFunction.apply(  # type: ignore[no-untyped-call]
+            partial(FLASH, is_causal=is_causal, attn_mask=mask, scale=scale),
+            lambda grads, x, y: FLASH_BACKWARD(grads[0], *x, *y, 0.0, is_causal, attn_mask=mask, scale=scale),
+            lambda *x: [_unfused_sdpa(sdpa, *x)],
+            *(q, k, v),
+        )
+        return out  # type: ignore[no-any-return]
     out = sdpa(q, k, v)
     if choice != SDPBackend.MATH.value:
         out.register_hook(_refuse_second_derivative)  # type: ignore[no-untyped-call]
@@ -148,31 +156,6 @@ def _refuse_second_derivative(grad: Tensor) -> None:
         raise NotImplementedError(
             "second derivatives do not pass through SDPA; use backend='message_passing'"
         )
-
-
-class _Flash(torch.autograd.Function):
-    """SDPA's flash kernel for a CPU; the slower ``unfused`` computes second derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, unfused: Any, mask: Any, causal: bool, scale: float, *inputs: Any) -> Tensor:
-        if mask is not None and mask.dtype == torch.bool:
-            mask = additive_mask(mask, inputs[0].dtype)
-        out: Tensor
-        out, lse = FLASH(*inputs, is_causal=causal, attn_mask=mask, scale=scale)
-        ctx.save_for_backward(*inputs, out, lse, mask)
-        ctx.unfused, ctx.causal, ctx.scale = unfused, causal, scale
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        *inputs, out, lse, mask = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            variables = [x for x in inputs if x.requires_grad]
-            new_grads = iter(torch.autograd.grad(ctx.unfused(*inputs), variables, grad, create_graph=True))
-            grads = [next(new_grads) if x.requires_grad else None for x in inputs]
-        else:
-            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale)
-        return None, None, None, None, *grads
 
 
 def _unfused_sdpa(sdpa: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

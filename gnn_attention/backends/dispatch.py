@@ -17,14 +17,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gnn_attention._support import checks, devices
+from gnn_attention._support.autograd import has_forward_derivative
 from gnn_attention._support.checks import quote
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.analyse.tile_counts import fill, is_estimated
 from gnn_attention.backends import BACKENDS, Backend, cost_model, dense, failures, rows
 from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.gpu import row_attention
-from gnn_attention.backends.plan.work import WORK, dense_work, fill, is_estimated, rows_work
+from gnn_attention.backends.plan.work import WORK, dense_work, rows_work
 from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -33,10 +35,12 @@ MAX_MESSAGE_ELEMENTS = 2**20  # If all messages have at most this many elements,
 MASK_COST_IN_PAIRS = 2**15  # Building a mask from a list costs as much as a dense kernel for this many pairs.
 MAX_DENSE_PAIRS = 2**12  # Up to this many pairs, a dense call and its mask beat message passing.
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
+FORWARD_MODE = "in forward mode"
 SLOWDOWN_FACTORS = {
-    "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
-    "tiles": {WRITTEN_OUT: 2.5},
-    "rows": {WRITTEN_OUT: 2.0},
+    "dense": {WITH_LSE: 4.0, WRITTEN_OUT: 10.0, FORWARD_MODE: 20.0},
+    "tiles": {WRITTEN_OUT: 3.5, FORWARD_MODE: 4.0},
+    "rows": {WRITTEN_OUT: 1.7, FORWARD_MODE: 3.5},
+    "mixed": {FORWARD_MODE: 4.0},
 }
 SIZE_REASON = "by the number of its edges alone: a list is read in every call, a TokenGraph is planned once"
 FIRST_CALL_REASON = (
@@ -262,6 +266,7 @@ def _rank_candidates(call: AttentionCall) -> tuple[Candidate, ...]:
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     kind = WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
+    kind = FORWARD_MODE if has_forward_derivative((call.q, call.k, call.v)) else kind
     kind = kind if call.is_plain else WRITTEN_OUT
     names = memoized(_rank_backends, call.graph, call.q.shape[1], call.q.shape[3], kind)
     num_pairs = (_count_work(call.graph, names[0]) or Work()).pairs

@@ -114,12 +114,27 @@ class EdgeFeatures:
         """Compute ``scale (q_dst W_k^T) . a_e`` for the edges in the order of EdgeRows."""
         if self.key is None:
             return 0.0
-        # [heads, dim, types * features]
-        weight = per_query_head(self.key, q.shape[1]).to(q.dtype).permute(1, 3, 0, 2).flatten(2)
-        queries = (q @ weight).view(*q.shape[:2], q.shape[2] * self.num_types, self.attr.shape[1])
+        queries = self._queries(q).view(*q.shape[:2], q.shape[2] * self.num_types, self.attr.shape[1])
         edges, orders = self._edges(graph)
         products = operators.products(queries, self._rows(q, orders, graph), edges, scale)
         return products if orders is None else operators.permute(products, orders[::-1])
+
+    def _queries(self, q: Tensor) -> Float[Tensor, "batch heads dst types_features"]:
+        """Return ``q W_k^T``, or 0 if the features do not add to keys."""
+        if self.key is None:
+            return q.new_zeros(self.num_types * self.attr.shape[1]).expand(*q.shape[:3], -1)
+        # [heads, dim, types * features]
+        return q @ per_query_head(self.key, q.shape[1]).to(q.dtype).permute(1, 3, 0, 2).flatten(2)
+
+    def sort(self, q: Tensor, graph: TokenGraph) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return ``q W_k^T [batch, heads, dst, types * F]``, and features and types as EdgeRows order edges.
+
+        Features have the axes ``[batch, 1, edges, F]``, as if each edge were a sender.
+        """
+        edge_type = self.edge_type
+        if edge_type is not None:
+            edge_type = edge_type.index_select(0, edge_lists.edge_order(graph, q.device)).int()
+        return self._queries(q), self._rows(q, None, graph), edge_type
 
     def add_values(
         self,
@@ -133,8 +148,17 @@ class EdgeFeatures:
         edges, orders = self._edges(graph)
         weights = weights if orders is None else operators.permute(weights, orders)
         sums = operators.incoming(weights, self._rows(weights, orders, graph), edges)
-        sums = sums.reshape(*sums.shape[:2], graph.num_dst, self.num_types * self.attr.shape[1])
-        weight = per_query_head(self.value, weights.shape[1]).to(sums.dtype).transpose(0, 1).flatten(1, 2)
+        return self.add_sums(out, sums.reshape(*out.shape[:3], self.num_types * self.attr.shape[1]))
+
+    def add_sums(
+        self,
+        out: Float[Tensor, "batch heads dst value_dim"],
+        sums: Float[Tensor, "batch heads dst types_features"],
+    ) -> Float[Tensor, "batch heads dst value_dim"]:
+        """Add ``sums W_v`` to ``out``, in place if possible."""
+        if self.value is None:
+            return out
+        weight = per_query_head(self.value, out.shape[1]).to(sums.dtype).transpose(0, 1).flatten(1, 2)
         rows, sums = out.flatten(0, 1), sums.flatten(0, 1)
         weight = weight.expand(len(out), *weight.shape).flatten(0, 1)
         # New memory pages for the sum would take as long as the product.

@@ -1,10 +1,9 @@
 """Attention on a list of edges, for irregular graphs: its cost grows with the number of edges.
 
-On CUDA a call runs in our Triton kernel (``gpu.row_attention``) if that supports its score_mod, width and
-dtype. Other calls run on the same edges with torch operators. A plain call is one fused operator, which
-saves no weights of edges. A call with a score_mod, bias or dropout computes the logits of all
-edges (for all heads at once if edges are few, else head by head) and recomputes them in the backward pass.
-Only edges are read, so non-edges have no influence.
+On CUDA a call runs in our Triton kernel (``gpu.row_attention``) if that supports its score_mod, normaliser,
+width and dtype. Other calls run on the same edges with torch operators. A plain call is one fused operator,
+which saves no weights of edges. Any other call computes the logits of all edges; with a score_mod or dropout
+it does so head by head if edges are many, and again in the backward pass. Non-edges have no influence.
 """
 
 import torch

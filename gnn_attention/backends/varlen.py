@@ -59,7 +59,6 @@ BACKEND = Backend(
         score_mod=False,
         bias=False,
         dropout=False,
-        double_backward=False,
         visits_non_edges=True,
         instead="backend='tiles' or 'rows'",
     ),

@@ -105,6 +105,28 @@ def assert_derivatives(name, transform, graph, sinks):
     assert_exact(*results)
 
 
+def share_tensor(x, y, z):
+    return (x + y * z,) * 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("transform", FIRST)
+@pytest.mark.parametrize("make_tokens", [share_tensor, lambda x, y, z: (x, x * y, x + z)])
+def test_keys_and_values_may_be_functions_of_the_queries(name, transform, make_tokens):
+    """A derivative counts each path once, also if q, k and v are one tensor."""
+    graph = SMALL["window"]
+    mask = graph.mask().expand(1, 4, graph.num_dst, graph.num_src)
+    inputs = [randn(1, 4, graph.num_dst, 2, seed=seed) for seed in range(3)]
+
+    def run(*x):
+        return ga.attend(*make_tokens(*x), graph, backend=name).sin().sum()
+
+    def expected(*x):
+        return oracle.attention(*make_tokens(*x), mask, 2**-0.5).sin().sum()
+
+    assert_exact(*(flatten(FIRST[transform](function, inputs)) for function in (run, expected)))
+
+
 def flatten(result):
     if isinstance(result, torch.Tensor):
         return [result.detach()]

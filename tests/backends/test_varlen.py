@@ -116,10 +116,13 @@ def test_sizes_and_types():
 
 
 @pytest.mark.usefixtures("simulate_gpu")
-def test_a_second_derivative_is_refused_as_declared():
-    inputs = draw_inputs()
-    out = ga.attend(*inputs, GRAPHS["documents"], backend="varlen")
-    (gradient,) = torch.autograd.grad(out.sin().sum(), inputs[:1], create_graph=True)
-    assert not BACKENDS["varlen"].capabilities.double_backward
-    with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-        torch.autograd.grad(gradient.sum(), inputs[:1])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_second_derivatives_are_those_of_the_reference(name):
+    results = []
+    for backend in ("varlen", "reference"):
+        inputs = draw_inputs()
+        out, info = ga.attend(*inputs, GRAPHS[name], backend=backend, return_info=True)
+        loss = out.sin().sum() + info.lse.cos().sum()
+        grads = torch.autograd.grad(loss, inputs, create_graph=True)
+        results.append(torch.autograd.grad(sum(x.square().sum() for x in grads), inputs))
+    assert_exact(*results)

@@ -7,9 +7,10 @@ import torch
 from support.covering import thin
 
 from gnn_attention import TokenGraph, patterns
+from gnn_attention.analyse import tile_counts
 from gnn_attention.backends import dispatch
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.plan import planner, work
+from gnn_attention.backends.plan import planner
 from gnn_attention.graph.tiling import tiles
 
 N = 4096
@@ -39,8 +40,9 @@ ZOO = {
 def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
     """The exact counts are ``graph.num_edges`` and those of ``tiling.tiles``."""
     graph = ZOO[name]()
-    assert work.is_estimated(graph)
-    estimate, exact_tiles = work.estimate(graph), tiles(graph, planner.TILE_SIZE)
+    assert tile_counts.is_estimated(graph)
+    estimate = tile_counts.estimate(graph, planner.TILE_SIZE, planner.MIN_FILL)
+    exact_tiles = tiles(graph, planner.TILE_SIZE)
     assert graph.num_edges / 1.25 <= estimate.num_edges <= graph.num_edges * 1.25
     num_tiles = exact_tiles.num_full + exact_tiles.num_partial
     assert num_tiles / 1.6 <= estimate.num_tiles <= num_tiles * 1.6

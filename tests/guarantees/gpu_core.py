@@ -23,9 +23,10 @@ from itertools import product
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.plan.planner import packing
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import DROPOUT, DTYPES, FEATURES, GRAPHS, KINDS
+from gnn_attention.verify.cases import DROPOUT, DTYPES, EDGE_OPTIONS, FEATURES, GRAPHS, KINDS
 from gnn_attention.verify.groups import (
     DROPOUT_GRAPHS,
+    EDGE_GRAPHS,
     LAYER_OPTIONS,
     NAN_RULE,
     RULES,
@@ -92,6 +93,7 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
         _covering_checks("attend", calls, _takes_call, partial(_attend_problem, device)),
         _covering_checks("layer", layers, lambda backend, row: backend == MESSAGE_PASSING, make_layer),
         _covering_checks("shapes", shapes, _takes_shape, partial(shape_problem, device, sizes.shapes)),
+        _edge_checks(device),
         _dropout_checks(device),
         _rule_checks(device),
         _large_checks(device, sizes),
@@ -186,6 +188,16 @@ def _takes_shape(backend: str, row: Row) -> bool:
 
 
 # ---- the other groups
+
+
+def _edge_checks(device: str) -> Iterator[Check]:
+    """Yield features and types of edges and normalisers for rows: every pair of dtype, graph and option."""
+    rows = grid(dtype=CORE_DTYPES, graph=EDGE_GRAPHS, option=EDGE_OPTIONS)
+    for row in (rows[index] for index in cover_values(rows, 2)):
+        problem = functools.cache(partial(draw_problem, device, **row))
+        factors = {key: value for key, value in row.items() if key != "dtype"}
+        run = partial(_solve, problem, "rows")
+        yield Check("edges", "rows", row["dtype"], ", ".join(factors.values()), run, factors=factors)
 
 
 def _dropout_checks(device: str) -> Iterator[Check]:

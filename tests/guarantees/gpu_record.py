@@ -1,7 +1,7 @@
 """The newest record of the core on a GPU says what is verified.
 
 A record is a file ``tests/records/<date>-<device>.json`` with an environment and the result of every check. A cell
-(a backend in a dtype) is verified if all of its checks in today's core passed. If the package has changed since,
+(a backend, or the options of edges, in a dtype) is verified if all of its checks in today's core passed. If the package has changed since,
 the status says so, but the record, which names its commit, still counts.
 """
 
@@ -60,10 +60,11 @@ def ptxas_release() -> str | None:
 
 
 def _cells(checks: Iterable[Any]) -> dict[str, list[Any]]:
-    """Group checks or results by backend and dtype."""
+    """Group checks or results by backend and dtype; features of edges and normalisers have their own cells."""
     cells = defaultdict[str, list[Any]](list)
     for check in checks:
-        cells[f"{check.backend} {check.dtype}"].append(check)
+        subject = "edge_attr/normaliser" if check.group == "edges" else check.backend
+        cells[f"{subject} {check.dtype}"].append(check)
     return dict(cells)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gnn_attention.backends import BACKENDS, Backend, dense, rows
-from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.cases import EDGE_OPTIONS, FEATURES, GRAPHS
+from gnn_attention.verify.groups import EDGE_GRAPHS
 from tests.guarantees import gpu_checks, gpu_core, gpu_shapes
 from tests.guarantees.gpu_core import CORE_DTYPES, CORE_GRAPHS, EVERYWHERE, TRIAL, core_checks, parts
 from tests.guarantees.gpu_large import LARGE, large_problem
@@ -47,6 +48,15 @@ def test_every_pair_of_dtype_graph_and_option_occurs(core, backend):
     assert values(full_calls, "graph", "option") == expected
     shapes = [check for check in core if (check.group, check.backend) == ("shapes", backend)]
     assert values(shapes, "dtype", "shape") == set(itertools.product(CORE_DTYPES, gpu_shapes.SHAPES))
+
+
+def test_every_pair_of_an_option_of_edges_occurs(core):
+    checks = [check for check in core if check.group == "edges"]
+    for names, sets in (
+        (("dtype", "option"), (CORE_DTYPES, EDGE_OPTIONS)),
+        (("graph", "option"), (EDGE_GRAPHS, EDGE_OPTIONS)),
+    ):
+        assert values(checks, *names) == set(itertools.product(*sets))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +114,7 @@ STEPS = [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_core_holds_on_backends_of_a_cpu(step):
-    groups = ("attend", "layer", "shapes", "dropout", "rules", "large", "repeat", "operators", "far")
+    groups = ("attend", "layer", "shapes", "edges", "dropout", "rules", "large", "repeat", "operators", "far")
     checks = small_checks(*groups)
     assert len(checks) > 900
     assert [result for check in checks[::step] if not (result := check()).passed] == []

@@ -8,6 +8,7 @@ from support.bounds import assert_exact, summation_bound
 
 import gnn_attention as ga
 from gnn_attention import patterns
+from gnn_attention.edge_ops.normalisers import ELEMENTWISE
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, softcap
 
@@ -63,9 +64,14 @@ class Case:
     sinks: bool = False
     dropout: float = 0.0
     batch: int = 2
+    normaliser: str = "softmax"
+    # Each edge has ``features`` features, and one of ``types`` types if there are any.
+    features: int = 0
+    types: int = 0
+    maps: tuple = ("edge_key", "edge_value")
 
     def inputs(self, dtype, device):
-        """Return q, k, v, bias and sinks, with None for those that the case lacks."""
+        """Return q, k, v, bias and sinks, with None for those that the case lacks, and edge_attr and maps."""
         rng = torch.Generator().manual_seed(3)
         graph = self.graph
 
@@ -81,6 +87,11 @@ class Case:
         sinks = draw(self.heads[0]) if self.sinks else None
         wide_dtype = accumulation_dtype(dtype)
         typed = [(q, dtype), (k, dtype), (v, dtype), (bias, wide_dtype), (sinks, dtype)]
+        if self.features:
+            shape = *([self.types] if self.types else []), self.heads[1], self.features
+            widths = dict(zip(("edge_key", "edge_value"), self.widths, strict=True))
+            typed.append((draw(graph.num_edges, self.features), dtype))
+            typed += [(draw(*shape, widths[name]), dtype) for name in self.maps]
         return [None if x is None else x.to(device, kind).requires_grad_() for x, kind in typed]
 
 
@@ -97,6 +108,15 @@ CASES = {
     "sinks": Case(sinks=True),
     "dropout": Case(dropout=0.4, heads=(2, 2)),
     "everything": Case(score_mod=BOTH, bias=(2,), sinks=True, dropout=0.3, widths=(24, 5)),
+    "features": Case(features=3),
+    "features of keys": Case(features=3, maps=("edge_key",), heads=(4, 2)),
+    "features of values": Case(features=3, types=2, maps=("edge_value",), bias=(2,), closed=True),
+    "features and everything": Case(
+        features=5, types=3, score_mod=BOTH, bias=(2,), sinks=True, dropout=0.3, widths=(24, 5)
+    ),
+    "features without edges": Case(graph=edgeless(3, 2), features=3, types=2),
+    "features and sigmoid": Case(features=3, types=2, bias=(2,), dropout=0.3, normaliser="sigmoid"),
+    **{name: Case(normaliser=name, bias=(2,), score_mod=softcap(2.0)) for name in ELEMENTWISE},
     "by head and sample": Case(graph=VARYING, score_mod=alibi(alibi_slopes(2)), dropout=0.3),
     "receivers 2 to 4": Case(graph=patterns.causal(5).rows(2, 5), score_mod=BOTH, dropout=0.3),
     "no edges": Case(graph=edgeless(3, 2), bias=(2,)),
@@ -109,20 +129,24 @@ CASES = {
 def run_attention(case, inputs, backend, seed=7):
     """Return ``(out, lse)`` of a case, with seeded dropout and a new graph without cached data."""
     torch.manual_seed(seed)
-    q, k, v, bias, sinks = inputs
+    q, k, v, bias, sinks, *features = inputs
     options = {"score_mod": case.score_mod, "bias": bias, "sink_logits": sinks, "dropout": case.dropout}
+    options |= {"normaliser": case.normaliser}
+    options |= dict(zip(("edge_attr", *case.maps), features, strict=False))
+    if case.types:
+        options["edge_type"] = torch.arange(case.graph.num_edges, device=q.device) % case.types
     out, info = ga.attend(q, k, v, replace(case.graph), **options, backend=backend, return_info=True)
-    return out, info.lse
+    return out, info.lse if case.normaliser == "softmax" else torch.zeros_like(out[..., 0])
 
 
-def gradients(out, lse, inputs):
+def gradients(out, lse, inputs, **options):
     """Return the gradients of a weighted sum of out and lse that leaves out the lse of isolated receivers."""
     rng = torch.Generator().manual_seed(5)
     total = 0.0
     for x in (out, lse):
         weights = torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype)
         total = total + (x.masked_fill(x == -torch.inf, 0.0) * weights).sum()
-    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True, **options)
 
 
 def parameters(case, inputs):

@@ -7,6 +7,7 @@ edge. lse is differentiable. First derivatives, backward and forward, are fused;
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from gnn_attention.backends.call import (
     AttentionCall,
     any_needs_gradients,
     are_eager,
-    differentiable_gradients,
+    kernel_gradients,
     token_major,
 )
 from gnn_attention.backends.cpu import csr, dense_blocks
@@ -203,11 +204,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
     plan = tensors, ctx.plan_metadata
-    input_grads: Any = differentiable_gradients(
-        lambda: attend_pieces(q, k, v, sinks, unpack_plan(*plan), ctx.scale), (q, k, v, sinks), grads
-    )
-    if input_grads is None:
-        input_grads = _GRADIENTS(*grads, q, k, v, sinks, out, lse, *plan, ctx.scale)
+    run = partial(_GRADIENTS, *grads, q, k, v, sinks, out, lse, *plan, ctx.scale)
+    formula = partial(attend_pieces, plan=unpack_plan(*plan), scale=ctx.scale)
+    input_grads = kernel_gradients(run, formula, (q, k, v, sinks), grads)
     return *input_grads, [None] * len(tensors), None, None
 
 

@@ -14,6 +14,7 @@ from gnn_attention._support import devices
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.edge_ops.csr_primitives import Buffers, exponentiate, group_heads, sampled_products
 from gnn_attention.edge_ops.edge_lists import EdgeRows
+from gnn_attention.edge_ops.operators import incoming, products, row_sums, spread
 from gnn_attention.edge_softmax import SAFE_LOGIT, accumulation_dtype, merge_weights, needs_no_shift
 
 Receivers = Float[Tensor, "batch heads dst _"]
@@ -144,23 +145,12 @@ def jvp(
 
     ``dw = p scale (dq . k + q . dk)``, with the weights ``p = exp(scale q . k - lse)``.
     """
-    (q, k, v), (dq, dk, dv) = inputs, tangents
-    buffers, groups = group_heads(edges, q.shape[:2], k.shape[1], out_sums.dtype)
-    for kv_head, heads in groups:
-        key, value = buffers.stage("k", k[kv_head]), buffers.stage("v", v[kv_head])
-        d_key, d_value = buffers.stage("dk", dk[kv_head]), buffers.stage("dv", dv[kv_head])
-        for head in heads:
-            query = buffers.stage("q", q[head])
-            mass, changes = buffers.matrix.values(), buffers.second_matrix.values()
-            buffers.gather_by_dst(-lse[head].reshape(-1), mass)
-            sampled_products(buffers.matrix, query, key, scale, beta=1.0)
-            mass.exp_()
-            sampled_products(buffers.second_matrix, buffers.stage("dq", dq[head]), key, scale)
-            sampled_products(buffers.second_matrix, query, d_key, scale, beta=1.0)
-            changes.mul_(mass)
-            lse_sums[head] += buffers.sum_rows(changes).view(lse_sums[head].shape)
-            sums = buffers.sum_incoming(changes, value) + buffers.sum_incoming(mass, d_value)
-            out_sums[head] += sums.view(out_sums[head].shape)
+    (q, k, v), (dq, dk, dv), tensors = inputs, tangents, edges.tensors
+    weights = products(q, k, tensors, scale).sub_(spread(lse, tensors)).exp_()
+    changes = products(dq, k, tensors, scale).add_(products(q, dk, tensors, scale)).mul_(weights)
+    lse_sums += row_sums(changes, tensors)
+    out_sums += incoming(changes, v, tensors)
+    out_sums += incoming(weights, dv, tensors)
 
 
 def _zero_rows(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ supports grouped heads, windows and heads of up to 256 channels, in float16 and 
 two kernel calls with the attention formula.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch.nn import functional
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.call import AttentionCall, token_major
+from gnn_attention.backends.call import AttentionCall, kernel_gradients, token_major
+from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
+from gnn_attention.backends.plan.plan import Plan
+from gnn_attention.edge_ops.edge_lists import sort_edges
 
 DTYPES = (torch.float16, torch.bfloat16)
 MAX_CHANNELS = 256  # A head has at most this many channels.
@@ -138,8 +142,29 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     has_lse_grad = grad_lse is not None
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-    grads = _GRADIENTS(grad_out, grad_lse, q, k, v, out, lse, cu_seqlens, ctx.limits, ctx.scale, has_lse_grad)
+    options = cu_seqlens, ctx.limits, ctx.scale
+    run = partial(_GRADIENTS, grad_out, grad_lse, q, k, v, out, lse, *options, has_lse_grad)
+    grads = kernel_gradients(run, partial(_attend_by_operators, *options), (q, k, v), (grad_out, grad_lse))
     return *grads, [None, None], None, None
+
+
+def _attend_by_operators(
+    cu_seqlens: Any, limits: Any, scale: float, q: Tensor, k: Tensor, v: Tensor
+) -> OutAndLse:
+    """Compute the formula of the kernel by the operators of edges, which have every derivative."""
+    dst_bounds, src_bounds = (x.long() for x in cu_seqlens)
+    sequence = torch.repeat_interleave(dst_bounds.diff(), output_size=q.shape[2])
+    position = torch.arange(q.shape[2], device=q.device) - dst_bounds[sequence]
+    first, stop = src_bounds[sequence], src_bounds[sequence + 1]
+    *_, left, right = limits
+    stop = torch.minimum(stop, first + position + right + 1) if right >= 0 else stop
+    first = first + (position - left).clamp(min=0) if left >= 0 else first
+    degree = stop - first
+    dst = torch.repeat_interleave(degree)
+    # The senders of a receiver are consecutive.
+    src = torch.arange(len(dst), device=q.device) + (first - degree.cumsum(0) + degree)[dst]
+    edges = sort_edges(src, dst, k.shape[2], q.shape[2])
+    return attend_pieces(q, k, v, q.new_zeros(q.shape[0], 0), Plan((edges,), True), scale)
 
 
 OPTIONS = "Tensor[] cu_seqlens, int[] limits, float scale"

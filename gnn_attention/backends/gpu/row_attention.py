@@ -1,4 +1,4 @@
-"""Attention in the Triton kernel over rows of edges, with all options except custom score_mods.
+"""Attention in the Triton kernel over rows of edges, except custom score_mods and some normalisers.
 
 The kernel runs on CUDA tensors. If Python was started with ``TRITON_INTERPRET=1``, it also runs on
 CPU tensors, slowly, for tests and trial runs.
@@ -16,42 +16,43 @@ from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MAX_EDGES, MAX_WORKSPACE_BYTES, pack_sides
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_ops.edge_lists import merge_slices, split_slices
+from gnn_attention.edge_ops.normalisers import ELEMENTWISE
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_CHANNELS = 512  # A head has at most this many channels.
+MAX_FEATURES = 128
 DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
+def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """Compute ``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` of a softmax.
 
     If the graph varies by sample or head, the call must be plain. These axes are folded into the
     token axis, so that one launch computes all slices.
     """
     graph = call.graph
     softcap, bias = score_terms.make_cap_and_bias(call)
-    problem = Problem(
-        q=merge_slices(call.q, graph),
-        k=merge_slices(call.k, graph),
-        v=merge_slices(call.v, graph),
-        scale=call.scale,
-        softcap=softcap,
-        bias=bias,
-        dropout=call.dropout,
-        seed=call.seed,
-        dst_offset=graph.dst_offset,
-        src_offset=graph.src_offset,
-        first_sample=call.first_sample,
-        first_head=call.first_head,
-    )
+    q = merge_slices(call.q, graph)
+    r, a, edge_type = q.new_empty(*q.shape[:3], 0), q.new_empty(q.shape[0], 1, 0, 0), None
+    if call.features is not None:
+        r, a, edge_type = call.features.sort(q.to(accumulation_dtype(q.dtype)), graph)
+    k, v = merge_slices(call.k, graph), merge_slices(call.v, graph)
+    bias = q.new_empty(q.shape[0], 0, 0) if bias is None else bias
+    offsets = graph.dst_offset, graph.src_offset, call.first_sample, call.first_head
+    options = call.scale, softcap, call.dropout, call.seed, *offsets, edge_type, str(call.normaliser)
+    problem = Problem(q, k, v, r, a, bias, *options)
     group_size = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
-    out, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
-    shape = call.q.shape[:2]
-    out = split_slices(out, graph, *shape)
-    return call.with_sinks(out, split_slices(lse.unsqueeze(-1), graph, *shape).squeeze(-1))
+    out, sums, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
+    if call.features is not None:
+        # The backward pass of the kernel needs its output.
+        out = call.features.add_sums(out.clone(), sums)
+    out = split_slices(out, graph, *call.q.shape[:2])
+    lse = split_slices(lse.unsqueeze(-1), graph, *call.q.shape[:2]).squeeze(-1)
+    out, lse = call.with_sinks(out, lse)
+    return out.to(call.q.dtype), lse if call.normaliser == "softmax" else None
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -67,8 +68,11 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"the kernel supports heads of at most {MAX_CHANNELS} channels, got {width}"
     if call.graph.num_edges > MAX_EDGES:
         return f"the kernel supports at most {MAX_EDGES} edges, got {call.graph.num_edges}"
-    if call.normaliser != "softmax" or call.features is not None:
-        return "the kernel computes a softmax without features of edges"
+    if call.normaliser not in ("softmax", *ELEMENTWISE):
+        return f"the kernel does not support normaliser={call.normaliser!r}"
+    num_features = 0 if call.features is None else call.features.num_types * call.features.attr.shape[1]
+    if num_features > MAX_FEATURES:
+        return f"the kernel supports {MAX_FEATURES} features of edges, of all types, got {num_features}"
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
 
 

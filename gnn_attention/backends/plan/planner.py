@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import torch
 
+from gnn_attention.analyse.tile_counts import count_cells, split_tiles
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan.dense_blocks import build_rectangles, split_into_pieces
 from gnn_attention.backends.plan.plan import Gathered, Packed, Piece, Plan, Rectangles, Strided, pack_plan
-from gnn_attention.backends.plan.tile_masks import count_cells, list_edges_in, split_tiles
+from gnn_attention.backends.plan.tile_masks import list_edges_in
 from gnn_attention.edge_ops.edge_lists import edge_rows, sort_edges
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen

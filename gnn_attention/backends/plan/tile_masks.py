@@ -1,4 +1,4 @@
-"""Split tiles by the fraction of their pairs that are edges, and build the masks of partial tiles.
+"""Build the masks of partial tiles.
 
 A structured graph repeats a few masks over thousands of tiles, so a plan has a table of distinct
 masks. If the edges in a tile depend only on the receiver, the sender or their difference, only one
@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions import counting, quadtree
 from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose
-from gnn_attention.graph.tiling import Tiles, tiles
+from gnn_attention.graph.tiling import Tiles
 
 
 def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
@@ -113,31 +113,6 @@ def _build_piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[
 
 def _pad_masks(masks: Tensor, block: int) -> Tensor:
     return functional.pad(masks, (0, block - masks.shape[2], 0, block - masks.shape[1]))
-
-
-def split_tiles(graph: TokenGraph, block: int, min_fill: float) -> tuple[Tiles, Tiles]:
-    """Return the runs in which at least ``min_fill`` of the pairs are edges, and the others."""
-    runs = tiles(graph, block)
-    if not min_fill:
-        return runs, runs.at(torch.zeros_like(runs.full))
-    height = (graph.num_dst - runs.row * block).clamp(max=block)
-    width = (graph.num_src - runs.first * block).clamp(max=block)
-    is_dense = runs.full | (runs.edges >= min_fill * height * width)
-    return runs.at(is_dense), runs.at(~is_dense)
-
-
-def count_cells(runs: Tiles, height: int) -> int:
-    """Count the pairs of rectangles that join ``height`` rows of tiles each, with all columns."""
-    if not len(runs.row):
-        return 0
-    row = runs.row // height
-    # The rows are laid end to end along one axis.
-    row_start = row * (int(runs.stop.max()) + 1)
-    first, order = (runs.first + row_start).sort()
-    stop = (runs.stop + row_start)[order]
-    end_before = torch.cat([stop.new_full((1,), -1), stop.cummax(0).values[:-1]])
-    num_columns = (stop - torch.maximum(first, end_before)).clamp(min=0)
-    return int(num_columns.sum()) * height * runs.block**2
 
 
 def list_edges_in(graph: TokenGraph, runs: Tiles) -> Int[Tensor, "2 edges"]:

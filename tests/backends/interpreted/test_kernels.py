@@ -1,7 +1,5 @@
 """The kernel of the backend ``rows``: results of the reference in float64, and errors of SDPA."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from support import kernel_cases
@@ -13,6 +11,7 @@ from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.gpu import csr
 from gnn_attention.backends.gpu.kernels import _row_passes, rows
+from gnn_attention.edge_ops.normalisers import ELEMENTWISE
 
 FEW = kernel_cases.listed(8, 7, 0.25)
 
@@ -24,16 +23,17 @@ def short_steps(monkeypatch):
     monkeypatch.setattr(rows, "CONFIGS", configs)
 
 
-def test_the_backend_rows_runs_the_kernel(device, monkeypatch):
+@pytest.mark.parametrize("name", ["plain", "features and everything", "features and sigmoid", *ELEMENTWISE])
+def test_the_backend_rows_runs_the_kernel(name, device, monkeypatch):
     """Launches are recorded, because torch operators would give the same numbers."""
     launches = kernel_cases.record_launches(monkeypatch)
-    inputs = Case().inputs(torch.float32, device)[:3]
-    out = ga.attend(*inputs, replace(GRAPH), backend="rows")
-    torch.autograd.grad(out.sum(), inputs)
+    inputs = CASES[name].inputs(torch.float32, device)
+    out, _ = kernel_cases.run_attention(CASES[name], inputs, "rows")
+    torch.autograd.grad(out.sum(), inputs[:3])
     assert launches == [_row_passes.forward, _row_passes.backward_dst, _row_passes.backward_src]
 
 
-QUICK = ("everything", "closed edges")
+QUICK = ("everything", "closed edges", "features and everything", "features and sigmoid", "gelu")
 QUICK += ("no edges", "no receivers", "no senders", "no samples")
 
 
@@ -50,7 +50,11 @@ def test_graphs_of_many_shapes(name, device):
 
 
 @pytest.mark.parametrize(
-    "case", mark_slow(["everything", "groups of two", "closed edges"], ["groups of two"])
+    "case",
+    mark_slow(
+        ["everything", "groups of two", "closed edges", "features and everything", "features and sigmoid"],
+        ["groups of two", "features and sigmoid"],
+    ),
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows are long on both sides, and the workspace holds few chunks at a time."""

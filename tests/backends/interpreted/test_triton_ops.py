@@ -1,12 +1,13 @@
 """The operators of the kernel: compilers, derivatives, vmap, and no waiting for the device."""
 
 import contextlib
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.kernel_cases import CASES, GRAPH
+from support.kernel_cases import CASES, GRAPH, LEARNED, gradients, mark_slow, parameters, run_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_attention as ga
@@ -109,22 +110,29 @@ def test_compiled_as_one_graph(compiler, device):
         assert_exact(outputs[1:], expected[1:])
 
 
-def test_second_derivatives_and_forward_mode(device):
+@pytest.mark.parametrize("name", mark_slow(["everything", "features and everything", "gelu"], ["everything"]))
+def test_second_derivatives(name, device):
     """They pass through the operators of edges, with every option of the kernel."""
-    inputs = [*replace(CASES["bias by head"], sinks=True).inputs(torch.float64, device)]
-    inputs.append(torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True))
+    case, results = CASES[name], []
+    LEARNED.to(device)
+    for backend in ("rows", "message_passing"):
+        inputs = case.inputs(torch.float64, device)
+        leaves = parameters(case, inputs)
+        grads = gradients(*run_attention(case, inputs, backend), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(x.square().sum() for x in grads), leaves))
+    assert_exact(*results)
 
+
+def test_forward_mode(device):
+    inputs = [*replace(CASES["bias by head"], sinks=True).inputs(torch.float64, device)]
+    inputs.append(torch.zeros(2, 3, dtype=torch.float64, device=device))
+    inputs = tuple(x.detach() for x in inputs)
+    tangents = tuple(torch.ones_like(x) for x in inputs)
     results = []
     for backend in ("rows", "message_passing"):
-
-        def run(*tensors, backend=backend):
-            return attention_of(*tensors, backend).sin().sum()
-
-        grads = torch.autograd.grad(run(*inputs), inputs, create_graph=True)
-        results.append(torch.autograd.grad(sum(x.square().sum() for x in grads), inputs))
-        tangents = tuple(torch.ones_like(x) for x in inputs)
-        results[-1] += (torch.func.jvp(run, tuple(x.detach() for x in inputs), tangents)[1],)
-    assert_exact(*results)
+        run = functools.partial(attention_of, backend=backend)
+        results.append(torch.func.jvp(run, inputs, tangents)[1])
+    assert_exact([results[0]], [results[1]])
 
 
 @pytest.mark.slow

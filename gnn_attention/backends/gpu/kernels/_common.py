@@ -70,9 +70,9 @@ def jit(function: Any) -> Any:
     return triton.jit(do_not_specialize=[name for name in parameters if name.islower()])(function)
 
 
-def strides(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of the first three axes of each tensor, or three zeros for None."""
-    return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Return the strides of the first three axes of each tensor."""
+    return tuple(stride for x in tensors for stride in x.stride()[:3])
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -99,13 +99,17 @@ def constants(problem: Problem, *other_tensors: Tensor) -> dict[str, Any]:
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
         "HAS_CAP": problem.softcap > 0,
-        "HAS_BIAS": problem.bias is not None,
+        "HAS_BIAS": problem.bias.shape[2] > 0,
         "HAS_DROPOUT": problem.dropout > 0,
         "D": dim,
         "DP": padded_channels(dim),
         "DV": value_dim,
         "DVP": padded_channels(value_dim),
         "ALIGN": alignment(problem.q, problem.k, problem.v, *other_tensors),
+        "NORMALISER": problem.normaliser,
+        "F": problem.a.shape[3],
+        "NF": problem.r.shape[3],
+        "FP": padded_channels(problem.r.shape[3]),
         "ACC": tl.float64 if accumulation_dtype(problem.q.dtype) == torch.float64 else tl.float32,
     }
 

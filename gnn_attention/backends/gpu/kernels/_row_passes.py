@@ -5,6 +5,7 @@ It computes ``EDGES`` edges and ``MEMBERS`` query heads of a key/value head at a
 axes [edge, member, channel]; an axis along which nothing varies has size 1. ``MEMBERS`` heads, ``D``
 and ``DV`` channels are padded to the powers of two ``MP``, ``DP`` and ``DVP``. The strides of q by
 sample, head and token are ``q_b``, ``q_h``, ``q_t``; those of bias end in ``_b``, ``_h``, ``_e``.
+The rows ``R`` of queries for features have ``NF`` channels, ``F`` for each type of edge, padded to ``FP``.
 """
 
 from __future__ import annotations
@@ -59,10 +60,34 @@ def _store(base, start, rows, valid, D: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
-def _find_workspace_row(member, GROUP: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the row of a chunk's result in a workspace sorted by slice, chunk and member."""
-    num_chunks = tl.num_programs(0) // SPLIT
-    return (tl.program_id(1).to(tl.int64) * num_chunks + tl.program_id(0) // SPLIT) * GROUP + member
+def _load_features(
+    base, TYPES, sample, edge, valid, f_b, f_e,
+    F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Load the features of edges ``[edge, 1, FP]`` into the channels of their types; others are 0."""
+    channel = tl.arange(0, FP)[None, None, :]
+    mask = valid[:, :, None] & (channel < NF)
+    if F != NF:
+        mask = mask & (channel // F == tl.load(TYPES + edge, mask=valid, other=0)[:, :, None])
+    offset = sample * f_b + edge.to(tl.int64)[:, :, None] * f_e + channel % F
+    return tl.load(base + offset, mask=mask, other=0.0).to(ACC)
+
+
+@triton.jit
+def _result_start(
+    sample, head, row, member, by_sample, by_head, by_token,
+    D: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr, CHUNKED: tl.constexpr,
+):  # fmt: skip
+    """Return where the results of a row begin, or those of a chunk in a workspace.
+
+    The rows of a workspace are sorted by slice, chunk and member.
+    """
+    if CHUNKED:
+        chunk = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // SPLIT) + tl.program_id(0) // SPLIT
+        start = (chunk * GROUP + member) * D
+    else:
+        start = _offset(sample, head, row, by_sample, by_head, by_token, ALIGN)
+    return start
 
 
 @triton.jit
@@ -79,6 +104,38 @@ def _logit(
     if HAS_BIAS:
         dot += tl.load(BIAS + bias_row + edge.to(tl.int64) * bias_e, mask=valid, other=0.0).to(ACC)
     return dot, cap_slope
+
+
+@triton.jit
+def _weigh(logit, lse, NORMALISER: tl.constexpr):
+    """Return weights and their derivatives by the logits, without that of the lse of a softmax."""
+    if NORMALISER == "softmax":
+        weight = tl.exp(logit - lse)
+        slope = weight
+    elif NORMALISER == "sigmoid":
+        weight = tl.sigmoid(logit)
+        slope = weight * (1.0 - weight)
+    elif NORMALISER == "silu":
+        share = tl.sigmoid(logit)
+        weight = logit * share
+        slope = share + weight * (1.0 - share)
+    elif NORMALISER == "gelu":
+        root_half = tl.full(logit.shape, 0.7071067811865476, logit.dtype)
+        density = tl.full(logit.shape, 0.3989422804014327, logit.dtype) * tl.exp(-0.5 * logit * logit)
+        share = 0.5 + 0.5 * tl.erf(logit * root_half)
+        weight = logit * share
+        slope = share + logit * density
+    elif NORMALISER == "identity":
+        weight = logit
+        slope = tl.full(logit.shape, 1.0, logit.dtype)
+    else:
+        # The comparison keeps NaN.
+        weight = tl.where(logit <= 0.0, 0.0, logit)
+        slope = tl.where(logit <= 0.0, 0.0, 1.0).to(logit.dtype)
+        if NORMALISER == "relu2":
+            slope = 2.0 * weight
+            weight = weight * weight
+    return weight, slope
 
 
 @triton.jit
@@ -101,15 +158,16 @@ def _query_heads(num_kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.con
 
 @_common.jit
 def forward(
-    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED, TYPES, R, FEATURES,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e, r_b, r_h, r_t, f_b, f_h, f_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, num_kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
+    first_head, limit, num_dst, num_kv_heads, first_slice, OUT, SUMS, LSE, o_b, o_h, o_t, s_b, s_h, s_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
 ):  # fmt: skip
-    """Compute out and lse of a receiver, or of one chunk of its in-edges, by online softmax."""
+    """Compute out, lse and sums of features of a receiver, or of one chunk of its in-edges."""
     scale, cap, factor = _common.to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, begin, end = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -121,53 +179,76 @@ def forward(
     running_max = tl.full([1, MP], float("-inf"), ACC)
     total = tl.zeros([1, MP], ACC)
     sums = tl.zeros([1, MP, DVP], ACC)
+    if NF:
+        feature_query = _load(R, _offset(sample, head, row, r_b, r_h, r_t, 1), in_group, NF, FP, ACC)
+        feature_sums = tl.zeros([1, MP, FP], ACC)
     for start in range(begin, end, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         valid = edge < end
         src = tl.load(NEIGHBOURS + edge, mask=valid, other=0).to(tl.int64)
         key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), valid, D, DP, ACC)
         value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), valid, DV, DVP, ACC)
+        dot = tl.sum(query * key, 2)
+        if NF:
+            features = _load_features(FEATURES, TYPES, sample, edge, valid, f_b, f_e, F, NF, FP, ACC)
+            dot += tl.sum(feature_query * features, 2)
         logit, _ = _logit(
-            tl.sum(query * key, 2) * scale, edge, valid & in_group, BIAS, bias_row, bias_e,
-            cap, HAS_CAP, HAS_BIAS, ACC,
-        )  # fmt: skip
-        logit = tl.where(valid, logit, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(logit, 0, keep_dims=True))
-        # A bias may have set all logits so far to -inf.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight = tl.exp(logit - shift)
-        rescale = tl.exp(running_max - shift)
-        total = total * rescale + tl.sum(weight, 0, keep_dims=True)
+            dot * scale, edge, valid & in_group, BIAS, bias_row, bias_e, cap, HAS_CAP, HAS_BIAS, ACC
+        )
+        if NORMALISER == "softmax":
+            logit = tl.where(valid, logit, float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(logit, 0, keep_dims=True))
+            # A bias may have set all logits so far to -inf.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weight = tl.exp(logit - shift)
+            rescale = tl.exp(running_max - shift)
+            total = total * rescale + tl.sum(weight, 0, keep_dims=True)
+            running_max = new_max
+        else:
+            weight, _ = _weigh(logit, 0.0, NORMALISER)
+            weight = tl.where(valid, weight, 0.0)
+            rescale = tl.full([1, MP], 1.0, ACC)
         if HAS_DROPOUT:
             keep = _common.keeps_edge(stream, row + dst_offset, src + src_offset, threshold)
             weight = tl.where(keep, weight * factor, 0.0)
         sums = sums * rescale[:, :, None] + tl.sum(weight[:, :, None] * value, 0, keep_dims=True)
-        running_max = new_max
+        if NF:
+            weighted_features = tl.sum(weight[:, :, None] * features, 0, keep_dims=True)
+            feature_sums = feature_sums * rescale[:, :, None] + weighted_features
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     lse = tl.where(is_empty, float("-inf"), running_max + tl.log(total))
+    if NORMALISER != "softmax":
+        lse = tl.zeros([1, MP], ACC)
     sums = sums / total[:, :, None]
-    if CHUNKED:
-        workspace_row = _find_workspace_row(member, GROUP, SPLIT)
-        _store(OUT, workspace_row * DV, sums, in_group, DV, DVP)
-        tl.store(LSE + workspace_row, lse, mask=in_group)
-    else:
-        _store(OUT, _offset(sample, head, row, o_b, o_h, o_t, ALIGN), sums, in_group, DV, DVP)
-        tl.store(LSE + (sample * num_kv_heads * GROUP + head) * num_dst + row, lse, mask=in_group)
+    start = _result_start(sample, head, row, member, o_b, o_h, o_t, DV, GROUP, SPLIT, ALIGN, CHUNKED)
+    _store(OUT, start, sums, in_group, DV, DVP)
+    if NF:
+        start = _result_start(sample, head, row, member, s_b, s_h, s_t, NF, GROUP, SPLIT, 1, CHUNKED)
+        _store(SUMS, start, feature_sums / total[:, :, None], in_group, NF, FP)
+    # Rows of lse are contiguous.
+    by_head = num_dst.to(tl.int64)
+    by_sample = by_head * num_kv_heads * GROUP
+    start = _result_start(sample, head, row, member, by_sample, by_head, 1, 1, GROUP, SPLIT, 1, CHUNKED)
+    tl.store(LSE + start, lse, mask=in_group)
 
 
 @_common.jit
 def backward_dst(
-    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED, TYPES, R, FEATURES,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e, r_b, r_h, r_t, f_b, f_h, f_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, num_kv_heads, first_slice, GRAD, LSE, DELTA, DBIAS, g_b, g_h, g_t,
-    num_edges, DQ, dq_b, dq_h, dq_t,
+    first_head, limit, num_dst, num_kv_heads, first_slice, GRAD, GRAD_SUMS, LSE, DELTA, DBIAS, DDOT, WEIGHT,
+    g_b, g_h, g_t, gs_b, gs_h, gs_t, num_edges, DQ, DR, dq_b, dq_h, dq_t, dr_b, dr_h, dr_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
 ):  # fmt: skip
-    """Compute a receiver's gradients of q and bias from its in-edges, or from one chunk of them."""
+    """Compute a receiver's gradients of q, bias and R from its in-edges, or from one chunk of them.
+
+    If edges have features, also store the weights after dropout and the gradients of the products.
+    """
     scale, cap, factor = _common.to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, begin, end = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -183,6 +264,11 @@ def backward_dst(
     # If lse is not finite, all gradients of the receiver are 0; those of its bias are also stored.
     is_counted = _common.is_finite(lse)
     sums = tl.zeros([1, MP, DP], ACC)
+    if NF:
+        feature_query = _load(R, _offset(sample, head, row, r_b, r_h, r_t, 1), in_group, NF, FP, ACC)
+        start = _offset(sample, head, row, gs_b, gs_h, gs_t, 1)
+        feature_grad = _load(GRAD_SUMS, start, in_group, NF, FP, ACC)
+        feature_sums = tl.zeros([1, MP, FP], ACC)
     for start in range(begin, end, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         in_row = edge < end
@@ -191,37 +277,51 @@ def backward_dst(
         is_needed = in_row & (tl.max(is_counted.to(tl.int32), 1, keep_dims=True) > 0)
         key = _load(K, _offset(sample, kv_head, src, k_b, k_h, k_t, ALIGN), is_needed, D, DP, ACC)
         value = _load(V, _offset(sample, kv_head, src, v_b, v_h, v_t, ALIGN), is_needed, DV, DVP, ACC)
-        logit, cap_slope = _logit(
-            tl.sum(query * key, 2) * scale, edge, valid, BIAS, bias_row, bias_e,
-            cap, HAS_CAP, HAS_BIAS, ACC,
-        )  # fmt: skip
-        weight = tl.where(valid, tl.exp(logit - lse), 0.0)
+        dot = tl.sum(query * key, 2)
         grad_weight = tl.sum(grad * value, 2)
+        if NF:
+            features = _load_features(FEATURES, TYPES, sample, edge, is_needed, f_b, f_e, F, NF, FP, ACC)
+            dot += tl.sum(feature_query * features, 2)
+            grad_weight += tl.sum(feature_grad * features, 2)
+        logit, cap_slope = _logit(
+            dot * scale, edge, valid, BIAS, bias_row, bias_e, cap, HAS_CAP, HAS_BIAS, ACC
+        )
+        weight, slope = _weigh(logit, lse, NORMALISER)
         if HAS_DROPOUT:
             keep = _common.keeps_edge(stream, row + dst_offset, src + src_offset, threshold)
             grad_weight = tl.where(keep, grad_weight * factor, 0.0)
-        grad_logit = tl.where(valid, weight * (grad_weight - delta), 0.0)
+            weight = tl.where(keep, weight * factor, 0.0)
+        grad_logit = tl.where(valid, slope * (grad_weight - delta), 0.0)
+        grad_dot = grad_logit * cap_slope
+        place = slice_index * num_edges + edge
         if HAS_BIAS:
-            tl.store(DBIAS + slice_index * num_edges + edge, grad_logit, mask=in_row & in_group)
-        sums += tl.sum((grad_logit * cap_slope)[:, :, None] * key, 0, keep_dims=True)
+            tl.store(DBIAS + place, grad_logit, mask=in_row & in_group)
+        if NF:
+            tl.store(DDOT + place, grad_dot, mask=in_row & in_group)
+            tl.store(WEIGHT + place, tl.where(valid, weight, 0.0), mask=in_row & in_group)
+            feature_sums += tl.sum(grad_dot[:, :, None] * features, 0, keep_dims=True)
+        sums += tl.sum(grad_dot[:, :, None] * key, 0, keep_dims=True)
     # If a receiver is not counted, 0 times a key that is not finite may have made its sums NaN.
     sums = tl.where(is_counted[:, :, None], sums * scale, 0.0)
-    if CHUNKED:
-        _store(DQ, _find_workspace_row(member, GROUP, SPLIT) * D, sums, in_group, D, DP)
-    else:
-        _store(DQ, _offset(sample, head, row, dq_b, dq_h, dq_t, ALIGN), sums, in_group, D, DP)
+    start = _result_start(sample, head, row, member, dq_b, dq_h, dq_t, D, GROUP, SPLIT, ALIGN, CHUNKED)
+    _store(DQ, start, sums, in_group, D, DP)
+    if NF:
+        feature_sums = tl.where(is_counted[:, :, None], feature_sums * scale, 0.0)
+        start = _result_start(sample, head, row, member, dr_b, dr_h, dr_t, NF, GROUP, SPLIT, 1, CHUNKED)
+        _store(DR, start, feature_sums, in_group, NF, FP)
 
 
 @_common.jit
 def backward_src(
-    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e,
+    Q, K, V, PTR, NEIGHBOURS, CHUNK_ROW, CHUNK_START, BIAS, SEED, TYPES, R, FEATURES,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bias_b, bias_h, bias_e, r_b, r_h, r_t, f_b, f_h, f_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, num_kv_heads, first_slice, GRAD, LSE, DELTA, POSITION,
-    g_b, g_h, g_t, DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    DDOT, WEIGHT, g_b, g_h, g_t, num_edges, DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
 ):  # fmt: skip
     """Compute a sender's gradients of k and v from its out-edges, or from one chunk of them."""
     scale, cap, factor = _common.to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -246,7 +346,7 @@ def backward_src(
             in_row = entry < end
             dst = tl.load(NEIGHBOURS + entry, mask=in_row, other=0).to(tl.int64)
             edge = entry
-            if HAS_BIAS:
+            if HAS_BIAS or NF:
                 edge = tl.load(POSITION + entry, mask=in_row, other=0).to(tl.int64)
             valid = in_row & in_group
             lse = tl.load(LSE + first_row + dst, mask=valid, other=float("inf"))
@@ -254,27 +354,30 @@ def backward_src(
             valid = valid & _common.is_finite(lse)
             query = _load(Q, _offset(sample, head, dst, q_b, q_h, q_t, ALIGN), valid, D, DP, ACC)
             grad = _load(GRAD, _offset(sample, head, dst, g_b, g_h, g_t, ALIGN), valid, DV, DVP, ACC)
-            logit, cap_slope = _logit(
-                tl.sum(query * key, 2) * scale, edge, valid, BIAS, bias_row, bias_e,
-                cap, HAS_CAP, HAS_BIAS, ACC,
-            )  # fmt: skip
-            weight = tl.where(valid, tl.exp(logit - lse), 0.0)
-            grad_weight = tl.sum(grad * value, 2)
-            dropped_weight = weight
-            if HAS_DROPOUT:
-                keep = _common.keeps_edge(stream, dst + dst_offset, row + src_offset, threshold)
-                grad_weight = tl.where(keep, grad_weight * factor, 0.0)
-                dropped_weight = tl.where(keep, weight * factor, 0.0)
-            grad_logit = tl.where(valid, weight * (grad_weight - delta) * cap_slope, 0.0)
-            key_sums += _weighted_sum(grad_logit, query)
-            value_sums += _weighted_sum(dropped_weight, grad)
-    if CHUNKED:
-        workspace_row = _find_workspace_row(tl.zeros([1, 1], tl.int64), 1, 1)
-        _store(DK, workspace_row * D, key_sums * scale, true, D, DP)
-        _store(DVAL, workspace_row * DV, value_sums, true, DV, DVP)
-    else:
-        _store(DK, _offset(sample, kv_heads, row, dk_b, dk_h, dk_t, ALIGN), key_sums * scale, true, D, DP)
-        _store(DVAL, _offset(sample, kv_heads, row, dv_b, dv_h, dv_t, ALIGN), value_sums, true, DV, DVP)
+            if NF:
+                place = (sample * num_kv_heads * GROUP + head) * num_edges + edge
+                grad_dot = tl.load(DDOT + place, mask=valid, other=0.0)
+                weight = tl.load(WEIGHT + place, mask=valid, other=0.0)
+            else:
+                logit, cap_slope = _logit(
+                    tl.sum(query * key, 2) * scale, edge, valid, BIAS, bias_row, bias_e,
+                    cap, HAS_CAP, HAS_BIAS, ACC,
+                )  # fmt: skip
+                weight, slope = _weigh(logit, lse, NORMALISER)
+                grad_weight = tl.sum(grad * value, 2)
+                if HAS_DROPOUT:
+                    keep = _common.keeps_edge(stream, dst + dst_offset, row + src_offset, threshold)
+                    grad_weight = tl.where(keep, grad_weight * factor, 0.0)
+                    weight = tl.where(keep, weight * factor, 0.0)
+                weight = tl.where(valid, weight, 0.0)
+                grad_dot = tl.where(valid, slope * (grad_weight - delta) * cap_slope, 0.0)
+            key_sums += _weighted_sum(grad_dot, query)
+            value_sums += _weighted_sum(weight, grad)
+    member = tl.zeros([1, 1], tl.int64)
+    start = _result_start(sample, kv_heads, row, member, dk_b, dk_h, dk_t, D, 1, 1, ALIGN, CHUNKED)
+    _store(DK, start, key_sums * scale, true, D, DP)
+    start = _result_start(sample, kv_heads, row, member, dv_b, dv_h, dv_t, DV, 1, 1, ALIGN, CHUNKED)
+    _store(DVAL, start, value_sums, true, DV, DVP)
 
 
 @triton.jit
@@ -283,31 +386,18 @@ def _weighted_sum(weight, rows):
     return tl.sum(tl.sum(weight[:, :, None] * rows, 0, keep_dims=True), 1, keep_dims=True)
 
 
-@triton.jit
-def _long_row(ROWS, FIRST_CHUNK, first_slice, num_kv_heads, GROUP: tl.constexpr):
-    """Return the sample, head and row of a merging program, and where its chunks begin and end."""
+@_common.jit
+def combine_chunks(
+    PART, PART_LSE, RESULT, LSE, r_b, r_h, r_t,
+    ROWS, FIRST_CHUNK, first_slice, num_kv_heads, num_dst, num_rows, GROUP: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr, HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    """Merge by lse or sum, in order, the results that the chunks of a long row computed for one head."""
     slice_ = tl.program_id(1).to(tl.int64) + first_slice
     sample, head = slice_ // num_kv_heads, slice_ % num_kv_heads * GROUP + tl.program_id(0) % GROUP
-    index = tl.program_id(0) // GROUP
-    row, bounds = tl.load(ROWS + index).to(tl.int64), FIRST_CHUNK + index
-    return sample, head, row, tl.load(bounds), tl.load(bounds + 1)
-
-
-@triton.jit
-def _store_row(base, start, row, D: tl.constexpr, DP: tl.constexpr):
-    """Store one row ``[DP]`` from ``start`` on."""
-    channel = tl.arange(0, DP)
-    tl.store(base + start + channel, row.to(base.dtype.element_ty), mask=channel < D)
-
-
-@_common.jit
-def merge_chunks(
-    PART, PART_LSE, OUT, LSE, o_b, o_h, o_t,
-    ROWS, FIRST_CHUNK, first_slice, num_kv_heads, num_dst, num_rows,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """Merge, in order, the results that the chunks of a long row computed for one head."""
-    sample, head, row, begin, end = _long_row(ROWS, FIRST_CHUNK, first_slice, num_kv_heads, GROUP)
+    bounds = FIRST_CHUNK + tl.program_id(0) // GROUP
+    begin, end = tl.load(bounds), tl.load(bounds + 1)
+    row = tl.load(ROWS + tl.program_id(0) // GROUP).to(tl.int64)
     running_max = tl.full((), float("-inf"), ACC)
     total = tl.full((), 0.0, ACC)
     sums = tl.zeros([DP], ACC)
@@ -315,33 +405,24 @@ def merge_chunks(
         chunk = start + tl.arange(0, STEP)
         valid = chunk < end
         workspace_row = tl.program_id(1).to(tl.int64) * num_rows + chunk * GROUP + tl.program_id(0) % GROUP
-        chunk_lse = tl.load(PART_LSE + workspace_row, mask=valid, other=float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(chunk_lse, 0))
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        chunk_weight = tl.exp(chunk_lse - shift)
-        rescale = tl.exp(running_max - shift)
-        total = total * rescale + tl.sum(chunk_weight, 0)
         chunk_rows = _load(PART, (workspace_row * D)[:, None], valid[:, None], D, DP, ACC)
-        sums = sums * rescale + tl.sum(tl.sum(chunk_weight[:, None, None] * chunk_rows, 0), 0)
-        running_max = new_max
-    is_empty = total == 0.0
-    total = tl.where(is_empty, 1.0, total)
-    _store_row(OUT, sample * o_b + head * o_h + row * o_t, sums / total, D, DP)
-    lse = tl.where(is_empty, float("-inf"), running_max + tl.log(total))
-    tl.store(LSE + (sample * num_kv_heads * GROUP + head) * num_dst + row, lse)
-
-
-@_common.jit
-def sum_chunks(
-    PART, RESULT, r_b, r_h, r_t, ROWS, FIRST_CHUNK, first_slice, num_kv_heads, num_dst, num_rows,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """Sum, in order, the gradients that the chunks of a long row computed for one head."""
-    sample, head, row, begin, end = _long_row(ROWS, FIRST_CHUNK, first_slice, num_kv_heads, GROUP)
-    sums = tl.zeros([DP], ACC)
-    for start in range(begin, end, STEP):
-        chunk = start + tl.arange(0, STEP)
-        workspace_row = tl.program_id(1).to(tl.int64) * num_rows + chunk * GROUP + tl.program_id(0) % GROUP
-        chunk_rows = _load(PART, (workspace_row * D)[:, None], (chunk < end)[:, None], D, DP, ACC)
+        if HAS_LSE:
+            chunk_lse = tl.load(PART_LSE + workspace_row, mask=valid, other=float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(chunk_lse, 0))
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            chunk_weight = tl.exp(chunk_lse - shift)
+            rescale = tl.exp(running_max - shift)
+            total = total * rescale + tl.sum(chunk_weight, 0)
+            chunk_rows = chunk_weight[:, None, None] * chunk_rows
+            sums *= rescale
+            running_max = new_max
         sums += tl.sum(tl.sum(chunk_rows, 0), 0)
-    _store_row(RESULT, sample * r_b + head * r_h + row * r_t, sums, D, DP)
+    if HAS_LSE:
+        is_empty = total == 0.0
+        total = tl.where(is_empty, 1.0, total)
+        lse = tl.where(is_empty, float("-inf"), running_max + tl.log(total))
+        tl.store(LSE + (sample * num_kv_heads * GROUP + head) * num_dst + row, lse)
+        sums = sums / total
+    channel = tl.arange(0, DP)
+    start = sample * r_b + head * r_h + row * r_t
+    tl.store(RESULT + start + channel, sums.to(RESULT.dtype.element_ty), mask=channel < D)

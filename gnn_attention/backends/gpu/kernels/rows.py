@@ -63,31 +63,44 @@ def choose_num_members(num_rows: int, num_kv_heads: int, group_size: int, num_ch
 
 def forward(
     problem: Problem, sides: tuple[Side, Side]
-) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """Compute out, token-major in memory, and lse. An isolated receiver has 0 and -inf."""
-    q = problem.q
-    out = empty_token_major(q, problem.v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
+) -> tuple[Float[Tensor, "batch heads dst value_dim"], Tensor, Float[Tensor, "batch heads dst"]]:
+    """Compute out, the sums of features, and lse, which is 0 without a softmax. Rows are token-major.
+
+    An isolated receiver has 0, and lse -inf. With features, out has the dtype of sums, like r.
+    """
+    q, r = problem.q, problem.r
+    out = empty_token_major(r if r.shape[3] else q, problem.v.shape[3])
+    sums = empty_token_major(r, r.shape[3])
+    # Without a softmax, the kernel writes no lse of rows in chunks.
+    lse = torch.zeros(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
     receiver_pass = _Pass(problem, sides[0], False, out)
-    receiver_pass.run(_row_passes.forward, (), (out,), lse)
-    return out.to(q.dtype), lse
+    receiver_pass.run(_row_passes.forward, (), (out, sums), lse)
+    return out if r.shape[3] else out.to(q.dtype), sums, lse
 
 
 def backward(
-    problem: Problem, sides: tuple[Side, Side], grad_out: Tensor, delta: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the gradients of q, k, v and bias from ``ds = exp(logit - lse) (grad_out . v - delta)``."""
-    q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
+    problem: Problem, sides: tuple[Side, Side], grads: tuple[Tensor, Tensor], delta: Tensor, lse: Tensor
+) -> tuple[Tensor, ...]:
+    """Compute the gradients of q, k, v, r and bias from ``ds = exp(logit - lse) (grad_out . v - delta)``.
+
+    ``grads`` are those of out and of the sums of features. For the gradient of features, also return the
+    gradients of the products ``[batch, heads, edges]`` and the weights after dropout, without edges if there
+    are no features.
+    """
+    q, k, v, r, bias = problem.q, problem.k, problem.v, problem.r, problem.bias
     receivers, senders = sides
-    dbias = None if bias is None else bias.new_empty(bias.shape, dtype=lse.dtype)
-    dq, dk, dv = (empty_token_major(x, x.shape[3]) for x in (q, k, v))
+    grad_out, num_edges = grads[0], receivers.neighbours.numel()
+    dbias = lse.new_empty(bias.shape)
+    shape = *q.shape[:2], num_edges if r.shape[3] else 0
+    ddot, weight = lse.new_empty(shape), lse.new_empty(shape)
+    dq, dk, dv, dr = (empty_token_major(x, x.shape[3]) for x in (q, k, v, r))
     receiver_pass = _Pass(problem, receivers, False, grad_out, dq)
-    arguments = (grad_out, lse, delta, dbias, *strides(grad_out), receivers.neighbours.numel())
-    receiver_pass.run(_row_passes.backward_dst, arguments, (dq,))
+    arguments = (*grads, lse, delta, dbias, ddot, weight, *strides(*grads), num_edges)
+    receiver_pass.run(_row_passes.backward_dst, arguments, (dq, dr))
     sender_pass = _Pass(problem, senders, True, grad_out, dk, dv)
-    arguments = (grad_out, lse, delta, senders.position, *strides(grad_out))
+    arguments = (grad_out, lse, delta, senders.position, ddot, weight, *strides(grad_out), num_edges)
     sender_pass.run(_row_passes.backward_src, arguments, (dk, dv))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dr, dbias, ddot, weight
 
 
 class _Pass:
@@ -100,7 +113,7 @@ class _Pass:
         self.num_rows = (k if by_sender else q).shape[2]
         group_size = q.shape[1] // k.shape[1]
         constants = _common.constants(problem, *other_tensors)
-        num_channels = max(constants["DP"], constants["DVP"])
+        num_channels = max(constants["DP"], constants["DVP"], constants["FP"])
         num_members = choose_num_members(self.num_rows, self.num_kv_heads, group_size, num_channels)
         # One program sums both gradients of a sender over all heads of the group.
         self.results_per_chunk = 1 if by_sender else group_size
@@ -112,10 +125,11 @@ class _Pass:
         constants |= {"GROUP": group_size, "MEMBERS": num_members, "MP": num_padded, "EDGES": num_edges}
         self.constants = constants
         self.arguments = (
-            *(q, k, v, side.ptr, side.neighbours, side.chunk_row, side.chunk_start),
+            *(q, k, v, side.ptr, side.neighbours, side.chunk_row, side.chunk_start, problem.bias),
             # q replaces a missing tensor, which kernels do not read.
-            *(q if x is None else x for x in (problem.bias, problem.seed)),
-            *strides(q, k, v, problem.bias),
+            *(q if x is None else x for x in (problem.seed, problem.edge_type)),
+            *(problem.r, problem.a),
+            *strides(q, k, v, problem.bias, problem.r, problem.a),
             *_common.scalars(problem),
             *(side.chunk_size, q.shape[2], self.num_kv_heads),
         )
@@ -134,22 +148,22 @@ class _Pass:
             # The kernels do not use the strides of a workspace.
             launch_args = (*arguments, *workspaces, *[0] * (3 * len(results)))
             self._launch(kernel, grid, launch_args, first_slice, chunked=True)
-            if lse is not None:
-                tensors = *workspaces, results[0], lse
-                self._combine(_row_passes.merge_chunks, first_slice, tensors, results[0])
-                continue
-            for workspace, result in zip(workspaces, results, strict=True):
-                self._combine(_row_passes.sum_chunks, first_slice, (workspace, result), result)
+            for workspace, result in zip(workspaces, results, strict=False):
+                self._combine(first_slice, workspace, workspaces[-1], result, lse)
 
-    def _combine(self, kernel: Any, first_slice: int, tensors: Arguments, result: Tensor) -> None:
+    def _combine(
+        self, first_slice: int, workspace: Tensor, part_lse: Tensor, result: Tensor, lse: Tensor | None
+    ) -> None:
         """Combine the chunks of each long row into ``result``."""
-        num_slices, num_rows, width = tensors[0].shape
+        num_slices, num_rows, width = workspace.shape
         sizes = first_slice, self.num_kv_heads, self.q.shape[2], num_rows
-        constants = {"D": width, "DP": _common.padded_channels(width), "STEP": CHUNKS_PER_STEP}
-        constants |= {"GROUP": self.results_per_chunk, "ACC": self.constants["ACC"]}
-        grid = (self.side.long_row.numel() * self.results_per_chunk, num_slices)
+        constants = {"GROUP": self.results_per_chunk, "D": width, "DP": _common.padded_channels(width)}
+        constants |= {"STEP": CHUNKS_PER_STEP, "ACC": self.constants["ACC"]}
+        constants["HAS_LSE"] = lse is not None and self.constants["NORMALISER"] == "softmax"
+        grid = (self.side.long_row.numel() * self.results_per_chunk if width else 0, num_slices)
+        tensors = workspace, part_lse, result, result if lse is None else lse
         arguments = (*tensors, *strides(result), self.side.long_row, self.side.first_chunk, *sizes)
-        _common.launch(kernel, grid, arguments, constants, num_warps=4, num_stages=1)
+        _common.launch(_row_passes.combine_chunks, grid, arguments, constants, num_warps=4, num_stages=1)
 
     def _allocate_workspaces(self, widths: list[int]) -> Iterator[Arguments]:
         """Yield each launch's first slice and workspaces ``[slices, num_rows, width]``."""
