@@ -105,7 +105,9 @@ class AttentionCall:
         if edge_attr is not None:
             features = EdgeFeatures.from_arguments(edge_attr, edge_key, edge_value, edge_type, graph, k, v)
         elif edge_type is not None:
-            score_mod = score_mod and partial(_score_sender, score_mod, graph.num_src)
+            mod, num_src = score_mod, graph.num_src
+            # The senders of an edge are repeated for each type.
+            score_mod = mod and (lambda score, b, h, dst, src: mod(score, b, h, dst, src % num_src))
             graph, k, v = map_by_type(edge_key, edge_value, edge_type, graph, k, v)
             if key is not None:
                 backend_names = graph._memo.data.setdefault(key, {})
@@ -254,13 +256,6 @@ class AttentionCall:
     part = _make_alias("part", select)
 
 
-def _score_sender(
-    score_mod: ScoreMod, num_src: int, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    """Call ``score_mod`` with the sender of an edge whose senders were repeated for each type."""
-    return score_mod(score, b, h, dst, src % num_src)
-
-
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     pointers = graph.edges.pointers()
     if pointers is None:
@@ -323,7 +318,8 @@ class KernelFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         run_backward, formula, size = ctx.functions
-        inputs, outputs = ctx.saved_tensors[:size], ctx.saved_tensors[size:]
+        tensors = ctx.saved_tensors
+        inputs, outputs = tensors[:size], tensors[size:]
         run = partial(run_backward, grads, inputs, outputs)
         return None, None, None, *kernel_gradients(run, formula, inputs, grads)
 
@@ -331,7 +327,9 @@ class KernelFunction(torch.autograd.Function):
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor ``[B, H, T, width]`` that is laid out in memory as ``[B, T, H, width]``."""
     batch, heads, tokens, _ = like.shape
-    return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
+    # If a Function with several results returned a view, autograd would forbid writing into it.
+    strides = tokens * heads * width, width, heads * width, 1
+    return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype or like.dtype)
 
 
 def join_slices(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:

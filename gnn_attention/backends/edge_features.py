@@ -84,17 +84,11 @@ class EdgeFeatures:
         value = None if self.value is None else self.value[:, kv_heads]
         return replace(self, key=key, value=value)
 
-    def per_query_head(self, num_heads: int) -> EdgeFeatures:
-        """Return the features with a map for each query head."""
-        key = None if self.key is None else per_query_head(self.key, num_heads)
-        value = None if self.value is None else per_query_head(self.value, num_heads)
-        return replace(self, key=key, value=value)
-
-    def add_to_rows(
-        self, k: Float[Tensor, "batch kv_heads edges dim"], v: Tensor, index: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Add the features to a key and a value for each edge, or for the edges ``index``."""
-        attr, edge_type = self.attr.to(k.dtype), self.edge_type
+    def edge_rows(
+        self, num_heads: int, dtype: torch.dtype, index: Tensor | None = None
+    ) -> list[Float[Tensor, "edges heads _"]]:
+        """Return ``a W_k`` and ``a W_v`` of all edges, or of the edges ``index``; 0 without a map."""
+        attr, edge_type = self.attr.to(dtype), self.edge_type
         if index is not None:
             attr = attr.index_select(0, index)
             edge_type = None if edge_type is None else edge_type.index_select(0, index)
@@ -102,39 +96,35 @@ class EdgeFeatures:
             # Each type has its own features, which are 0 at edges of other types.
             is_type = edge_type.unsqueeze(1) == torch.arange(self.num_types, device=attr.device)
             attr = (attr.unsqueeze(1) * is_type.unsqueeze(2)).flatten(1)
-        maps = (
-            None if x is None else x.to(k.dtype).transpose(0, 1).flatten(1, 2) for x in (self.key, self.value)
-        )
-        key, value = ((0.0 if x is None else attr @ x) for x in maps)
-        return k + key, v + value
+        maps = [None if x is None else per_query_head(x, num_heads).to(dtype) for x in (self.key, self.value)]
+        zero = attr.new_zeros(1, 1, 1)
+        return [
+            zero if x is None else torch.tensordot(attr, x.transpose(1, 2).flatten(0, 1), 1) for x in maps
+        ]
 
     def logits(
-        self, q: Float[Tensor, "batch heads dst dim"], graph: TokenGraph, scale: float
-    ) -> Float[Tensor, "batch heads edges"] | float:
-        """Compute ``scale (q_dst W_k^T) . a_e`` for the edges in the order of EdgeRows."""
-        if self.key is None:
-            return 0.0
-        queries = self._queries(q).view(*q.shape[:2], q.shape[2] * self.num_types, self.attr.shape[1])
+        self, r: Float[Tensor, "batch heads dst types_features"], graph: TokenGraph
+    ) -> Float[Tensor, "batch heads edges"]:
+        """Compute ``r_dst . a_e`` for the edges in the order of EdgeRows."""
+        r = r.reshape(*r.shape[:2], r.shape[2] * self.num_types, self.attr.shape[1])
         edges, orders = self._edges(graph)
-        products = operators.products(queries, self._rows(q, orders, graph), edges, scale)
+        products = operators.products(r, self._rows(r, orders, graph), edges, 1.0)
         return products if orders is None else operators.permute(products, orders[::-1])
 
-    def _queries(self, q: Tensor) -> Float[Tensor, "batch heads dst types_features"]:
-        """Return ``q W_k^T``, or 0 if the features do not add to keys."""
+    def query_map(self, like: Tensor) -> Float[Tensor, "heads dim types_features"] | None:
+        """Return the map W from queries to ``r = q W``, or None if the features do not add to keys."""
         if self.key is None:
-            return q.new_zeros(self.num_types * self.attr.shape[1]).expand(*q.shape[:3], -1)
-        # [heads, dim, types * features]
-        return q @ per_query_head(self.key, q.shape[1]).to(q.dtype).permute(1, 3, 0, 2).flatten(2)
+            return None
+        return per_query_head(self.key, like.shape[1]).to(like.dtype).permute(1, 3, 0, 2).flatten(2)
 
     def sort(self, q: Tensor, graph: TokenGraph) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return ``q W_k^T [batch, heads, dst, types * F]``, and features and types as EdgeRows order edges.
-
-        Features have the axes ``[batch, 1, edges, F]``, as if each edge were a sender.
-        """
+        """Return r, or 0 without a map, and features ``[batch, 1, edges, F]`` and types as EdgeRows sort."""
         edge_type = self.edge_type
         if edge_type is not None:
             edge_type = edge_type.index_select(0, edge_lists.edge_order(graph, q.device)).int()
-        return self._queries(q), self._rows(q, None, graph), edge_type
+        weight = self.query_map(q)
+        zeros = q.new_zeros(self.num_types * self.attr.shape[1]).expand(*q.shape[:3], -1)
+        return zeros if weight is None else q @ weight, self._rows(q, None, graph), edge_type
 
     def add_values(
         self,
@@ -170,7 +160,7 @@ class EdgeFeatures:
         rows, permutation = self.attr.to(like.dtype), edge_lists.edge_permutation(graph, self.attr.device)
         for order in (*permutation[:1], *(orders or ())[:1]):
             rows = rows.index_select(0, order)
-        return rows.expand(like.shape[0], 1, -1, -1)
+        return rows.view(1, 1, *rows.shape) if len(like) == 1 else rows.expand(len(like), 1, -1, -1)
 
     def _edges(self, graph: TokenGraph) -> tuple[list[Tensor], list[Tensor] | None]:
         """Return edges from features to receivers by type, and their order among EdgeRows and its inverse."""

@@ -51,7 +51,10 @@ def attend_along_edges(
     src_row = _row_index(src, batch, call.graph.num_src)
     k, v = k.index_select(0, src_row), v.index_select(0, src_row)
     if call.features is not None:
-        k, v = _add_features(call, k, v, edge_index)
+        rows = call.features.edge_rows(heads, dtype, edge_index)
+        k, v = (
+            (x.view(batch, -1, *x.shape[1:]) + y).flatten(0, 1) for x, y in zip((k, v), rows, strict=True)
+        )
     logits = (q.index_select(0, dst_row) * k).sum(-1) * call.scale
     if call.is_plain and not call.with_lse and call.sink_logits is None:
         weights = edge_softmax.softmax(logits.mT, dst_row, len(q), check=False)[0].mT
@@ -65,15 +68,6 @@ def attend_along_edges(
     messages = weights.unsqueeze(-1) * v
     out = messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, dst_row, messages)
     return out.view(batch, num_dst, *messages.shape[1:]).transpose(1, 2), lse
-
-
-def _add_features(call: AttentionCall, k: Tensor, v: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Add features of edges to keys and values ``[batch * edges, heads, dim]``."""
-    assert call.features is not None
-    batch, heads = call.q.shape[:2]
-    k, v = (x.view(batch, -1, *x.shape[1:]).transpose(1, 2) for x in (k, v))
-    k, v = call.features.per_query_head(heads).add_to_rows(k, v, index)
-    return k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1)
 
 
 def _flatten_tokens(x: Float[Tensor, "batch any_heads tokens dim"], heads: int) -> Rows:

@@ -6,6 +6,8 @@ which saves no weights of edges. Any other call computes the logits of all edges
 it does so head by head if edges are many, and again in the backward pass. Non-edges have no influence.
 """
 
+from typing import Any
+
 import torch
 
 from gnn_attention import edge_softmax
@@ -126,14 +128,40 @@ def _logits(call: AttentionCall) -> tuple[Tensor, list[Tensor]]:
     dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     q = call.q.to(dtype)
     edges = edge_rows(call.graph, q.device).tensors
-    logits = operators.products(q, call.k.to(dtype), edges, call.scale)
-    if call.features is not None:
-        logits = logits + call.features.logits(q, call.graph, call.scale)
+    query_map = None if call.features is None else call.features.query_map(q)
+    if call.features is None or query_map is None:
+        logits = operators.products(q, call.k.to(dtype), edges, call.scale)
+    else:
+        saves_memory = are_eager((q, query_map)) and any_needs_gradients((q, query_map))
+        q, r = _Queries.apply(q, query_map) if saves_memory else (q, q @ query_map)  # type: ignore[no-untyped-call]
+        logits = operators.products(q, call.k.to(dtype), edges, 1.0)
+        # The backward pass begins with the last term, before the gradients of q and k take memory.
+        logits = (logits + call.features.logits(r, call.graph)) * call.scale
     if call.score_mod is not None:
         logits = call.apply_score_mod(logits, edges[2].long(), edges[1].long())
     if call.bias is not None:
         logits = logits + operators.sort_values(call.bias.to(dtype), call.graph)
     return logits, edges
+
+
+class _Queries(torch.autograd.Function):
+    """Return q and ``q W``; both gradients of q are summed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(q, weight)
+        return q.view_as(q), q @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad_q: Tensor, grad_r: Tensor) -> tuple[Tensor, Tensor]:
+        q, weight = ctx.saved_tensors
+        grad_weight = (q.mT @ grad_r).sum(0)
+        if torch.is_grad_enabled():
+            return grad_q + grad_r @ weight.mT, grad_weight
+        grad_q = grad_q.contiguous()
+        for sums, grad in zip(grad_q, grad_r, strict=True):
+            sums.baddbmm_(grad, weight.mT)
+        return grad_q, grad_weight
 
 
 def edge_logits(call: AttentionCall) -> Float[Tensor, "batch heads edges"]:

@@ -33,6 +33,7 @@ from gnn_attention.edge_softmax import SAFE_LOGIT
 from gnn_attention.graph import TokenGraph
 
 Edges = Sequence[Tensor]
+MAX_BAGS = 2**16  # Indices of this many edges fit into the cache.
 
 
 def _products(q: Tensor, k: Tensor, tensors: Edges, scale: float) -> Tensor:
@@ -61,12 +62,13 @@ def _outgoing(weights: Tensor, x: Tensor, tensors: Edges, kv_heads: int) -> Tens
     result = x.new_zeros(weights.shape[0], kv_heads, tensors[3].numel() - 1, x.shape[3])
     if kv_heads == 1 and tensors[2].numel() and tensors[4].data_ptr() == tensors[2].data_ptr():
         # Each edge has its own sender, so the sums are over heads only.
-        first_rows = torch.arange(weights.shape[1], device=x.device) * x.shape[2]
-        index = tensors[2].long().unsqueeze(1) + first_rows
-        for sample, (w, rows) in enumerate(zip(weights, x.flatten(1, 2), strict=True)):
-            result[sample, 0] = functional.embedding_bag(
-                index, rows, mode="sum", per_sample_weights=w.t().contiguous()
-            )
+        first_row = torch.arange(weights.shape[1], device=x.device) * x.shape[2]
+        chunks = (torch.split(y, MAX_BAGS, axis) for y, axis in ((tensors[2], 0), (weights, 2), (result, 2)))
+        for dst, values, part in zip(*chunks, strict=True):
+            index = dst.long().unsqueeze(1) + first_row
+            for sample, rows in enumerate(x.flatten(1, 2)):
+                w = values[sample].t().contiguous()
+                part[sample, 0] = functional.embedding_bag(index, rows, mode="sum", per_sample_weights=w)
         return result
     buffers, groups = group_heads(EdgeRows(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for kv_head, heads in groups:
@@ -327,8 +329,8 @@ largest: Operator = operator(
     _largest_formula,
     _largest_grad,
     save_all,
-    jvp=_largest_jvp,
-    formula=_largest_formula,
+    _largest_jvp,
+    _largest_formula,
 )
 # Its result is constant, so a compiler needs no formula to differentiate it.
 sparsemax_support: Operator = operator(

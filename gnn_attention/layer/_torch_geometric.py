@@ -286,7 +286,8 @@ def senders_of_edges(call: AttentionCall, edge_index: Tensor) -> tuple[Tensor, T
     """Return edges from one sender each, and the keys and values of these senders, with features."""
     assert call.features is not None
     src, dst = edge_index
-    k, v = call.features.add_to_rows(call.k.index_select(2, src), call.v.index_select(2, src))
+    rows = call.features.edge_rows(call.k.shape[1], call.k.dtype)
+    k, v = (x.index_select(2, src) + y.transpose(0, 1) for x, y in zip((call.k, call.v), rows, strict=True))
     return torch.stack([torch.arange(len(src), device=src.device), dst]), k, v
 
 

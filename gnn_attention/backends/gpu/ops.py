@@ -39,9 +39,9 @@ def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor, Tensor]:
     if not are_eager((*inputs, problem.seed)):
         out, sums, lse = _ATTENTION(*inputs, *options)
     elif any_needs_gradients(inputs):
-        functions = partial(_run_eager_backward, options), partial(_attend_by_operators, options)
-        run = KernelFunction.apply
-        out, sums, lse = run(lambda *x: _run(*x, *options), *functions, *inputs)  # type: ignore[no-untyped-call]
+        run_backward = partial(_run_eager_backward, options)
+        functions = (lambda *x: _run(*x, *options)), run_backward, partial(_attend_by_operators, options)
+        out, sums, lse = KernelFunction.apply(*functions, *inputs)  # type: ignore[no-untyped-call]
     else:
         out, sums, lse = _run(*inputs, *options)
     return out, sums, lse
@@ -110,8 +110,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    *inputs, seed, edge_type, out, sums, lse = ctx.saved_tensors[:11]
-    tensors = list(ctx.saved_tensors[11:])
+    *inputs, seed, edge_type, out, sums, lse = (saved := ctx.saved_tensors)[:11]
+    tensors = list(saved[11:])
     options = seed, edge_type, tensors, *ctx.options
     run = partial(_GRADIENTS, *grads, *inputs, out, sums, lse, *options)
     input_grads = kernel_gradients(run, partial(_attend_by_operators, options), inputs, grads)

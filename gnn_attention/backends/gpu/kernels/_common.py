@@ -17,6 +17,7 @@ import triton.language as tl
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
+from gnn_attention.backends.call import token_major
 from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
@@ -134,15 +135,9 @@ def _split_float(value: float) -> tuple[float, float]:
 
 
 def empty_token_major(like: Float[Tensor, "batch heads tokens _"], width: int) -> Tensor:
-    """Allocate a result ``[B, H, T, width]`` with the memory layout ``[B, T, H, width]``.
-
-    The interpreter truncates to bfloat16; GPUs round. So it writes float32, which is rounded later.
-    """
-    batch, heads, tokens, _ = like.shape
-    dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
-    # If a Function with several results returned a view, autograd would forbid writing into it.
-    strides = max(1, tokens) * max(1, heads) * width, width, max(1, heads) * width, 1
-    return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
+    """Allocate a result. The interpreter, which truncates to bfloat16, writes float32, which is rounded."""
+    is_truncated = like.dtype == torch.bfloat16 and INTERPRETED.value
+    return token_major(like, width, torch.float32 if is_truncated else like.dtype)
 
 
 @triton.jit

@@ -78,10 +78,7 @@ def _result_start(
     sample, head, row, member, by_sample, by_head, by_token,
     D: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr, CHUNKED: tl.constexpr,
 ):  # fmt: skip
-    """Return where the results of a row begin, or those of a chunk in a workspace.
-
-    The rows of a workspace are sorted by slice, chunk and member.
-    """
+    """Return where the results of a row begin; a workspace is sorted by slice, chunk and member."""
     if CHUNKED:
         chunk = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // SPLIT) + tl.program_id(0) // SPLIT
         start = (chunk * GROUP + member) * D

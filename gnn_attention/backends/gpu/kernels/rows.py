@@ -83,9 +83,8 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Compute the gradients of q, k, v, r and bias from ``ds = exp(logit - lse) (grad_out . v - delta)``.
 
-    ``grads`` are those of out and of the sums of features. For the gradient of features, also return the
-    gradients of the products ``[batch, heads, edges]`` and the weights after dropout, without edges if there
-    are no features.
+    ``grads`` are those of out and of the sums of features. For the gradient of features, also return that
+    of the products and the weights after dropout ``[batch, heads, edges]``, empty without features.
     """
     q, k, v, r, bias = problem.q, problem.k, problem.v, problem.r, problem.bias
     receivers, senders = sides
