@@ -64,9 +64,9 @@ def softmax(
     """Compute the weights ``w_e = exp(l_e) / sum of exp(l_e') over e' with the same dst``, and lse.
 
     ``lse`` is the log of the sum. A receiver without in-edges, or with logits of -inf only, has
-    weights 0 and lse -inf. ``exp(sink_logits)``, broadcast over the leading axes, is added to the sum
-    of each receiver that has in-edges, but gets no weight (docs/semantics.md, 2). ``check=False``
-    skips the checks, for arguments that come from a graph.
+    weights 0 and lse -inf. ``exp(sink_logits)``, broadcast over the leading axes, is added to the
+    sum of each receiver that has in-edges, but gets no weight (docs/semantics.md, 2).
+    ``check=False`` skips the checks, for arguments that come from a graph.
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -195,10 +195,10 @@ def merge(
 def merge_weights(lse_a: Tensor, lse_b: Tensor) -> tuple[Float[Tensor, "two ..."], Tensor]:
     """Compute the weights of two results in :func:`merge`, and the log of ``e^lse_a + e^lse_b``.
 
-    Where both are -inf, the weights are 0 and the log is -inf. They are a softmax, so they sum to 1 up
-    to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. So would
-    its gradient, which should be 0 where one side has all the weight. With a sigmoid, a weight that
-    is rounded to 1 would have derivative 0, and the other weight would be lost.
+    Where both are -inf, the weights are 0 and the log is -inf. They are a softmax, so they sum to 1
+    up to one rounding. ``e^(lse - log_sum)`` would have the rounding error of a large log_sum. So
+    would its gradient, which should be 0 where one side has all the weight. With a sigmoid, a
+    weight that is rounded to 1 would have derivative 0, and the other weight would be lost.
     """
     is_empty = (lse_a == -torch.inf) & (lse_b == -torch.inf)
     # The sum has no derivative where both are -inf, and logaddexp no second one where one of them is.

@@ -15,8 +15,8 @@ from typing import BinaryIO
 def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` on exit and is removed after an exception.
 
-    Symbolic links and the mode of an existing file are kept. A path that is not a regular file (a pipe,
-    ``/dev/stdout``) is written to directly. Raises OSError if the file cannot be written.
+    Symbolic links and the mode of an existing file are kept. A path that is not a regular file (a
+    pipe, ``/dev/stdout``) is written to directly. Raises OSError if the file cannot be written.
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():

@@ -25,8 +25,8 @@ def derivative_order(tensors: Iterable[Tensor | None]) -> int:
     """Return how many nested derivatives of a function of ``tensors`` are being computed.
 
     Transforms of ``torch.func``, forward mode and autograd count. A second backward pass, which
-    ``create_graph=True`` announces, cannot be foreseen. Compilers differentiate transforms themselves,
-    so inside one a compiled program always has order 2.
+    ``create_graph=True`` announces, cannot be foreseen. Compilers differentiate transforms
+    themselves, so inside one a compiled program always has order 2.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> derivative_order([x]), torch.func.grad(lambda x: x.sum() * derivative_order([x]))(x)[0].item()

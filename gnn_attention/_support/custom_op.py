@@ -112,8 +112,8 @@ def _save_for_jvp(save: Callable[..., None]) -> Callable[..., None]:
 
 def _make_jvp(rule: JvpRule) -> Callable[..., Any]:
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        # torch disables forward mode here, which would lose the tangents of outer transforms. The saved
-        # tensors still carry their own tangents, which are the arguments of this function.
+        # torch disables forward mode here, which would lose the tangents of outer transforms. The
+        # saved tensors still carry their own tangents, which are the arguments of this function.
         with forward_ad._set_fwd_grad_enabled(True):
             unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
             primals = [unpack(x).primal for x in ctx.saved_tensors]

@@ -8,9 +8,9 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 def entries(table: Float[Tensor, "..."], *index: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return ``table[index]``, with an index tensor for each axis; raise IndexError if out of range.
 
-    On a CPU, ``index_select`` sums the gradient in float64 and in a fixed order; for ``table[index]``
-    torch would sum it in several threads. On CUDA, for a single entry inside a kernel, and under
-    ``torch.func`` transforms, this function simply returns ``table[index]``.
+    On a CPU, ``index_select`` sums the gradient in float64 and in a fixed order; for
+    ``table[index]`` torch would sum it in several threads. On CUDA, for a single entry inside a
+    kernel, and under ``torch.func`` transforms, this function simply returns ``table[index]``.
 
     >>> table = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> entries(table, torch.tensor([1, 1, 0])).sum().backward()

@@ -1,7 +1,7 @@
 """Shape annotations: ``Float[Tensor, "batch heads dst dim"]`` names the axes of a tensor.
 
-Axes are called batch, heads, dst, src, edges, tokens, dim, width. Annotations cost nothing at run time;
-``pytest --jaxtyping-packages=gnn_attention,beartype.beartype`` checks all of them.
+Axes are called batch, heads, dst, src, edges, tokens, dim, width. Annotations cost nothing at run
+time; ``pytest --jaxtyping-packages=gnn_attention,beartype.beartype`` checks all of them.
 """
 
 import sys

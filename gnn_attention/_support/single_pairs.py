@@ -1,8 +1,8 @@
 """Call functions of one pair, such as FlexAttention's mask_mods and score_mods, on many pairs.
 
-Such a function may look up vectors in tables by its indices and multiply or sum them. With tensors of
-indices it would raise an error, or silently compute something else, so ``torch.vmap`` calls it. If
-all its operators are elementwise, it is called directly, which is faster.
+Such a function may look up vectors in tables by its indices and multiply or sum them. With tensors
+of indices it would raise an error, or silently compute something else, so ``torch.vmap`` calls it.
+If all its operators are elementwise, it is called directly, which is faster.
 """
 
 from collections.abc import Callable, Sequence

@@ -23,9 +23,10 @@ __all__ = ["cartesian_product", "disjoint_sum"]
 def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
     """Return the graphs side by side, without edges between them.
 
-    The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as
-    in packing. If all graphs store edge lists, these are concatenated. Otherwise the rules of all
-    graphs are evaluated for every pair. This is networkx's ``disjoint_union`` and torch_geometric's batch.
+    The mask is block diagonal: the tokens of each graph follow those of the graphs before it, as in
+    packing. If all graphs store edge lists, these are concatenated. Otherwise the rules of all
+    graphs are evaluated for every pair. This is networkx's ``disjoint_union`` and torch_geometric's
+    batch.
 
     >>> from gnn_attention import patterns
     >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()

@@ -1,8 +1,8 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a bit table of edges.
 
-All graphs share one ``mask_mod`` (:func:`is_edge`), which looks up pairs in a table of integers. The table
-has a header of strides and token offsets, then the offset of each tile's bits, then the bits, one for
-each pair. All empty tiles share their bits, and so do all full tiles.
+All graphs share one ``mask_mod`` (:func:`is_edge`), which looks up pairs in a table of integers.
+The table has a header of strides and token offsets, then the offset of each tile's bits, then the
+bits, one for each pair. All empty tiles share their bits, and so do all full tiles.
 """
 
 import itertools

@@ -19,7 +19,6 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.backends.edge_features import EdgeFeatures, map_by_type
 from gnn_attention.edge_ops import edge_lists, operators
-from gnn_attention.edge_ops.edge_lists import select_slice
 from gnn_attention.edge_ops.normalisers import Normaliser, check_normaliser, normalise_unsorted
 from gnn_attention.graph import TokenGraph, derived, memoized
 from gnn_attention.score_mods import ScoreMod
@@ -129,23 +128,12 @@ class AttentionCall:
                 raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         scale = scale if type(scale) is float and abs(scale) < math.inf else _check_scale(scale)
-        call = cls(
-            # The sign of the scale moves into q: kernels that scale after masking would turn -inf into +inf.
-            q=q if scale > 0 else q * (-1.0 if scale else 0.0),
-            k=k,
-            v=v,
-            graph=graph,
-            scale=abs(scale) or 1.0,
-            score_mod=score_mod,
-            bias=None if bias is None else _check_bias(bias, graph, q),
-            sink_logits=sink_logits,
-            dropout=dropout,
-            with_lse=with_lse,
-            seed=backends_dropout.draw_seed(q.device) if dropout else None,
-            finite=finite,
-            normaliser=normaliser,
-            features=features,
-        )
+        # The sign of the scale moves into q: kernels that scale after masking would turn -inf into +inf.
+        q = q if scale > 0 else q * (-1.0 if scale else 0.0)
+        bias = None if bias is None else _check_bias(bias, graph, q)
+        call = cls(q, k, v, graph, abs(scale) or 1.0, score_mod, bias, sink_logits, dropout, with_lse)
+        call.seed = backends_dropout.draw_seed(q.device) if dropout else None
+        call.finite, call.normaliser, call.features = finite, normaliser, features
         call.backend_names = backend_names
         return call
 
@@ -201,8 +189,8 @@ class AttentionCall:
         """Compute ``score_mod(scale * q . k)`` of pairs ``(src, dst)``, in float32 or better."""
         dtype, (src, dst) = edge_softmax.accumulation_dtype(self.q.dtype), pairs
         q, k = self.q.to(dtype), self.k.to(dtype)
-        if torch.compiler.is_compiling():
-            # The compiler fuses the sum with both copies.
+        if not are_eager((q, k, pairs)):
+            # A compiler fuses the sum with both copies.
             k = edge_softmax.per_query_head(k, q.shape[1]).index_select(2, src)
             return self.apply_score_mod(edge_softmax.logit(q.index_select(2, dst), k, self.scale), dst, src)
         order = (dst * k.shape[2] + src).argsort()
@@ -240,7 +228,7 @@ class AttentionCall:
             q=self.q[samples, heads],
             k=self.k[samples, kv_heads],
             v=self.v[samples, kv_heads],
-            graph=select_slice(self.graph, b or 0, h or 0),
+            graph=edge_lists.select_slice(self.graph, b or 0, h or 0),
             bias=bias,
             sink_logits=None if self.sink_logits is None else self.sink_logits[heads],
             features=self.features and self.features.select_heads(kv_heads),
@@ -346,11 +334,10 @@ def _cache_key(q: Any, k: Any, v: Any, options: tuple[object, ...]) -> tuple[Any
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape
-    # In forward mode another backend may be the fastest.
-    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    may_be_forward_mode = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     return (
         _cache_key,
-        is_transformed,
+        may_be_forward_mode,
         options,
         *sizes,
         q.dtype,

@@ -70,10 +70,10 @@ Refusals = list[tuple[str, str]]  # Each refusal names a backend and the reason 
 class Explanation:
     """The backend that "auto" chooses for a graph, and why; printing it shows a table.
 
-    ``rules`` lists each backend with the cost of its forward pass; for CUDA it lists the backends in
-    the order in which they are tried, each with the reason for or against it. ``estimated`` is True if
-    edges and tiles were counted in a sample of the rows. ``obstacle`` says why the graph's rule is
-    evaluated pair by pair, not on ranges of tokens.
+    ``rules`` lists each backend with the cost of its forward pass; for CUDA it lists the backends
+    in the order in which they are tried, each with the reason for or against it. ``estimated`` is
+    True if edges and tiles were counted in a sample of the rows. ``obstacle`` says why the graph's
+    rule is evaluated pair by pair, not on ranges of tokens.
     """
 
     graph: str
@@ -295,8 +295,8 @@ def choose_by_size(call: AttentionCall) -> Backend:
 def is_first_call(call: AttentionCall) -> bool:
     """True if ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
 
-    A new list of edges may be used only once, and counting its tiles would take longer than the call.
-    A compiled program runs many times, so none of its calls counts as the first.
+    A new list of edges may be used only once, and counting its tiles would take longer than the
+    call. A compiled program runs many times, so none of its calls counts as the first.
     """
     if torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph):
         return False

@@ -1,7 +1,7 @@
 """Features of edges that add to keys and values, computed at the width of the features.
 
-With features ``a_e`` the key of an edge is ``k_src + a_e W_k`` and its value ``v_src + a_e W_v``. Two
-identities avoid a row of head channels at each edge:
+With features ``a_e`` the key of an edge is ``k_src + a_e W_k`` and its value ``v_src + a_e W_v``.
+Two identities avoid a row of head channels at each edge:
 
     ``q . (k + a W_k) = q . k + (q W_k^T) . a``  and  ``sum of w (v + a W_v) = sum of w v + (sum of w a) W_v``
 
@@ -117,14 +117,13 @@ class EdgeFeatures:
             return None
         return per_query_head(self.key, like.shape[1]).to(like.dtype).permute(1, 3, 0, 2).flatten(2)
 
-    def sort(self, q: Tensor, graph: TokenGraph) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return r, or 0 without a map, and features ``[batch, 1, edges, F]`` and types as EdgeRows sort."""
-        edge_type = self.edge_type
+    def kernel_inputs(self, q: Tensor, graph: TokenGraph) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return r, without rows if there is no map, and sorted features ``[batch, 1, E, F]`` and types."""
+        edge_type, weight = self.edge_type, self.query_map(q)
         if edge_type is not None:
             edge_type = edge_type.index_select(0, edge_lists.edge_order(graph, q.device)).int()
-        weight = self.query_map(q)
-        zeros = q.new_zeros(self.num_types * self.attr.shape[1]).expand(*q.shape[:3], -1)
-        return zeros if weight is None else q @ weight, self._rows(q, None, graph), edge_type
+        empty = q.new_empty(*q.shape[:2], 0, self.num_types * self.attr.shape[1])
+        return empty if weight is None else q @ weight, self._rows(q, None, graph), edge_type
 
     def add_values(
         self,

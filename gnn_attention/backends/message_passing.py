@@ -40,9 +40,9 @@ def attend_along_edges(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute ``out_dst = sum of w_e v_src``, and lse if needed, in ``dtype``.
 
-    The edges must include every in-edge of each of their receivers; ``edge_index`` are their indices in
-    ``graph.edge_index``, by default all. The queries of the call begin at receiver ``first_receiver``,
-    and its bias, if any, is for these edges only.
+    The edges must include every in-edge of each of their receivers; ``edge_index`` are their
+    indices in ``graph.edge_index``, by default all. The queries of the call begin at receiver
+    ``first_receiver``, and its bias, if any, is for these edges only.
     """
     batch, heads, num_dst = call.q.shape[:3]
     receiver = dst - first_receiver if first_receiver else dst
@@ -51,10 +51,9 @@ def attend_along_edges(
     src_row = _row_index(src, batch, call.graph.num_src)
     k, v = k.index_select(0, src_row), v.index_select(0, src_row)
     if call.features is not None:
-        rows = call.features.edge_rows(heads, dtype, edge_index)
-        k, v = (
-            (x.view(batch, -1, *x.shape[1:]) + y).flatten(0, 1) for x, y in zip((k, v), rows, strict=True)
-        )
+        key, value = call.features.edge_rows(heads, dtype, edge_index)
+        k = (k.view(batch, len(src), *k.shape[1:]) + key).flatten(0, 1)
+        v = (v.view(batch, len(src), *v.shape[1:]) + value).flatten(0, 1)
     logits = (q.index_select(0, dst_row) * k).sum(-1) * call.scale
     if call.is_plain and not call.with_lse and call.sink_logits is None:
         weights = edge_softmax.softmax(logits.mT, dst_row, len(q), check=False)[0].mT

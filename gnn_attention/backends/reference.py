@@ -1,7 +1,7 @@
 """Attention edge by edge in float64 (float32 if the device has no better), within 2 GiB: the oracle.
 
-Edges are processed in chunks of receivers, and the backward pass recomputes each chunk, so that a causal
-graph of 2048 tokens with 8 heads of 64 channels fits. A call that needs more is refused.
+Edges are processed in chunks of receivers, and the backward pass recomputes each chunk, so that a
+causal graph of 2048 tokens with 8 heads of 64 channels fits. A call that needs more is refused.
 """
 
 from dataclasses import replace

@@ -35,7 +35,8 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # On a CPU the device alone rules out the kernel, so the slower has_kernel is not called.
     uses_kernel = call.q.device.type in row_attention.DEVICES and has_kernel(call)
     if uses_kernel:
-        tensors = call.q, call.k, call.v, call.bias
+        features = call.features and (call.features.attr, call.features.key, call.features.value)
+        tensors = call.q, call.k, call.v, call.bias, *(features or ())
         uses_kernel = not has_forward_derivative(tensors) and derivative_order(tensors) < 2
     varies = graph.batch is not None or graph.heads is not None
     if varies and not call.is_plain:

@@ -1,7 +1,7 @@
 """The senders in the buffers of a cache, the same for all layers, while tokens arrive in chunks.
 
-Rows are sorted by position. A chunk that does not fit goes to a new buffer, after copies of the rows
-that receivers still need. A buffer has at most ``4 * (rows in use + SPARE_ROWS)`` rows.
+Rows are sorted by position. A chunk that does not fit goes to a new buffer, after copies of the
+rows that receivers still need. A buffer has at most ``4 * (rows in use + SPARE_ROWS)`` rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SPARE_ROWS = 16  # A new buffer for n rows has n // 4 + SPARE_ROWS spare rows.
 class ResidentSenders:
     """The senders in the buffers after tokens ``0 .. stop - 1``; the last chunk began at ``start``.
 
-    Row i holds token ``positions[i]``; positions ascend. The last chunk followed
-    ``num_old_rows`` rows or, unless ``moved_rows`` is None, copies of these in buffers of ``capacity`` rows.
+    Row i holds token ``positions[i]``; positions ascend. The last chunk followed ``num_old_rows``
+    rows or, unless ``moved_rows`` is None, copies of these in buffers of ``capacity`` rows.
     """
 
     graph: TokenGraph

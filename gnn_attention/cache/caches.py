@@ -4,8 +4,8 @@ A cache stores keys and values of all tokens so far, so that only those of new t
 Tokens arrive in chunks of any size, in the order of a graph that is fixed from the start. A chunk is
 *appended* (its tokens send), and then *attends*. The results equal those of a pass over all tokens.
 
-For each token and layer, a :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` elements,
-and a :class:`PatternMessageCache` up to ``2 * heads * width``, or ``width + 1`` with ``keep="states"``,
+For each token and layer, a :class:`KeyValueCache` stores ``2 * kv_heads * head_dim`` elements, and
+a :class:`PatternMessageCache` up to ``2 * heads * width``, or ``width + 1`` with ``keep="states"``,
 since ``sum w (x W_M) = (sum w x) W_M``. A sender is dropped when no later receiver needs it.
 """
 
@@ -90,8 +90,8 @@ class TokenCache:
     def rewind(self, length: int) -> None:
         """Drop all tokens after the first ``length``, such as a rejected draft.
 
-        The last chunk can always be dropped. Raises ValueError if a sender that was dropped from the
-        buffers would be needed again.
+        The last chunk can always be dropped. Raises ValueError if a sender that was dropped from
+        the buffers would be needed again.
         """
         self._check_complete("rewind")
         length = checks.size("length", length)

@@ -20,8 +20,9 @@ def find_edges(
 ) -> tuple[list[Effect], dict[str, Any]]:
     """Find the ``num_edges`` strongest edges, and measure the loss on a ``fraction`` of all pairs.
 
-    A pair is an edge in one head. Its effect is the root of the summed squares of its effects on all
-    losses, or with the metric "last" its signed effect on the last loss. ValueError for a single token.
+    A pair is an edge in one head. Its effect is the root of the summed squares of its effects on
+    all losses, or with the metric "last" its signed effect on the last loss. ValueError for a
+    single token.
     """
     # Imported here because it needs transformers, an optional package.
     from gnn_attention.huggingface import use_graph

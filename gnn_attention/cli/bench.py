@@ -151,7 +151,8 @@ def measure(
 
     ``cases`` has a row for each graph, pass and method. A row has the ``seconds`` of a call, their
     ``ratio`` to those of attend, and ``system``, the system's fraction of processor time. If a
-    method was skipped, its row has the reason as ``skipped``. Rows of attend also have the ``backend``.
+    method was skipped, its row has the reason as ``skipped``. Rows of attend also have the
+    ``backend``.
     """
     cases = list[dict[str, Any]]()
     rng = torch.Generator(device).manual_seed(0)

@@ -67,8 +67,9 @@ def _explore_language_model(
 ) -> tuple[explorer.Page, list[str]]:
     """Return the page of a language model, and lines that link to its strongest edges.
 
-    An edge's effect is the change in the likeliest next token's log probability if the edge is cut. The page
-    shows the layers of ``--layers``, or those with the largest effects, and graphs of the strongest edges.
+    An edge's effect is the change in the likeliest next token's log probability if the edge is cut.
+    The page shows the layers of ``--layers``, or those with the largest effects, and graphs of the
+    strongest edges.
     """
     model, tokenizer, ids, tokens = load(args.model, text, progress)
     check_length(ids[0])

@@ -1,8 +1,8 @@
 """Read and write graph files. An edge from u to v is a message from u to v.
 
-The extension of a file names its format; the guide "Bring your graph" lists all formats. If all labels
-are integers, nodes are sorted by label, so that labels 0 .. n-1 are the positions of the tokens.
-Otherwise they keep the order of the file, but nodes that appear only in edges come last.
+The extension of a file names its format; the guide "Bring your graph" lists all formats. If all
+labels are integers, nodes are sorted by label, so that labels 0 .. n-1 are the positions of the
+tokens. Otherwise they keep the order of the file, but nodes that appear only in edges come last.
 """
 
 import os
@@ -77,9 +77,9 @@ def load(
     may use semicolons or tabs. Parallel edges count once, with the first weight. Edge lists, CSV and JSON
     keep the order of edges; networkx orders the others. Each undirected edge is followed by its reverse.
 
-    Raises ValueError for an unknown extension, for a file that is not valid in its format, and if its edges
-    contradict ``undirected``; the message names the file and, if possible, the line or the edge.
-    Raises ImportError if scipy is missing, and OSError if the file cannot be read.
+    Raises ValueError for an unknown extension, for a file that is not valid in its format, and if
+    its edges contradict ``undirected``; the message names the file and, if possible, the line or
+    the edge. Raises ImportError if scipy is missing, and OSError if the file cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

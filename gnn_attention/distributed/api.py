@@ -25,12 +25,13 @@ from gnn_attention.score_mods import ScoreMod
 def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None) -> RankGraph:
     """Return this rank's part of ``graph``; pass it to layers with the states of the rank's tokens.
 
-    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`; ``group`` is a ProcessGroup or a
-    DeviceMesh of one axis, by default all ranks. The graph caches the result. Not a collective.
+    ``partition`` is a :class:`Partition` or a name in :data:`PARTITIONS`; ``group`` is a
+    ProcessGroup or a DeviceMesh of one axis, by default all ranks. The graph caches the result. Not
+    a collective.
 
     Rotations, score_mods and dropout act as in one process. Layers need a backend other than
-    "message_passing"; ``torch.compile`` breaks its graph at their attention. If a single rank passes
-    a layer states of a wrong length, the other ranks wait until the group's timeout, whereas
+    "message_passing"; ``torch.compile`` breaks its graph at their attention. If a single rank
+    passes a layer states of a wrong length, the other ranks wait until the group's timeout, whereas
     :func:`attend` raises on all ranks.
 
     Raises ValueError if torch.distributed is not initialised, this process is not in the group, or
@@ -88,8 +89,9 @@ def scatter(
 ) -> Float[Tensor, "..."]:
     """Select this rank's tokens from ``x``, the tokens of all ranks. This is not a collective.
 
-    ``axis`` is the axis of tokens, and ``side`` says whether they are receivers ("dst") or senders ("src").
-    Raises ValueError if the axis and the partition differ in length, IndexError if ``x`` has no such axis.
+    ``axis`` is the axis of tokens, and ``side`` says whether they are receivers ("dst") or senders
+    ("src"). Raises ValueError if the axis and the partition differ in length, IndexError if ``x``
+    has no such axis.
     """
     group = _resolve_group(group)
     shares = _resolve_shares(partition, side, group)

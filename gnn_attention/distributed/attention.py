@@ -37,9 +37,10 @@ BackendLike = str | Backend
 class Neighbourhood:
     """The graph of a rank's receivers over its senders and its halo, and how to fetch the halo.
 
-    ``send_indices[r]`` are the senders that rank r needs; ``recv_counts[r]`` is the number of senders
-    from rank r. ``order`` sorts the rank's senders and the received ones by position. ``dst_at`` and
-    ``src_at`` are absolute positions, or None if they follow from the offsets of the graph.
+    ``send_indices[r]`` are the senders that rank r needs; ``recv_counts[r]`` is the number of
+    senders from rank r. ``order`` sorts the rank's senders and the received ones by position.
+    ``dst_at`` and ``src_at`` are absolute positions, or None if they follow from the offsets of the
+    graph.
     """
 
     graph: TokenGraph

@@ -24,8 +24,8 @@ def exchange(
 ) -> Float[Tensor, "all channels"]:
     """Return the local rows, followed by the rows that rank 0, 1, ... sent. A collective.
 
-    ``send_indices[r]`` are the local rows for rank r; ``recv_counts[r]`` counts the rows from it. The
-    gradients of a row are summed over all ranks that have it, by rank, in float32 or better.
+    ``send_indices[r]`` are the local rows for rank r; ``recv_counts[r]`` counts the rows from it.
+    The gradients of a row are summed over all ranks that have it, by rank, in float32 or better.
     """
     is_float = rows.is_floating_point()
     # Autograd accumulates the gradients of these rows, so they need the wider dtype.

@@ -19,8 +19,9 @@ MAX_BOX_SIDE = 2**13
 def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor, " senders"], ...]:
     """Return the senders of each other rank to which the receivers of ``rank`` attend, sorted.
 
-    The entry of ``rank`` itself is empty. An all-to-all receives the senders in the order of the entries.
-    Raises ValueError if the partition does not fit the graph, and IndexError for a rank out of range.
+    The entry of ``rank`` itself is empty. An all-to-all receives the senders in the order of the
+    entries. Raises ValueError if the partition does not fit the graph, and IndexError for a rank
+    out of range.
 
     >>> from gnn_attention import patterns
     >>> from gnn_attention.distributed.partition import contiguous

@@ -48,7 +48,8 @@ class HeadwiseParallel(ParallelStyle):
     Raises ValueError if the number of heads, or of key/value heads, is not a multiple of the number
     of ranks, and TypeError for a module that is not an attention layer.
 
-    Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around the heads.
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around
+    the heads.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -67,11 +68,12 @@ class HeadwiseParallel(ParallelStyle):
 def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard the attention of ``model`` by heads over the ranks of a mesh in place; return ``model``.
 
-    The parameters of the first rank are used. ``state_dict`` then has DTensors under the same names, which
-    ``torch.distributed.checkpoint`` saves and loads with any number of ranks. Dropout is as in one process
-    if all ranks use the same seed. Example: ``shard_heads(model, init_device_mesh("cpu", (2,)))``. All other
-    modules stay whole on every rank; to shard the MLPs of a ``LanguageModel`` call ``parallelize_module(
-    model, mesh, {"blocks.*.mlp.0": ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()})``.
+    The parameters of the first rank are used. ``state_dict`` then has DTensors under the same
+    names, which ``torch.distributed.checkpoint`` saves and loads with any number of ranks. Dropout
+    is as in one process if all ranks use the same seed. Example: ``shard_heads(model,
+    init_device_mesh("cpu", (2,)))``. All other modules stay whole on every rank; to shard the MLPs
+    of a ``LanguageModel`` call ``parallelize_module( model, mesh, {"blocks.*.mlp.0":
+    ColwiseParallel(), "blocks.*.mlp.2": RowwiseParallel()})``.
 
     Raises ValueError, before any change, for a number of heads that is not a multiple of the number
     of ranks, for a mesh of several axes, and for a model without attention.

@@ -131,7 +131,8 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
     """Balance causal edges: rank r owns chunks r and ``2 world_size - 1 - r`` of ``2 world_size`` chunks.
 
     In ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges. Ranks differ by at most
-    ``T + 1`` edges, or by 0 if ``2 world_size`` divides T. The last rank owns the middle token of an odd T.
+    ``T + 1`` edges, or by 0 if ``2 world_size`` divides T. The last rank owns the middle token of
+    an odd T.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2).dst.ranges(0)

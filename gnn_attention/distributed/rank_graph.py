@@ -64,7 +64,8 @@ def subgraph(
     """Return the edges between receivers ``dst`` and senders ``src`` as a graph over their rows.
 
     Also return the absolute positions of receivers and senders, each None if an offset suffices. A
-    rule is shifted for a range of tokens; otherwise it looks tokens up in a table. Edge lists stay lists.
+    rule is shifted for a range of tokens; otherwise it looks tokens up in a table. Edge lists stay
+    lists.
     """
     dst_tokens, src_tokens = _start_or_tokens(dst), _start_or_tokens(src)
     name = f"{text.parenthesize(graph.name)} between ranks"

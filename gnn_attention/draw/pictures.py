@@ -221,8 +221,8 @@ def weights(
     ``weights`` is a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; or a
     pair ``(edge_index, weights [E, heads])`` as the layer returns it, which needs ``graph``; or the
     ``AttentionInfo`` of ``attend`` with one sample; or a layer of ``trace.record``. Pairs that are
-    not edges of ``graph`` are grey. Heads (all, or those in ``heads``, at most 64) are drawn side by
-    side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
+    not edges of ``graph`` are grey. Heads (all, or those in ``heads``, at most 64) are drawn side
+    by side on one scale. Weight 0 is white, a negative number orange, NaN and -inf grey. ``labels``
     name the receivers, and the senders if they are the same. Raises TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens per side.
 

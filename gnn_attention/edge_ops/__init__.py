@@ -1,11 +1,11 @@
 """Primitives over the edges of a graph, with which a layer of attention takes eight lines.
 
 ``q`` and ``x`` have a row for each receiver, ``k`` and ``v`` one for each sender, as in
-:func:`gnn_attention.attend`. Values of edges are ``[B, H, E]``, in the order of ``graph.edge_index``
-and in float32 or better, as are all sums. Rows of a result have the dtype of the rows of the arguments.
-The primitives need memory for the values of edges and rows of tokens, never for a row at each edge.
-They have derivatives of every order, forward mode too, and run under ``torch.compile``,
-``torch.export`` and ``torch.func``.
+:func:`gnn_attention.attend`. Values of edges are ``[B, H, E]``, in the order of
+``graph.edge_index`` and in float32 or better, as are all sums. Rows of a result have the dtype of
+the rows of the arguments. The primitives need memory for the values of edges and rows of tokens,
+never for a row at each edge. They have derivatives of every order, forward mode too, and run under
+``torch.compile``, ``torch.export`` and ``torch.func``.
 
 If a graph varies by head, its values of edges are ``[B, 1, E]``, for the edges of the first head, the
 second head, and so on, each sorted by receiver, then sender. For samples they are ``[1, H, E]``.

@@ -4,8 +4,8 @@
 weighted rows for each token. Both read only the tokens of edges. A bag adds its terms one by one,
 and rounding errors add up, so sums over long rows are split into chunks.
 
-Many heads with few edges are faster together, as one head of a larger graph, which has a copy of the
-receivers for each query head, and a copy of the senders for each key/value head.
+Many heads with few edges are faster together, as one head of a larger graph, which has a copy of
+the receivers for each query head, and a copy of the senders for each key/value head.
 """
 
 import functools
@@ -180,8 +180,8 @@ def group_heads(
 ) -> tuple[Buffers, HeadGroups]:
     """Return buffers, and the index of each key/value head with the indices of its query heads.
 
-    ``shape`` is ``(samples, heads)``. If heads are faster together, an index is a slice of samples, for
-    all of their heads; without edges there are no heads.
+    ``shape`` is ``(samples, heads)``. If heads are faster together, an index is a slice of samples,
+    for all of their heads; without edges there are no heads.
     """
     samples, heads = shape
     if not edges.src.numel():

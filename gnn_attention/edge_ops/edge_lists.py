@@ -19,8 +19,8 @@ class EdgeRows:
 
     The in-edges of receiver i are the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``src`` and ``dst``.
     The out-edges of sender j are the entries ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``,
-    and ``out_position`` has their indices in ``src``. If ``is_first``, no earlier piece of a plan has
-    these receivers.
+    and ``out_position`` has their indices in ``src``. If ``is_first``, no earlier piece of a plan
+    has these receivers.
     """
 
     ptr: Int[Tensor, " receivers_plus_one"]

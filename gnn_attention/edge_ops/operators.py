@@ -1,7 +1,7 @@
 """Differentiable maps between rows of tokens and values of edges, as operators of torch.
 
-``edges`` are the tensors of an :class:`EdgeRows`, and values of edges ``[B, Hq, E]`` are in its order.
-Each map is linear in every tensor, and its derivatives are maps of the same kinds:
+``edges`` are the tensors of an :class:`EdgeRows`, and values of edges ``[B, Hq, E]`` are in its
+order. Each map is linear in every tensor, and its derivatives are maps of the same kinds:
 
 * ``products(q, k, edges, scale) -> [B, Hq, E]``: ``s_e = scale q_dst . k_src``
 * ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``
@@ -12,9 +12,9 @@ Each map is linear in every tensor, and its derivatives are maps of the same kin
 * ``running_sums(s, edges, reverse) -> [B, Hq, E]``: the sum of the in-edges of dst up to e, or from e on
 * ``permute(s, [order, inverse]) -> [B, Hq, E]``: ``s[..., order]``
 
-:func:`softmax` is the only function that is not linear. The maps compute in the dtype of their inputs.
-They have derivatives of every order, forward mode too, and rules for compilers, ``torch.export`` and
-``torch.vmap``.
+:func:`softmax` is the only function that is not linear. The maps compute in the dtype of their
+inputs. They have derivatives of every order, forward mode too, and rules for compilers,
+``torch.export`` and ``torch.vmap``.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,8 @@
 
 ``page("Llamas do not output words")`` embeds the model that ships with the package: after each
 change, the page computes the model again, up to the next token. For a Hugging Face model, the page
-embeds one recorded run. Browsers open the page from a file, without a network; notebooks display it.
+embeds one recorded run. Browsers open the page from a file, without a network; notebooks display
+it.
 
 The sources are in ``web/``. ``npm ci && npm run build`` there makes the template ``page.html``,
 which is committed, so that users need no npm. ``python docs/make.py`` then writes the page

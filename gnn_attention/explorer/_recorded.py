@@ -1,7 +1,8 @@
 """Record one run of a Hugging Face model for a page: q, k, v and the output matrix of every layer.
 
-The model runs with ``attn_implementation="gnn_attention"``, so that the inputs of attention are recorded.
-Other modules are not recorded: the page shows how a cut changes its own layer, but not later layers.
+The model runs with ``attn_implementation="gnn_attention"``, so that the inputs of attention are
+recorded. Other modules are not recorded: the page shows how a cut changes its own layer, but not
+later layers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

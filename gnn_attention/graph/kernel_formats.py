@@ -83,8 +83,8 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 def from_block_mask(mask: BlockMask) -> TokenGraph:
     """Return the graph of FlexAttention's ``BlockMask``.
 
-    A pair is an edge if it is in a full block, or in a partial one where ``mask_mod`` is True. The graph
-    varies by head or sample if the lists of the mask do. Raises TypeError for other objects.
+    A pair is an edge if it is in a full block, or in a partial one where ``mask_mod`` is True. The
+    graph varies by head or sample if the lists of the mask do. Raises TypeError for other objects.
 
     >>> from gnn_attention import patterns
     >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)

@@ -101,9 +101,10 @@ class Tiles:
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """Return the empty, full and partial tiles of a graph.
 
-    Takes time proportional to the number of partial tiles for a structured graph, and O(E log E) for
-    a list. A rule that cannot be evaluated on ranges is evaluated on every pair, in bounded memory.
-    The runs are cached for each ``block``. TypeError or ValueError unless ``block`` is a positive integer.
+    Takes time proportional to the number of partial tiles for a structured graph, and O(E log E)
+    for a list. A rule that cannot be evaluated on ranges is evaluated on every pair, in bounded
+    memory. The runs are cached for each ``block``. TypeError or ValueError unless ``block`` is a
+    positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))

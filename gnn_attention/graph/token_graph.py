@@ -218,8 +218,9 @@ class TokenGraph(GraphOperators):
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """The edges, int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers.
 
-        Edges from a list or an index keep their order. Others are sorted by receiver, then sender. The result
-        is cached: do not write into it. ValueError if the graph varies by head or sample or is too large.
+        Edges from a list or an index keep their order. Others are sorted by receiver, then sender.
+        The result is cached: do not write into it. ValueError if the graph varies by head or sample
+        or is too large.
         """
         return self.edges_on(torch.device("cpu"))
 
@@ -240,8 +241,9 @@ class TokenGraph(GraphOperators):
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
         """Return the mask: bool ``[dst, src]``, True where there is an edge.
 
-        The shape is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that differs
-        by head or sample. The mask is cached: do not write into it. ValueError if memory is short.
+        The shape is ``[heads, dst, src]`` or ``[batch, heads or 1, dst, src]`` for a graph that
+        differs by head or sample. The mask is cached: do not write into it. ValueError if memory is
+        short.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {checks.quote(device)}")

@@ -25,13 +25,14 @@ class LatentHeads(HeadsBase):
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` for
-    each token: all heads share this key (MQA) of width ``latent_dim + rotary_dim``, and c is also the value.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]``
+    for each token: all heads share this key (MQA) of width ``latent_dim + rotary_dim``, and c is
+    also the value.
 
-    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``,
-    ``W_QR [heads, query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width,
-    rotary_dim]``, ``W_UK [heads, latent_dim, content_dim]``, ``W_UV [heads, latent_dim, value_dim]``,
-    ``W_O [heads, value_dim, width]``, the norms ``q_norm`` and ``kv_norm`` and, with ``bias=True``,
+    Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR
+    [heads, query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``,
+    ``W_UK [heads, latent_dim, content_dim]``, ``W_UV [heads, latent_dim, value_dim]``, ``W_O
+    [heads, value_dim, width]``, the norms ``q_norm`` and ``kv_norm`` and, with ``bias=True``,
     ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 / sqrt(content_dim + rotary_dim)``.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (the absorption) and 2.1.3.
@@ -125,7 +126,8 @@ class LatentHeads(HeadsBase):
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
         """Return ``W_P [heads, query_dim, latent_dim + rotary_dim]`` for ``distance = dst - src``.
 
-        The score is ``scale * (u W_P . [c, x W_KR])``. Only the rotary part depends on the distance.
+        The score is ``scale * (u W_P . [c, x W_KR])``. Only the rotary part depends on the
+        distance.
         """
         rotary_dim = self.W_QR.shape[2]
         rotation = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(self.num_heads, -1, -1)

@@ -118,10 +118,12 @@ class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
     ``MergedHeads.of(heads)`` multiplies the factors and stores the products as its own parameters.
-    ``MergedHeads(width, num_heads, head_dim)`` draws random full-rank matrices; ``head_dim`` sets the scale.
+    ``MergedHeads(width, num_heads, head_dim)`` draws random full-rank matrices; ``head_dim`` sets
+    the scale.
 
-    Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width (+1),
-    width]``. An extra row or column holds products of biases, which :attr:`W_P` and :attr:`W_M` omit.
+    Parameters: ``pattern [heads, width (+1), source_width (+1)]``, ``message [heads, source_width
+    (+1), width]``. An extra row or column holds products of biases, which :attr:`W_P` and
+    :attr:`W_M` omit.
 
     Sources: S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 

@@ -2,7 +2,8 @@
 
 The graph describes whole sequences from their first token. But a call may have slots for only the
 newest receivers, for only the senders that a sliding cache keeps, and for padding on either side.
-Graphs with equal rules (:func:`structural_key`) share a cache entry, and so forward passes share plans.
+Graphs with equal rules (:func:`structural_key`) share a cache entry, and so forward passes share
+plans.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class CallLayout:
         """Return the layout with its edges that are also in ``graph``, or with the edges of ``graph``.
 
         ``is_replacement`` selects the second. In ``graph`` positions count from the first token.
-        Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too short,
-        or is a replacement and needs senders that a cache has dropped.
+        Raises ValueError, which names the ``caller``, if ``graph`` does not begin at 0, is too
+        short, or is a replacement and needs senders that a cache has dropped.
         """
         key = (CacheKey.of(graph), is_replacement)
         if key not in self._layouts:

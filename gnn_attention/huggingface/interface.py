@@ -66,7 +66,8 @@ def mask(
     """Return a lazy mask with positions, which all layers with this kind of mask share.
 
     If ``generate`` has prepared a mask (for a static cache), that ``attention_mask`` is returned. A
-    full-graph program (``fullgraph=True``, ``torch.export``) gets a tensor, as in torch's own attention.
+    full-graph program (``fullgraph=True``, ``torch.export``) gets a tensor, as in torch's own
+    attention.
     """
     frame = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if isinstance(attention_mask, LazyMask):
@@ -108,10 +109,11 @@ def attention(
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
     """Compute attention on the graph of the mask. Models call this function through transformers.
 
-    Also returns the weights if the model passes ``output_attentions`` on. GPT-2 and OPT do not:
-    see ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
+    Also returns the weights if the model passes ``output_attentions`` on. GPT-2 and OPT do not: see
+    ``trace.record(model, ids).layers[i]["attn.hook_pattern"]``. Ignores arguments that change
     nothing here: the mask already contains ``sliding_window``. Raises NotImplementedError for
-    unsupported arguments, and ValueError without a mask if the module does not say whether it is causal.
+    unsupported arguments, and ValueError without a mask if the module does not say whether it is
+    causal.
     """
     sinks = s_aux if sinks is None else sinks
     if sinks is not None and sinks.numel() != query.shape[1]:
@@ -301,11 +303,12 @@ def use_graph(
             instead of restricting it. Padding and empty slots of a cache stay masked.
 
     Contexts nest: an inner graph restricts the outer graph, or replaces it. A context affects only
-    the thread that entered it. A layer that gradient checkpointing recomputes keeps its first graph.
+    the thread that entered it. A layer that gradient checkpointing recomputes keeps its first
+    graph.
 
     Raises ValueError if a part uses another attention, NotImplementedError if it cannot be changed,
-    TypeError for anything but a graph or function. In the context, calls raise ValueError if a graph
-    is too short, or replaces a mask and needs senders that a sliding cache has dropped.
+    TypeError for anything but a graph or function. In the context, calls raise ValueError if a
+    graph is too short, or replaces a mask and needs senders that a sliding cache has dropped.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> from gnn_attention import patterns

@@ -154,8 +154,8 @@ class TwoPathLayer(MessagePassing):
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
         """Explain which path a call on ``g`` takes; "message_passing" runs the four steps of PyG.
 
-        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not store them. With
-        backend "auto" the explanation is that of :func:`gnn_attention.explain`.
+        ``num_dst`` and ``num_src`` are the sizes of an ``edge_index``, which does not store them.
+        With backend "auto" the explanation is that of :func:`gnn_attention.explain`.
 
         >>> from gnn_attention import MessagePassingAttention, patterns
         >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))

@@ -151,8 +151,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
         ``layer`` is the index of this layer among the layers of the cache.
 
-        NotImplementedError for maps of edges and other normalisers, and if a hook, an explainer or an
-        overridden step needs the messages.
+        NotImplementedError for maps of edges and other normalisers, and if a hook, an explainer or
+        an overridden step needs the messages.
         """
         if (
             self.reason_for_messages() is not None

@@ -1,7 +1,8 @@
 """A table of where other models store attention parameters, with a row for each attention class.
 
-The functions of a row copy the heads of a module and make its score_mod. If the module's scale is not
-``1 / sqrt(head_dim)``, as in T5 and Gemma 2, the ratio multiplies W_Q and b_Q, or the norm of the queries.
+The functions of a row copy the heads of a module and make its score_mod. If the module's scale is
+not ``1 / sqrt(head_dim)``, as in T5 and Gemma 2, the ratio multiplies W_Q and b_Q, or the norm of
+the queries.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Copy attention layers from torch and transformers models, to run them on a graph.
 
-:func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the function
-that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` combines
-them into a layer. On the graph of the model's mask, the layer computes the model's attention,
-including the output projection. This module does not import transformers.
+:func:`heads_of` copies the parameters of a layer into heads. :func:`score_mod_of` returns the
+function that changes its logits (T5's relative position bias, Gemma 2's softcap). :func:`layer_of`
+combines them into a layer. On the graph of the model's mask, the layer computes the model's
+attention, including the output projection. This module does not import transformers.
 """
 
 import torch
@@ -26,9 +26,10 @@ CROSS_ATTENTION_NAMES = ("EncDecAttention", "crossattention", "encoder_attn", "m
 def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> AnyHeads:
     """Copy the attention parameters of one layer into heads.
 
-    The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with the
-    rotary positions, norms, biases and key/value heads of the model. W_Q and b_Q, or the query norm, absorb
-    a scale other than ``1 / sqrt(head_dim)``. Use the heads with the score_mod of :func:`score_mod_of`.
+    The heads are :class:`LatentHeads` for DeepSeek-V3 and :class:`StandardHeads` otherwise, with
+    the rotary positions, norms, biases and key/value heads of the model. W_Q and b_Q, or the query
+    norm, absorb a scale other than ``1 / sqrt(head_dim)``. Use the heads with the score_mod of
+    :func:`score_mod_of`.
 
     Args:
         model: a model that contains a known kind of attention, or such an attention module itself.
@@ -40,7 +41,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
         ValueError, IndexError, TypeError: there is no such ``layer`` or ``part``, or a projection is
             not a plain linear map (adapters, quantized weights).
 
-    Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; S2.1 of docs/sources.md.
+    Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; S2.1 of
+    docs/sources.md.
 
     >>> heads_of(nn.MultiheadAttention(8, num_heads=2))
     StandardHeads(8, num_heads=2, head_dim=4)
@@ -72,8 +74,9 @@ def layer_of(
 ) -> MessagePassingAttention:
     """Make an attention layer from :func:`heads_of` and :func:`score_mod_of`, without dropout.
 
-    On the graph of the model's mask, its update equals the attention output of the model.
-    In cross-attention its input is ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
+    On the graph of the model's mask, its update equals the attention output of the model. In
+    cross-attention its input is ``(x_src, x_dst)``. Arguments and errors are those of
+    :func:`heads_of`.
 
     >>> layer_of(nn.MultiheadAttention(8, num_heads=2))
     MessagePassingAttention(standard, heads=2, head_dim=4, backend='auto')

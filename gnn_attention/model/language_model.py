@@ -149,8 +149,8 @@ class LanguageModel(nn.Module):
     def proceed(self, tokens: Tokens, cache: KeyValueCache) -> Logits:
         """Compute the logits of tokens that follow those in ``cache``, as a full pass would.
 
-        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Raises the errors
-        of a full pass and of :meth:`KeyValueCache.append`, ValueError if the cache and the model differ
+        The cache is a ``KeyValueCache(graph, model.config.num_layers)``. Raises the errors of a
+        full pass and of :meth:`KeyValueCache.append`, ValueError if the cache and the model differ
         in their number of layers, and NotImplementedError unless :meth:`can_proceed`.
         """
         if not hasattr(cache, "all_or_nothing"):
@@ -223,9 +223,9 @@ def generate(
 ) -> Int[Tensor, " tokens_and_more"]:
     """Append ``count`` tokens to ``tokens [T]``, each drawn from ``softmax(logits / temperature)``.
 
-    At temperature 0 each is the most likely token. ``graph`` (by default causal) includes the new tokens.
-    The tokens in ``cache`` come before ``tokens``. ValueError if there are no tokens, if the
-    temperature is negative, or if the graph is too small or differs from the cache's.
+    At temperature 0 each is the most likely token. ``graph`` (by default causal) includes the new
+    tokens. The tokens in ``cache`` come before ``tokens``. ValueError if there are no tokens, if
+    the temperature is negative, or if the graph is too small or differs from the cache's.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         raise TypeError(f"tokens must be an integer tensor [T], got {checks.describe_type(tokens)}")

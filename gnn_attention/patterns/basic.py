@@ -110,8 +110,9 @@ def no_self(n: int) -> TokenGraph:
 def encoder_decoder(source: int, target: int) -> TokenGraph:
     """Source tokens attend to each other, target tokens to the source and their own past.
 
-    The ``source`` tokens are first. The edges are ``src < source or src <= dst``, as in :func:`prefix`; there
-    are ``source^2 + source * target + target (target + 1) / 2``. See Vaswani et al. 2017 (arXiv 1706.03762).
+    The ``source`` tokens are first. The edges are ``src < source or src <= dst``, as in
+    :func:`prefix`; there are ``source^2 + source * target + target (target + 1) / 2``. See Vaswani
+    et al. 2017 (arXiv 1706.03762).
 
     >>> encoder_decoder(2, 3).in_degree().tolist()
     [2, 2, 3, 4, 5]

@@ -155,9 +155,10 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     """Each token attends to all of one block, which a permutation assigns to the token's block.
 
     The edges are ``blk(src) = permutation[blk(dst)]``; they are not causal. The in-degree is
-    ``block``, or less if the assigned block is the shorter last one. ``permutation`` is ``[blocks]`` or
-    ``[heads, blocks]``. Source: the block masks of BlockBERT (Qiu et al. 2019, arXiv 1911.02972).
-    Raises the same errors as ``sorted_blocks``, and ValueError unless each row holds every block once.
+    ``block``, or less if the assigned block is the shorter last one. ``permutation`` is
+    ``[blocks]`` or ``[heads, blocks]``. Source: the block masks of BlockBERT (Qiu et al. 2019,
+    arXiv 1911.02972). Raises the same errors as ``sorted_blocks``, and ValueError unless each row
+    holds every block once.
 
     >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
     [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]

@@ -26,9 +26,10 @@ __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "v
 def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     """Each token attends to the ``k`` senders with the largest logits in its row.
 
-    ``logits`` are ``[..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``. The causal
-    in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention (DeepSeek-V3.2) selects by
-    the logits of its indexer, with one graph for all heads. Raises TypeError or ValueError for other data.
+    ``logits`` are ``[..., dst, src]``; the edges satisfy ``src <= dst`` unless ``causal=False``.
+    The causal in-degree is ``min(dst + 1, k)`` if no logit is -inf. DeepSeek sparse attention
+    (DeepSeek-V3.2) selects by the logits of its indexer, with one graph for all heads. Raises
+    TypeError or ValueError for other data.
 
     >>> top_k(torch.tensor([[0.0, 9.0, 9.0], [1.0, 2.0, 9.0], [3.0, 1.0, 2.0]]), 2).edge_index.tolist()
     [[0, 0, 1, 0, 2], [0, 1, 1, 2, 2]]
@@ -175,8 +176,9 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
 
     The edges are ``src <= dst and (src in columns or dst - src in slashes)``; distance 0 is the
     self loop. ``columns`` and ``slashes`` are lists of indices ``0 .. n - 1`` for all heads, or of
-    one list for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which estimates them
-    for each head from the attention of the last 64 queries. Raises IndexError for other indices.
+    one list for each head. Source: MInference (Jiang et al. 2024, arXiv 2407.02490), which
+    estimates them for each head from the attention of the last 64 queries. Raises IndexError for
+    other indices.
 
     >>> vertical_slash(5, [0], [0, 2]).in_degree().tolist()
     [1, 2, 2, 3, 3]

@@ -19,9 +19,10 @@ __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders"
 def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenGraph:
     """Each token attends to r random tokens among itself and its past, or among all if ``causal=False``.
 
-    Each receiver draws its senders uniformly, without replacement and independently of other receivers. The
-    in-degree is ``min(dst + 1, r)``, or ``min(n, r)`` if not causal. BigBird (Zaheer et al. 2020,
-    arXiv 2007.14062) has such edges, but its code draws whole blocks, as :func:`bigbird` does.
+    Each receiver draws its senders uniformly, without replacement and independently of other
+    receivers. The in-degree is ``min(dst + 1, r)``, or ``min(n, r)`` if not causal. BigBird (Zaheer
+    et al. 2020, arXiv 2007.14062) has such edges, but its code draws whole blocks, as
+    :func:`bigbird` does.
 
     >>> random_senders(1000, 3).in_degree().unique().tolist()
     [1, 2, 3]
@@ -100,8 +101,9 @@ def torus(*sizes: int) -> TokenGraph:
     """Each token attends to its two neighbours along every axis of a grid without borders.
 
     Tokens are numbered row by row: the last axis varies fastest. An axis adds 2 to the in-degree if
-    its size is 3 or more, 1 if its size is 2, and 0 if its size is 1. The graph is symmetric without self
-    loops. Any token reaches any other within ``sum of size // 2`` layers. ``torus(n)`` is a ring.
+    its size is 3 or more, 1 if its size is 2, and 0 if its size is 1. The graph is symmetric
+    without self loops. Any token reaches any other within ``sum of size // 2`` layers. ``torus(n)``
+    is a ring.
 
     >>> torus(3, 4).select().edge_index[0, :4].tolist()   # token 0 attends to: right, left, below, above
     [1, 3, 4, 8]

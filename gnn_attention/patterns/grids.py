@@ -40,9 +40,10 @@ def natten(shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, causal:
       are numbered by ``x // d``;
     - ``causal`` ends the window at x and begins it ``kernel - 1`` before x, or at the border.
 
-    Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated (2209.15001),
-    causal (2403.04690). attention-gym's ``generate_natten`` agrees for odd kernels (its even ones
-    have ``kernel + 1`` tokens). Raises ValueError if ``kernel * dilation`` exceeds the grid.
+    Source: Hassani et al., Neighborhood Attention Transformer (arXiv 2204.07143), dilated
+    (2209.15001), causal (2403.04690). attention-gym's ``generate_natten`` agrees for odd kernels
+    (its even ones have ``kernel + 1`` tokens). Raises ValueError if ``kernel * dilation`` exceeds
+    the grid.
 
     >>> natten((5,), 3).in_degree().tolist()
     [3, 3, 3, 3, 3]
@@ -184,8 +185,9 @@ def svg_spatial(frames: int, frame_size: int, w: int) -> TokenGraph:
     """Each token of a video attends to tokens less than ``w`` away in the sequence.
 
     There are ``frames * frame_size`` tokens, and the edges are ``|dst - src| < w``.
-    ``memory_tokens(graph, prompt, causal=False)`` adds a prompt. attention-gym's ``width`` counts frames: w
-    is ``width * token_per_frame``. Source: the spatial head of Sparse VideoGen (2025, arXiv 2502.01776).
+    ``memory_tokens(graph, prompt, causal=False)`` adds a prompt. attention-gym's ``width`` counts
+    frames: w is ``width * token_per_frame``. Source: the spatial head of Sparse VideoGen (2025,
+    arXiv 2502.01776).
 
     >>> svg_spatial(2, 2, 2).in_degree().tolist()
     [2, 3, 3, 2]

@@ -123,13 +123,14 @@ def longnet(
     """In segments of w tokens, the tokens at every r-th place attend to each other, for several w and r.
 
     The pairs (w, r) are ``zip(segments, dilations)``. A pair has the edges ``dst // w == src // w``
-    and ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The offset
-    ``h % r`` varies by head as in the paper; without ``heads`` it is 0. One pair should have ``r = 1``,
-    or some tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486, equations 3 to 5 and
-    13 to 15). The paper merges the pairs by their softmax denominators, so an edge in m pairs counts m times.
-    To do the same, add up the masks of the single pairs and pass the sum to ``score_mods.log_multiplicity``.
-    In the paper's code (torchscale) neighbouring heads share the offset ``h // ceil(heads / r)``.
-    Raises ValueError unless there is at least one segment, and one dilation for each segment.
+    and ``dst % w % r == src % w % r == h % r``, with ``src <= dst`` unless ``causal=False``. The
+    offset ``h % r`` varies by head as in the paper; without ``heads`` it is 0. One pair should have
+    ``r = 1``, or some tokens are isolated. Source: LongNet (Ding et al. 2023, arXiv 2307.02486,
+    equations 3 to 5 and 13 to 15). The paper merges the pairs by their softmax denominators, so an
+    edge in m pairs counts m times. To do the same, add up the masks of the single pairs and pass
+    the sum to ``score_mods.log_multiplicity``. In the paper's code (torchscale) neighbouring heads
+    share the offset ``h // ceil(heads / r)``. Raises ValueError unless there is at least one
+    segment, and one dilation for each segment.
 
     >>> longnet(8, [2, 8], [1, 4]).in_degree().tolist()
     [1, 2, 1, 2, 2, 2, 1, 2]

@@ -86,11 +86,12 @@ def etc(n: int, w: int, num_global: int) -> TokenGraph:
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
     """Blocks attend to themselves, their neighbours, the first and last block, and random blocks.
 
-    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block`` and L the
-    last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``. R(i) holds
-    ``num_random`` blocks, drawn without replacement from those that i does not attend to anyway (all if there
-    are fewer). With ``heads`` every head has its own R, and head 0 has the R of ``heads=None``. A
-    larger ``num_random`` only adds edges. The last block may be short. The graph is not causal.
+    The first and last block attend to all tokens. With ``i = dst // block``, ``j = src // block``
+    and L the last block the edges are ``i in {0, L} or j in {0, L} or |i - j| <= 1 or j in R(i)``.
+    R(i) holds ``num_random`` blocks, drawn without replacement from those that i does not attend to
+    anyway (all if there are fewer). With ``heads`` every head has its own R, and head 0 has the R
+    of ``heads=None``. A larger ``num_random`` only adds edges. The last block may be short. The
+    graph is not causal.
 
     In evaluation Hugging Face replaces R(i) by copies of block 0, which is ``num_random=0`` with
     ``log(1 + num_random)`` added to the logits from block 0 to the middle blocks. Source: Zaheer et
@@ -167,9 +168,10 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
 def side_nodes(n: int, block: int) -> TokenGraph:
     """Side node k attends to the tokens of block k.
 
-    The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens after
-    the last whole block belong to the last side node, and with n < block there are no side nodes.
-    Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums up the tokens anew.
+    The edges are ``dst = min(src // block, K - 1)`` with ``K = n // block`` side nodes: tokens
+    after the last whole block belong to the last side node, and with n < block there are no side
+    nodes. Source: LongT5 (Guo et al. 2022, arXiv 2112.07916), where each layer sums up the tokens
+    anew.
 
     >>> print(side_nodes(5, 2))
     side_nodes(5, 2): mask[dst, src] and in-edges
@@ -221,9 +223,10 @@ def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
     """Return two graphs: ``m`` latents attend to all ``n`` inputs, then to each other.
 
-    The graphs ``m <- n`` and ``m <- m`` are applied in turn. They have ``n m`` and ``m^2`` edges, so the cost
-    of further layers over the latents does not depend on n. The inputs are only senders: they have
-    no in-edges, so they do not change. Source: Jaegle et al. 2021, Perceiver (arXiv 2103.03206).
+    The graphs ``m <- n`` and ``m <- m`` are applied in turn. They have ``n m`` and ``m^2`` edges,
+    so the cost of further layers over the latents does not depend on n. The inputs are only
+    senders: they have no in-edges, so they do not change. Source: Jaegle et al. 2021, Perceiver
+    (arXiv 2103.03206).
 
     >>> [graph.num_edges for graph in perceiver(100, 4)]
     [400, 16]

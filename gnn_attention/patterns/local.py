@@ -92,10 +92,11 @@ def chunked(n: int, chunk: int, before: int = 0, after: int = 0, causal: bool = 
 def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     """Each token attends to its segment so far and the ``memory`` tokens before the segment.
 
-    The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens begins
-    at ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source: Transformer-XL (Dai et
-    al. 2019, arXiv 1901.02860). The one-dimensional local attention of Image Transformer (Parmar et al. 2018,
-    arXiv 1802.05751) is the same graph: a query block has ``segment`` tokens and ``memory`` tokens before it.
+    The edges are ``start(dst) - memory <= src <= dst``, where i's segment of ``segment`` tokens
+    begins at ``start(i)``. The in-degree is ``min(dst, dst % segment + memory) + 1``. Source:
+    Transformer-XL (Dai et al. 2019, arXiv 1901.02860). The one-dimensional local attention of Image
+    Transformer (Parmar et al. 2018, arXiv 1802.05751) is the same graph: a query block has
+    ``segment`` tokens and ``memory`` tokens before it.
 
     >>> segment_recurrence(6, 2, 1).in_degree().tolist()
     [1, 2, 2, 3, 2, 3]

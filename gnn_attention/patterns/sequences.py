@@ -48,12 +48,13 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """Several answers to one prompt attend to the prompt and to their own past, not to each other.
 
-    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is computed
-    as if it alone followed the prompt, and the prompt is computed once. The t-th token of an answer, counted
-    from 0, has in-degree ``prompt + t + 1``. The positions of every answer, rotary or other, must begin
-    after the prompt. ``answers`` holds the sizes of the answers. With :func:`prefix_tree` there may
-    be several prompts, also prompts that continue others. Sources: Prefix Grouper (Liu et al. 2025,
-    arXiv 2506.05433) for the samples of a group in GRPO; attention-gym's ``shared_prefix``.
+    The edges are ``src <= dst`` with src in the prompt or in the answer of dst. So each answer is
+    computed as if it alone followed the prompt, and the prompt is computed once. The t-th token of
+    an answer, counted from 0, has in-degree ``prompt + t + 1``. The positions of every answer,
+    rotary or other, must begin after the prompt. ``answers`` holds the sizes of the answers. With
+    :func:`prefix_tree` there may be several prompts, also prompts that continue others. Sources:
+    Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) for the samples of a group in GRPO;
+    attention-gym's ``shared_prefix``.
 
     >>> shared_prefix(2, [2, 1]).in_degree().tolist()
     [1, 2, 3, 4, 3]
@@ -70,7 +71,8 @@ def block_causal(n: int, block: int) -> TokenGraph:
     The edges are ``src // block <= dst // block``, so the graph is not causal within a block. The
     in-degree is ``min((dst // block + 1) * block, n)``. ``block=1`` is causal, ``block=n`` is full.
     For blocks of different sizes use ``bidirectional_groups``. Source: BD3-LM (Arriola et al. 2025,
-    arXiv 2503.09573), a model that generates block after block and is trained with ``block_diffusion``.
+    arXiv 2503.09573), a model that generates block after block and is trained with
+    ``block_diffusion``.
 
     >>> block_causal(5, 2).in_degree().tolist()
     [2, 2, 4, 4, 5]
@@ -107,10 +109,11 @@ def permutation(order: Sequence[int], context: int = 0) -> TokenGraph:
     inverse of ``order``, the edges are ``rank(src) < context or rank(src) <= rank(dst)``. So all
     tokens attend to the first ``context`` tokens of the order. A later token of rank r has in-degree r + 1.
 
-    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context holds the
-    tokens that need not be predicted. Its query stream, in which a token must not attend to itself,
-    is this graph ``- self_loops(n)``. In GLM (Du et al. 2021, arXiv 2103.10360), which fills blanks
-    autoregressively, the context is the corrupted text. Raises ValueError unless ``order`` is a permutation.
+    Sources: the content stream of XLNet (Yang et al. 2019, arXiv 1906.08237), whose context holds
+    the tokens that need not be predicted. Its query stream, in which a token must not attend to
+    itself, is this graph ``- self_loops(n)``. In GLM (Du et al. 2021, arXiv 2103.10360), which
+    fills blanks autoregressively, the context is the corrupted text. Raises ValueError unless
+    ``order`` is a permutation.
 
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]

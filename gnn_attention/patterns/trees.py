@@ -87,11 +87,12 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
 def family(parents: Sequence[int]) -> TokenGraph:
     """Each token attends to itself, its parent, its children and its siblings.
 
-    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``; the
-    roots of a forest are siblings. The graph is symmetric. The in-degree is the number of children
-    and siblings (with the token itself), plus 1 for a parent. Messages cross a tree of depth D >= 1
-    in at most 2 D - 1 layers: up to the children of the common ancestor, across, and down; from tree to tree
-    they need 2 D + 1. ``hierarchical_document`` is such a graph. Raises the errors of ``tree``.
+    The edges are ``parent(src) = parent(dst)`` or ``src = parent(dst)`` or ``dst = parent(src)``;
+    the roots of a forest are siblings. The graph is symmetric. The in-degree is the number of
+    children and siblings (with the token itself), plus 1 for a parent. Messages cross a tree of
+    depth D >= 1 in at most 2 D - 1 layers: up to the children of the common ancestor, across, and
+    down; from tree to tree they need 2 D + 1. ``hierarchical_document`` is such a graph. Raises the
+    errors of ``tree``.
 
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]
@@ -108,12 +109,13 @@ def family(parents: Sequence[int]) -> TokenGraph:
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     """In a document with anchors, tokens attend to their parent, children and siblings.
 
-    ``sections[s][t]`` is the number of words in sentence t of section s. The tokens are the document's
-    anchor, then for each section its anchor, then for each sentence its anchor and its words. A word attends
-    to the words and the anchor of its sentence. A sentence anchor attends to its words, the sentence anchors
-    of its section and the section's anchor. A section anchor attends to the anchors of its sentences, all
-    section anchors and the document's anchor, which attends to all section anchors. Every token attends to
-    itself. Any word reaches any other in 5 layers. Source: HDT (He et al. 2024, arXiv 2407.08330).
+    ``sections[s][t]`` is the number of words in sentence t of section s. The tokens are the
+    document's anchor, then for each section its anchor, then for each sentence its anchor and its
+    words. A word attends to the words and the anchor of its sentence. A sentence anchor attends to
+    its words, the sentence anchors of its section and the section's anchor. A section anchor
+    attends to the anchors of its sentences, all section anchors and the document's anchor, which
+    attends to all section anchors. Every token attends to itself. Any word reaches any other in 5
+    layers. Source: HDT (He et al. 2024, arXiv 2407.08330).
 
     >>> hierarchical_document([[1], [2]]).in_degree().tolist()
     [3, 4, 3, 2, 4, 4, 3, 3]

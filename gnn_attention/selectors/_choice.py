@@ -60,8 +60,9 @@ def choose(
 ) -> TokenGraph:
     """Return the graph of the ``k`` largest scores of each receiver among ``candidates``.
 
-    ``compute_scores(rows)`` scores senders, or blocks of ``block_size`` senders. If fewer than ``num_heads``
-    heads have scores, groups of heads share them. Scoring one receiver needs ``row_size`` numbers.
+    ``compute_scores(rows)`` scores senders, or blocks of ``block_size`` senders. If fewer than
+    ``num_heads`` heads have scores, groups of heads share them. Scoring one receiver needs
+    ``row_size`` numbers.
     """
     num_src = candidates.num_src
     index = select_largest_by_rows(compute_scores, candidates.num_dst, row_size, k)

@@ -32,10 +32,11 @@ Keys = Float[Tensor, "batch src dim"]
 class Indexer(nn.Module):
     """Choose the ``k`` senders with the largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
 
-    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a layer.
-    Its heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and keys.
-    The learned weights ``w`` are divided by ``sqrt(num_heads * head_dim)``. :meth:`select` computes
-    products in ``dtype``. Train the indexer by :meth:`loss`, or by :meth:`edge_scores` as a bias.
+    The indexer reads states ``[batch, tokens, width]`` and returns one graph for all heads of a
+    layer. Its heads share the normalised ``key``; its own ``rotary``, if any, rotates queries and
+    keys. The learned weights ``w`` are divided by ``sqrt(num_heads * head_dim)``. :meth:`select`
+    computes products in ``dtype``. Train the indexer by :meth:`loss`, or by :meth:`edge_scores` as
+    a bias.
 
     Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
@@ -114,10 +115,11 @@ class Indexer(nn.Module):
 
         Isolated receivers do not count. ``p`` is the normalised sum of the attention weights of all
         heads. ``info`` comes from ``attend(..., return_info=True)``, on a causal graph in the dense
-        warm-up, on the chosen graph in the sparse stage. States and attention are treated as constants,
-        so only the indexer has a gradient. Weights are computed from lse in chunks, and chunks of rows are
-        computed again in the backward pass. ``rows`` restricts the loss to receivers ``start .. stop - 1``.
-        Source: arXiv 2512.02556, equations 3 and 4. Raises ValueError if the graph varies by head.
+        warm-up, on the chosen graph in the sparse stage. States and attention are treated as
+        constants, so only the indexer has a gradient. Weights are computed from lse in chunks, and
+        chunks of rows are computed again in the backward pass. ``rows`` restricts the loss to
+        receivers ``start .. stop - 1``. Source: arXiv 2512.02556, equations 3 and 4. Raises
+        ValueError if the graph varies by head.
         """
         graph = checks.instance("info", info, AttentionInfo).call.graph
         if graph.heads is not None:
@@ -160,8 +162,8 @@ class Indexer(nn.Module):
 def _score_rows(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
     """Return ``I [batch, rows, src]`` of the receivers ``rows``, which are ``(start, stop)``."""
     queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
-    # One product for all heads reads the keys once. A single sample is multiplied as a matrix, because
-    # torch multiplies batches of half-precision matrices slowly.
+    # One product for all heads reads the keys once. A single sample is multiplied as a matrix,
+    # because torch multiplies batches of half-precision matrices slowly.
     flat_q = queries.flatten(1, 2)
     products = flat_q @ keys.mT if len(flat_q) > 1 else (flat_q[0] @ keys[0].t()).unsqueeze(0)
     products = products.to(weights.dtype).relu_().view(*queries.shape[:3], keys.shape[1])

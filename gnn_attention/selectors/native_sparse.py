@@ -26,8 +26,8 @@ class NativeSparseAttention(nn.Module):
     to ``top`` blocks of ``selected`` tokens: the first ``initial``, the last ``local``, and those
     with the largest weights of the compressed branch, summed over a group of heads. In the *window*
     branch it attends to the last ``window`` tokens. Gates are ``sigmoid(x W)``, one for each head
-    and branch. Each branch has its own keys and values; ``rotary`` rotates queries and keys of the last two
-    branches. Selection has no gradient; its scores learn through the compressed branch.
+    and branch. Each branch has its own keys and values; ``rotary`` rotates queries and keys of the
+    last two branches. Selection has no gradient; its scores learn through the compressed branch.
 
     Source: Yuan et al. 2025 (arXiv 2502.11089), sections 3.2 and 3.3.
 

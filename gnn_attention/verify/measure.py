@@ -1,11 +1,11 @@
 """Measure errors in units of a yardstick, and decide whether a check passes.
 
-A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients. The error is
-the largest absolute difference from the float64 truth. The yardstick is SDPA's largest error in the same
-dtype, on the same problem and on slightly perturbed copies of it. The rounding is ``eps / 2`` times the
-largest entry of the truth. In float64, the limit is 1e-12 times the largest output, or the largest gradient
-of any input, because the gradient of b_K is 0 in theory. The rule follows FlashAttention's tests, which allow
-twice the error of a low-precision computation.
+A check passes if ``error <= 2 * max(yardstick, rounding)``, with 3 instead of 2 for gradients. The
+error is the largest absolute difference from the float64 truth. The yardstick is SDPA's largest
+error in the same dtype, on the same problem and on slightly perturbed copies of it. The rounding is
+``eps / 2`` times the largest entry of the truth. In float64, the limit is 1e-12 times the largest
+output, or the largest gradient of any input, because the gradient of b_K is 0 in theory. The rule
+follows FlashAttention's tests, which allow twice the error of a low-precision computation.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def sdpa(
         sink = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if fused:
-            # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel of q.
-            # In k, this channel is 1 for the last key and 0 for all other keys.
+            # The fused kernel computes no gradient for a mask, so the sink logit becomes a channel
+            # of q. In k, this channel is 1 for the last key and 0 for all other keys.
             sink_channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
             q, k = torch.cat([q, sink / scale], dim=-1), torch.cat([k, sink_channel], dim=-1)
             sink = torch.zeros_like(sink)

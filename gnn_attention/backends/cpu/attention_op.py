@@ -1,9 +1,9 @@
 """Attention over all pieces of a plan as one operator, which merges their results by log-sum-exp.
 
-The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The backward
-pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved for each
-edge. lse is differentiable. First derivatives, backward and forward, are fused; higher ones pass through
-:func:`attend_pieces`. Sinks are added before out is rounded.
+The operator is registered with torch for compilers, ``torch.export`` and ``torch.vmap``. The
+backward pass recomputes the weights from q, k and the lse of all pieces, so that nothing is saved
+for each edge. lse is differentiable. First derivatives, backward and forward, are fused; higher
+ones pass through :func:`attend_pieces`. Sinks are added before out is rounded.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def attention(
     """Compute ``(out, lse)``; a receiver in no piece has out 0 and lse -inf, even with sinks."""
     sinks = _expand_sinks(q, sink_logits)
     if derivative_order((q, k, v, sink_logits)) > 1:
-        return attend_pieces(q, k, v, sinks, unpack_plan(*plan), scale)
+        return attend_pieces(q, k, v, sinks, plan, scale)
     out, lse = _ATTENTION(q, k, v, sinks, *plan, scale)
     return out, lse
 
@@ -205,7 +205,7 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
     plan = tensors, ctx.plan_metadata
     run = partial(_GRADIENTS, *grads, q, k, v, sinks, out, lse, *plan, ctx.scale)
-    formula = partial(attend_pieces, plan=unpack_plan(*plan), scale=ctx.scale)
+    formula = partial(attend_pieces, plan=plan, scale=ctx.scale)
     input_grads = kernel_gradients(run, formula, (q, k, v, sinks), grads)
     return *input_grads, [None] * len(tensors), None, None
 

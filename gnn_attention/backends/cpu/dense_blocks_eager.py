@@ -12,7 +12,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recompute
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.plan.plan import Groups, Piece, Plan, Rectangles, Strided
+from gnn_attention.backends.plan.plan import Groups, Packed, Piece, Plan, Rectangles, Strided, unpack_plan
 from gnn_attention.edge_ops import operators
 from gnn_attention.edge_ops.edge_lists import EdgeRows
 from gnn_attention.edge_ops.normalisers import apply
@@ -44,14 +44,14 @@ def rectangle_attention(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor
 
 
 def attend_pieces(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Packed, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Compute what the fused operator of a plan computes, by operators with derivatives of every order."""
     dtype = edge_softmax.accumulation_dtype(q.dtype)
     call = AttentionCall(q.to(dtype), k.to(dtype), v.to(dtype), NO_EDGES, scale)
     first_rectangles: list[Piece] = []
     results = []
-    for piece in plan.pieces:
+    for piece in unpack_plan(*plan).pieces:
         if isinstance(piece, EdgeRows):
             logits = operators.products(call.q, call.k, piece.tensors, scale)
             weights, lse = operators.softmax(logits, piece.tensors)
@@ -108,8 +108,8 @@ def masked_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``normalise(score_mod(q k^T scale) + bias) v`` over the edges in ``mask``, and lse.
 
-    ``inputs`` are q, k and v of these receivers and senders, ``[B, H, ..., tokens, D]``. The normaliser is
-    elementwise or a softmax; without a softmax lse has no meaning.
+    ``inputs`` are q, k and v of these receivers and senders, ``[B, H, ..., tokens, D]``. The
+    normaliser is elementwise or a softmax; without a softmax lse has no meaning.
     """
     dtype = edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (edge_softmax.per_query_head(x.to(dtype), call.q.shape[1]) for x in inputs)

@@ -16,7 +16,7 @@ from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall, kernel_gradients, token_major
 from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
-from gnn_attention.backends.plan.plan import Plan
+from gnn_attention.backends.plan.plan import Plan, pack_plan
 from gnn_attention.edge_ops.edge_lists import sort_edges
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -149,10 +149,10 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
 
 
 def _attend_by_operators(
-    cu_seqlens: Any, limits: Any, scale: float, q: Tensor, k: Tensor, v: Tensor
+    bounds: Any, limits: Any, scale: float, q: Tensor, k: Tensor, v: Tensor
 ) -> OutAndLse:
     """Compute the formula of the kernel by the operators of edges, which have every derivative."""
-    dst_bounds, src_bounds = (x.long() for x in cu_seqlens)
+    dst_bounds, src_bounds = (x.long() for x in bounds)
     sequence = torch.repeat_interleave(dst_bounds.diff(), output_size=q.shape[2])
     position = torch.arange(q.shape[2], device=q.device) - dst_bounds[sequence]
     first, stop = src_bounds[sequence], src_bounds[sequence + 1]
@@ -164,7 +164,7 @@ def _attend_by_operators(
     # The senders of a receiver are consecutive.
     src = torch.arange(len(dst), device=q.device) + (first - degree.cumsum(0) + degree)[dst]
     edges = sort_edges(src, dst, k.shape[2], q.shape[2])
-    return attend_pieces(q, k, v, q.new_zeros(q.shape[0], 0), Plan((edges,), True), scale)
+    return attend_pieces(q, k, v, q.new_zeros(q.shape[0], 0), pack_plan(Plan((edges,), True)), scale)
 
 
 OPTIONS = "Tensor[] cu_seqlens, int[] limits, float scale"

@@ -39,9 +39,11 @@ def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor, Tensor]:
     if not are_eager((*inputs, problem.seed)):
         out, sums, lse = _ATTENTION(*inputs, *options)
     elif any_needs_gradients(inputs):
-        run_backward = partial(_run_eager_backward, options)
-        functions = (lambda *x: _run(*x, *options)), run_backward, partial(_attend_by_operators, options)
-        out, sums, lse = KernelFunction.apply(*functions, *inputs)  # type: ignore[no-untyped-call]
+        out, sums, lse = KernelFunction.apply(  # type: ignore[no-untyped-call]
+            lambda *x: _run(*x, *options),
+            lambda grads, x, y: (_run_backward if are_eager(grads) else _GRADIENTS)(*grads, *x, *y, *options),
+            *(partial(_attend_by_operators, options), *inputs),
+        )
     else:
         out, sums, lse = _run(*inputs, *options)
     return out, sums, lse
@@ -75,15 +77,16 @@ def _run_backward(*arguments: Any) -> tuple[Tensor, ...]:
     da = torch.empty_like(a)
     if r.shape[3]:
         edges = with_own_senders(sides[0].ptr, _feature_rows(problem, sides[0]))
-        r, grad_sums = (x.reshape(*x.shape[:2], -1, a.shape[3]) for x in (r, grad_sums))
-        da = operators.outgoing(products_grad * problem.scale, r, edges, 1)
-        da += operators.outgoing(weights, grad_sums, edges, 1)
+        shape = *q.shape[:2], -1, a.shape[3]
+        da = operators.outgoing(weights, grad_sums.reshape(shape), edges, 1)
+        if r.numel():
+            da += operators.outgoing(products_grad * problem.scale, r.reshape(shape), edges, 1)
     return *grads, da, dbias
 
 
 def _feature_rows(problem: Problem, receivers: Side) -> Int[Tensor, " edges"]:
     """Return the row of each edge in r, if r has a row for each receiver and type."""
-    dst = torch.repeat_interleave(receivers.ptr.diff(), output_size=receivers.neighbours.numel())
+    dst = torch.repeat_interleave(receivers.ptr.diff(), output_size=receivers.neighbours.numel()).long()
     if problem.edge_type is None:
         return dst
     return dst * (problem.r.shape[3] // problem.a.shape[3]) + problem.edge_type
@@ -95,12 +98,13 @@ def _make_channels_contiguous(x: Tensor) -> Tensor:
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, r: Tensor, *options: Any) -> tuple[Tensor, ...]:
     lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
-    return token_major(r if r.shape[3] else q, v.shape[3]), token_major(r, r.shape[3]), lse
+    out = token_major(q, v.shape[3], r.dtype if r.shape[3] else q.dtype)
+    return out, r.new_empty(*q.shape[:3], r.shape[3]), lse
 
 
 def _fake_grads(*arguments: Any) -> tuple[Tensor, ...]:
-    *tokens, a, bias = arguments[3:9]
-    return *(token_major(x, x.shape[3]) for x in tokens), a.new_empty(a.shape), bias.new_empty(bias.shape)
+    tokens, others = arguments[3:6], arguments[6:9]
+    return *(token_major(x, x.shape[3]) for x in tokens), *(x.new_empty(x.shape) for x in others)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -118,11 +122,6 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return *input_grads, None, None, [None] * len(tensors), *[None] * 4
 
 
-def _run_eager_backward(options: Any, grads: Any, inputs: Any, outputs: Any) -> Any:
-    run = _run_backward if are_eager((*grads, *inputs)) else _GRADIENTS
-    return run(*grads, *inputs, *outputs, *options)
-
-
 def _attend_by_operators(options: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Compute the formula of the kernel by the operators of edges, which have every derivative."""
     problem, (receivers, senders) = _restore_problem(*inputs, *options)
@@ -132,9 +131,11 @@ def _attend_by_operators(options: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
     q, k, v = (x.to(dtype) for x in (problem.q, problem.k, problem.v))
     logits = operators.products(q, k, edges, problem.scale)
     if r.shape[3]:
-        rows = r.reshape(*r.shape[:2], -1, a.shape[3])
-        feature_edges, orders = sort_by_row(_feature_rows(problem, receivers), rows.shape[2])
+        num_rows = q.shape[2] * r.shape[3] // a.shape[3]
+        feature_edges, orders = sort_by_row(_feature_rows(problem, receivers), num_rows)
         a = a.index_select(2, orders[0])
+    if r.numel():
+        rows = r.reshape(*r.shape[:2], -1, a.shape[3])
         products = operators.products(rows, a, feature_edges, problem.scale)
         logits = logits + operators.permute(products, orders[::-1])
     logits = problem.softcap * (logits / problem.softcap).tanh() if problem.softcap else logits
@@ -149,7 +150,8 @@ def _attend_by_operators(options: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
     out = operators.incoming(weights, v, edges)
     if not r.shape[3]:
         return out.to(problem.q.dtype), r, lse
-    return out, operators.incoming(operators.permute(weights, orders), a, feature_edges).view(r.shape), lse
+    sums = operators.incoming(operators.permute(weights, orders), a, feature_edges)
+    return out, sums.view(*q.shape[:3], r.shape[3]), lse
 
 
 OPTIONS = (

@@ -10,7 +10,8 @@ class Problem(NamedTuple):
 
     The channels of q, k, v, r and a are contiguous in memory; other strides are arbitrary. The edges of
     ``bias``, of the features a and of their types are sorted by receiver, then sender; strides of bias and
-    a may be 0. The row r of a receiver has the channels of each type, none if edges have no features.
+    a may be 0. The row r of a receiver has the channels of each type, none if edges have no features;
+    r has no rows if features do not change logits.
     ``scale`` is positive. A ``softcap`` of 0 means no softcap. Dropout needs a ``seed``, an int64 tensor of
     one element, and the four offsets, which convert indices of tokens, samples and heads to absolute ones.
     """

@@ -36,17 +36,18 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
     softcap, bias = score_terms.make_cap_and_bias(call)
     q = merge_slices(call.q, graph)
-    r, a, edge_type = q.new_empty(*q.shape[:3], 0), q.new_empty(q.shape[0], 1, 0, 0), None
+    dtype, edge_type = accumulation_dtype(q.dtype), None
+    r, a = q.new_empty(*q.shape[:3], 0, dtype=dtype), q.new_empty(q.shape[0], 1, 0, 0, dtype=dtype)
     if call.features is not None:
-        r, a, edge_type = call.features.sort(q.to(accumulation_dtype(q.dtype)), graph)
+        r, a, edge_type = call.features.kernel_inputs(q.to(dtype), graph)
     k, v = merge_slices(call.k, graph), merge_slices(call.v, graph)
-    bias = q.new_empty(q.shape[0], 0, 0) if bias is None else bias
+    bias = q.new_empty(q.shape[0], 0, 0, dtype=dtype) if bias is None else bias
     offsets = graph.dst_offset, graph.src_offset, call.first_sample, call.first_head
     options = call.scale, softcap, call.dropout, call.seed, *offsets, edge_type, str(call.normaliser)
     problem = Problem(q, k, v, r, a, bias, *options)
     group_size = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
     out, sums, lse = ops.attention(problem, memoized(pack_sides, graph, call.q.device, group_size))
-    if call.features is not None:
+    if call.features is not None and r.shape[3]:
         # The backward pass of the kernel needs its output.
         out = call.features.add_sums(out.clone(), sums)
     out = split_slices(out, graph, *call.q.shape[:2])
@@ -72,20 +73,23 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"the kernel does not support normaliser={call.normaliser!r}"
     num_features = 0 if call.features is None else call.features.num_types * call.features.attr.shape[1]
     if num_features > MAX_FEATURES:
-        return f"the kernel supports {MAX_FEATURES} features of edges, of all types, got {num_features}"
+        return (
+            f"the kernel supports at most {MAX_FEATURES} features of all types of edges, got {num_features}"
+        )
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
 
 
 def bytes_needed(call: AttentionCall) -> int:
     """Bound the bytes that a call needs for rows of the graph, a workspace, and values of edges.
 
-    A bias or score_mod takes a value and a gradient for each sample, head and edge. A score_mod also
+    A bias, score_mod or features take a few values for each sample, head and edge. A score_mod also
     computes indices of tokens, and two values for each head and edge for the gradient of its table.
     """
     graph = call.graph
     batch, heads = call.q.shape[:2]
     itemsize = accumulation_dtype(call.q.dtype).itemsize
     num_slices = (graph.batch or 1) * (graph.heads or 1)
-    edge_bytes = 12 if call.is_plain else 44 + 2 * itemsize * heads * (1 + batch)
+    num_values = 2 if call.features is None else 4 + call.features.attr.shape[1] // heads
+    edge_bytes = 12 if call.is_plain else 44 + num_values * itemsize * heads * (1 + batch)
     row_bytes = 4 * (num_slices * (graph.num_dst + graph.num_src) + 2)
     return edge_bytes * graph.num_edges + row_bytes + MAX_WORKSPACE_BYTES

@@ -1,6 +1,6 @@
 """A score_mod and a bias as the GPU kernel reads them: a softcap and a value for each head and edge.
 
-The kernel computes ``logit = softcap(scale q . k) + bias``. The score_mods ``alibi``,
+The kernel computes ``logit = softcap(scale (q . k + r . a)) + bias``. The score_mods ``alibi``,
 ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` become terms of the bias; its gradient
 reaches their parameters. A chain of these score_mods may begin with one ``softcap``.
 """

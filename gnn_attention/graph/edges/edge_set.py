@@ -21,9 +21,10 @@ class EdgeSet:
     """The edges of a graph, without its sizes and name.
 
     ``rule`` is :meth:`contains` as a ``mask_mod`` of FlexAttention. It consists of functions and of
-    tables that :func:`on_device` can move. ``has_structure`` is False for edges that are chosen anew
-    in every step: searching them for tiles would take longer than attention itself. ``has_slices``
-    is True if samples or heads have their own chosen rows. Slices are then searched one by one.
+    tables that :func:`on_device` can move. ``has_structure`` is False for edges that are chosen
+    anew in every step: searching them for tiles would take longer than attention itself.
+    ``has_slices`` is True if samples or heads have their own chosen rows. Slices are then searched
+    one by one.
     """
 
     rule: Rule

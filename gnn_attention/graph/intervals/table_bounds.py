@@ -22,7 +22,8 @@ def find_bounds(table: Tensor, axis: int, row: Ranges, start: Ranges, end: Range
     """Return bounds of ``table[row, start .. end]``; ``row`` is a flat index of the other axes.
 
     They are exact if all ranges are aligned and have ``2^k`` entries, as in a grid of boxes. Any
-    other range gets the bounds of two that cover it. An index outside gets bounds of the whole table.
+    other range gets the bounds of two that cover it. An index outside gets bounds of the whole
+    table.
     """
     levels = _build_pyramid(table, axis)
     size = table.shape[axis]

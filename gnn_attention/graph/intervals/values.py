@@ -71,9 +71,10 @@ def _find_operator(name: str) -> Callable[..., Any]:
 class Interval(Value):
     """Inclusive bounds ``low .. high`` of an integer expression in each box.
 
-    With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; otherwise the slope
-    is None. The bits of ``axes`` say what the expression depends on, 0 for a constant. ``dtype`` is
-    the dtype of torch's result, which must not overflow, or None for a number without a dtype.
+    With ``slope = (p, q)`` the expression is exactly ``p dst + q src + offset``; otherwise the
+    slope is None. The bits of ``axes`` say what the expression depends on, 0 for a constant.
+    ``dtype`` is the dtype of torch's result, which must not overflow, or None for a number without
+    a dtype.
     """
 
     box: Box

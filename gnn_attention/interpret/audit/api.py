@@ -53,10 +53,11 @@ def audit(
 ) -> Verdict:
     """Find where information flows in ``module``, and compare that with ``graph``.
 
-    The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real, but a leak
-    that shows at none of these inputs is missed. After L layers, src may influence dst if a path of at most L
-    edges leads from src to dst. Each token may influence itself, as with residual connections. The audit runs
-    a copy of the module, in its training or eval mode, and restores torch's random number generators.
+    The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real,
+    but a leak that shows at none of these inputs is missed. After L layers, src may influence dst
+    if a path of at most L edges leads from src to dst. Each token may influence itself, as with
+    residual connections. The audit runs a copy of the module, in its training or eval mode, and
+    restores torch's random number generators.
 
     Args:
         module: takes states ``[B, T, width]`` or token ids ``[B, T]``, and returns states ``[B, dst, ...]``,
@@ -78,7 +79,8 @@ def audit(
             ``[B, T, width]`` of states or ``[B, T]`` of token ids, or a list of such tensors.
         watch: called after each forward pass with the number of passes so far and the expected total.
 
-    Raises ValueError or TypeError for invalid arguments, NotImplementedError if the module cannot be copied.
+    Raises ValueError or TypeError for invalid arguments, NotImplementedError if the module cannot
+    be copied.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=4, num_heads=2))

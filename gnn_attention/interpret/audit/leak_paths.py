@@ -1,10 +1,11 @@
 """Find the path of a leak: which tokens carry the information, and at which module the leak enters.
 
 The hops of a layer are the nonzero entries of the Jacobian from its input to the next layer's. The
-path is the cheapest one along these hops. To find the module, the audit replaces the sender's input:
-the leak enters at the first module whose input changes only at tokens that the sender may reach, but
-whose output changes elsewhere. Layers are the calls of :class:`MessagePassingAttention` if there are
-any, else the members of the outermost ``ModuleList`` or ``Sequential`` whose members all get the sequence.
+path is the cheapest one along these hops. To find the module, the audit replaces the sender's
+input: the leak enters at the first module whose input changes only at tokens that the sender may
+reach, but whose output changes elsewhere. Layers are the calls of :class:`MessagePassingAttention`
+if there are any, else the members of the outermost ``ModuleList`` or ``Sequential`` whose members
+all get the sequence.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,8 +35,8 @@ Pair = tuple[int, int]
 class Bounds:
     """Masks ``[dst, src]`` of the pairs in which src may influence dst.
 
-    ``after[k]`` is the mask after k layers, and ``hops[k]`` is the mask of layer k + 1 alone. In a square
-    graph each token may influence itself, as with residual connections.
+    ``after[k]`` is the mask after k layers, and ``hops[k]`` is the mask of layer k + 1 alone. In a
+    square graph each token may influence itself, as with residual connections.
     """
 
     after: Sequence[Bool[Tensor, "dst src"]]

@@ -40,11 +40,12 @@ class Leak:
 class Verdict:
     """Where information flows in a module, compared with where it may flow.
 
-    ``graphs`` are the declared graphs, one for each layer or one for all ``layers``. ``allowed`` has an edge
-    src -> dst if a declared path leads from src to dst or if src = dst. ``flow`` has an edge for
-    every flow that was found. ``unused`` lists the allowed pairs ``(src, dst)`` with src != dst that
-    have no flow (``analyse.witness`` finds their declared paths). ``poisoned`` lists the pairs
-    that only a NaN crosses. ``crosses_samples`` is True if one sample of a batch influences another.
+    ``graphs`` are the declared graphs, one for each layer or one for all ``layers``. ``allowed``
+    has an edge src -> dst if a declared path leads from src to dst or if src = dst. ``flow`` has an
+    edge for every flow that was found. ``unused`` lists the allowed pairs ``(src, dst)`` with src
+    != dst that have no flow (``analyse.witness`` finds their declared paths). ``poisoned`` lists
+    the pairs that only a NaN crosses. ``crosses_samples`` is True if one sample of a batch
+    influences another.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns

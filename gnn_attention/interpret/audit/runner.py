@@ -1,6 +1,7 @@
 """Run a copy of the audited module, and detect between which tokens information flows.
 
-The copy runs on random inputs and on the caller's. The detectors use gradients, replaced inputs and NaN.
+The copy runs on random inputs and on the caller's. The detectors use gradients, replaced inputs and
+NaN.
 """
 
 import copy
@@ -47,9 +48,10 @@ class Sample:
 class Runner:
     """Runs a copy of a module in one dtype, with the same mode and random numbers in every pass.
 
-    A pass holds ``batch_size`` samples: one if the module mixes samples (``crosses_samples``) or draws random
-    numbers (dropout in training), since copies of one input would then differ. After each pass,
-    ``watch(num_passes, expected_passes)`` is called. ``probes`` holds random inputs, then the caller's.
+    A pass holds ``batch_size`` samples: one if the module mixes samples (``crosses_samples``) or
+    draws random numbers (dropout in training), since copies of one input would then differ. After
+    each pass, ``watch(num_passes, expected_passes)`` is called. ``probes`` holds random inputs,
+    then the caller's.
     """
 
     def __init__(

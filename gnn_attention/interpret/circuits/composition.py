@@ -20,7 +20,8 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     later head needs a ``distance`` for q and k. Unrelated heads score about ``width ** -0.5``. If
     one head is rotated at random, this is exactly the root mean square of the scores.
 
-    Raises ValueError for an unknown kind or heads of different widths, TypeError unless both are circuits.
+    Raises ValueError for an unknown kind or heads of different widths, TypeError unless both are
+    circuits.
 
     Sources: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
     composition; TransformerLens' ``all_composition_scores``.

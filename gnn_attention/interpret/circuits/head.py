@@ -23,11 +23,12 @@ class Circuit:
     To compute patterns and messages of states, with biases, use ``FactoredHeads``. The matrices are
     copies in float32 or better, without gradients.
 
-    ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces apply to
-    states before that norm, each divided by its root mean square. :func:`of` reads the gain of a Block.
+    ``gain [width]`` is the weight of the norm before the layer. With it, matrices and subspaces
+    apply to states before that norm, each divided by its root mean square. :func:`of` reads the
+    gain of a Block.
 
-    Sources: S0.5, S0.6, S1.1, S1.24 of docs/sources.md; Elhage et al. 2021, "A Mathematical Framework
-    for Transformer Circuits" (QK and OV circuits); ``fold_ln`` in TransformerLens (gain).
+    Sources: S0.5, S0.6, S1.1, S1.24 of docs/sources.md; Elhage et al. 2021, "A Mathematical
+    Framework for Transformer Circuits" (QK and OV circuits); ``fold_ln`` in TransformerLens (gain).
     """
 
     heads: StandardHeads
@@ -42,7 +43,8 @@ class Circuit:
     def pattern(self) -> FactoredMatrix:
         """``W_P = W_Q W_K^T [width, source_width]``, a matrix of rank at most ``head_dim``.
 
-        Raises ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no ``W_P``.
+        Raises ValueError for rotary heads (see :meth:`pattern_at`) and for ``qk_norm``, which has
+        no ``W_P``.
         """
         if self.heads.rotary is not None:
             raise ValueError(f"{self!r} is rotary, so W_P varies: use pattern_at(dst - src)")
@@ -99,9 +101,10 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     """Return the circuit of one head.
 
     ``source`` is standard or factored heads, an attention layer with such heads, or a
-    ``gnn_attention.model.Block``, whose norm's gain is folded in. For another model, pass the weight of the
-    norm before the layer as ``gain [width]``. (A LayerNorm also removes each state's mean; gain does not.)
-    Raises TypeError for another source, IndexError for an unknown head, ValueError for an invalid gain.
+    ``gnn_attention.model.Block``, whose norm's gain is folded in. For another model, pass the
+    weight of the norm before the layer as ``gain [width]``. (A LayerNorm also removes each state's
+    mean; gain does not.) Raises TypeError for another source, IndexError for an unknown head,
+    ValueError for an invalid gain.
     """
     circuits = each(source, gain)
     return circuits[checks.index("head", head, len(circuits))]

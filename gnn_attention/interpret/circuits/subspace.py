@@ -38,8 +38,8 @@ class Subspace:
         """Return the span of one vector or of several rows, by singular value decomposition.
 
         Singular values up to ``min(eps * max(shape), sqrt(eps))`` times the largest one count as 0.
-        Unless ``sqrt(eps)`` is smaller, this is the rule of ``torch.linalg.matrix_rank``. For half inputs the
-        basis is in float32. Raises ValueError for directions that are not finite floats.
+        Unless ``sqrt(eps)`` is smaller, this is the rule of ``torch.linalg.matrix_rank``. For half
+        inputs the basis is in float32. Raises ValueError for directions that are not finite floats.
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
             raise ValueError(f"directions must be floats [count, width] or [width], got {quote(directions)}")

@@ -64,11 +64,12 @@ def detect(
     in the template, averaged over the receivers that have such in-edges. An edge that the model
     lacks or that was cut has weight 0; a muted edge keeps its weight.
 
-    ``model`` is a language model, or another module with attention layers of this library that takes
-    tokens. It obeys ``trace.intervene`` and ``use_graph``. ``template`` is a name in :data:`TEMPLATES`,
-    or a function from tokens to a graph, which may vary by sample and head. Raises ValueError if
-    layers differ in their number of heads or the graph has another size, TypeError if the template
-    returns no graph. Source: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads".
+    ``model`` is a language model, or another module with attention layers of this library that
+    takes tokens. It obeys ``trace.intervene`` and ``use_graph``. ``template`` is a name in
+    :data:`TEMPLATES`, or a function from tokens to a graph, which may vary by sample and head.
+    Raises ValueError if layers differ in their number of heads or the graph has another size,
+    TypeError if the template returns no graph. Source: Olsson et al. 2022 (arXiv 2209.11895),
+    "Induction heads".
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()

@@ -198,7 +198,8 @@ def attribute(
         projections: number of backward passes for a vector.
         seed: seed of the random signs.
 
-    Raises TypeError or ValueError for another model or metric, dropout in training mode, or too many edges.
+    Raises TypeError or ValueError for another model or metric, dropout in training mode, or too
+    many edges.
 
     >>> from gnn_attention import model as lm
     >>> model, vocabulary = lm.load_trained()

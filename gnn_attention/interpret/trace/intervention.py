@@ -1,9 +1,10 @@
 """Interventions on edges: cut edges, mute, scale or patch their messages, in some layers and heads.
 
-A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights. Other
-interventions change the values of some edges and keep all weights: attention runs once over these edges and
-once over the remaining edges, on any backend. The results are added with factors ``e^(lse_part - lse)``. No
-part is computed by subtraction, so outputs and gradients are exact. A muted message is never read.
+A cut removes edges from the graph of a layer, so that softmax renormalises the remaining weights.
+Other interventions change the values of some edges and keep all weights: attention runs once over
+these edges and once over the remaining edges, on any backend. The results are added with factors
+``e^(lse_part - lse)``. No part is computed by subtraction, so outputs and gradients are exact. A
+muted message is never read.
 """
 
 import warnings
@@ -42,9 +43,9 @@ FORWARD_PARAMETERS = ("x", "g", "bias", "return_attention_weights")
 class Intervention:
     """The result of :func:`cut`, :func:`mute` and :func:`patch`: which edges change, and how.
 
-    ``change(layer, first_position, v)`` returns the values that the edges carry instead of ``v``. The
-    position of the first sender is an int, or a tensor with one position per sample. Without ``change``
-    the edges are cut.
+    ``change(layer, first_position, v)`` returns the values that the edges carry instead of ``v``.
+    The position of the first sender is an int, or a tensor with one position per sample. Without
+    ``change`` the edges are cut.
     """
 
     kind: str
@@ -110,9 +111,9 @@ def cut(edges: Any = None, layers: Indices = None, heads: Indices = None) -> Int
     """Remove edges: softmax renormalises the remaining weights of each receiver.
 
     ``edges`` is a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, None for all edges,
-    or a :class:`TokenGraph` (edges that the layer's graph lacks are ignored).
-    ``layers`` are indices of attention layers in the order of ``model.modules()``, and ``heads`` are
-    indices of heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
+    or a :class:`TokenGraph` (edges that the layer's graph lacks are ignored). ``layers`` are
+    indices of attention layers in the order of ``model.modules()``, and ``heads`` are indices of
+    heads; None means all. Raises TypeError, ValueError or IndexError for other arguments.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -151,11 +152,12 @@ def mute(
 def patch(run: Any, edges: Any = None, layers: Indices = None, heads: Indices = None) -> Intervention:
     """Replace the messages of edges by those of another run, and keep the weights: ``w_e v'_src``.
 
-    ``run`` is a result of :func:`record` for the same model, with one sample or the same number of samples.
-    If it holds several calls of a layer, the last one is used. Senders are matched by position, not counting
-    padding on the left; senders that the run lacks keep their own message. The other arguments and errors
-    are those of :func:`cut`. Raises IndexError for layers that were not recorded. If the recorded
-    values have another shape, calling the layer raises ValueError. Source: path patching, arXiv 2304.05969.
+    ``run`` is a result of :func:`record` for the same model, with one sample or the same number of
+    samples. If it holds several calls of a layer, the last one is used. Senders are matched by
+    position, not counting padding on the left; senders that the run lacks keep their own message.
+    The other arguments and errors are those of :func:`cut`. Raises IndexError for layers that were
+    not recorded. If the recorded values have another shape, calling the layer raises ValueError.
+    Source: path patching, arXiv 2304.05969.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
@@ -226,15 +228,16 @@ def find_attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 def intervene(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Apply interventions to the layers of ``module`` inside the context; leaving it restores them.
 
-    Interventions combine, and changes to the same message apply in order. They apply in all threads:
-    while one thread is inside the context, entering it from another raises NotImplementedError.
-    Every backend is supported; set it before entering the context. A layer on the message-passing
-    path runs through "auto" while messages are changed.
+    Interventions combine, and changes to the same message apply in order. They apply in all
+    threads: while one thread is inside the context, entering it from another raises
+    NotImplementedError. Every backend is supported; set it before entering the context. A layer on
+    the message-passing path runs through "auto" while messages are changed.
 
-    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply only in the thread or
-    task that entered the context, including calls of ``generate()``. Positions exclude padding on the left.
-    Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A pair is checked in calls that
-    contain both its tokens; a :class:`TokenGraph` must have the length of the sequences (else ValueError).
+    In a Hugging Face model whose attention is ``"gnn_attention"``, interventions apply only in the
+    thread or task that entered the context, including calls of ``generate()``. Positions exclude
+    padding on the left. Layers are numbered by ``layer_idx``, and cross-attention is unchanged. A
+    pair is checked in calls that contain both its tokens; a :class:`TokenGraph` must have the
+    length of the sequences (else ValueError).
 
     TypeError for other arguments and IndexError for unknown layers or heads are raised before
     anything changes. A layer's call raises ValueError for a pair that is not an edge of its graph.

@@ -34,10 +34,10 @@ class LayerTrace:
     ``(src, dst)`` or one pair) or None for all edges, and ``heads`` is an index, a list of indices
     or None for all heads. Values of edges are ``[B, edges, heads]``; B is 1 for a single sequence.
 
-    Tokens are numbered without padding on the left, as in :func:`intervene`: in every tensor here, this
-    padding is behind the tokens. If the graph varies by head or sample, the union of its edges is
-    listed. A listed edge then has weight 0 in the heads and samples that lack it; a pair that is not
-    listed raises an error. In a decoding step with a cache, the first receiver has index 0.
+    Tokens are numbered without padding on the left, as in :func:`intervene`: in every tensor here,
+    this padding is behind the tokens. If the graph varies by head or sample, the union of its edges
+    is listed. A listed edge then has weight 0 in the heads and samples that lack it; a pair that is
+    not listed raises an error. In a decoding step with a cache, the first receiver has index 0.
 
     Weights are taken before dropout. An edge whose message was changed keeps its weight, and
     carried the changed message, which is 0 if it was muted.
@@ -108,8 +108,9 @@ class LayerTrace:
     def __getitem__(self, name: str) -> Any:
         """Return a tensor by name, hook (``"attn.hook_q"``) or term (``"listening distribution"``).
 
-        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` or ``[B, heads, dst, src]``. Where there
-        is no edge, weights are 0 and scores are -inf. Raises KeyError for an unknown name.
+        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` or ``[B, heads, dst, src]``.
+        Where there is no edge, weights are 0 and scores are -inf. Raises KeyError for an unknown
+        name.
         """
         if name == "attn.hook_result":
             return self.results()
@@ -184,7 +185,8 @@ class LayerTrace:
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """Return ``q . k`` of any pairs, ``[B, K, heads]``, without scale (seed S4.17).
 
-        Without ``pairs``, return the whole matrix ``[B, heads, dst, src]``, of size tokens x tokens.
+        Without ``pairs``, return the whole matrix ``[B, heads, dst, src]``, of size tokens x
+        tokens.
         """
         return self._scores(replace(self.call, scale=1.0, score_mod=None), pairs)
 

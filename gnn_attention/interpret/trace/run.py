@@ -62,14 +62,16 @@ def record(
     """Run ``module(*inputs, **options)``, and record what each edge of its layers carried.
 
     ``module`` contains a ``MessagePassingAttention``, or is a Hugging Face model whose attention is
-    ``"gnn_attention"``; cached tokens count as senders. ``module`` is left unchanged. ``interventions`` are
-    one or several results of :func:`cut`, :func:`mute` and :func:`patch`. ``layers`` selects the layers whose
-    calls are stored, as in :func:`cut`, and ``edges`` selects the edges, as pairs of tokens of the call or
-    as a graph. Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
-    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; another thread
-    that records the module waits. The run is differentiable, but ``torch.no_grad()`` saves memory.
+    ``"gnn_attention"``; cached tokens count as senders. ``module`` is left unchanged.
+    ``interventions`` are one or several results of :func:`cut`, :func:`mute` and :func:`patch`.
+    ``layers`` selects the layers whose calls are stored, as in :func:`cut`, and ``edges`` selects
+    the edges, as pairs of tokens of the call or as a graph. Phases and states are those of the
+    blocks of ``gnn_attention.model``. A layer with ``backend="message_passing"`` runs through
+    "auto". Only calls of this thread are recorded; another thread that records the module waits.
+    The run is differentiable, but ``torch.no_grad()`` saves memory.
 
-    Raises ValueError for a module without such a layer, and the errors of :func:`cut` and :func:`intervene`.
+    Raises ValueError for a module without such a layer, and the errors of :func:`cut` and
+    :func:`intervene`.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dropout
 from gnn_attention.backends.call import token_major
 from gnn_attention.backends.gpu.problem import Problem
@@ -110,6 +110,7 @@ def constants(problem: Problem, *other_tensors: Tensor) -> dict[str, Any]:
         "NORMALISER": problem.normaliser,
         "F": problem.a.shape[3],
         "NF": problem.r.shape[3],
+        "HAS_R": problem.r.numel() > 0,
         "FP": padded_channels(problem.r.shape[3]),
         "ACC": tl.float64 if accumulation_dtype(problem.q.dtype) == torch.float64 else tl.float32,
     }
@@ -134,10 +135,10 @@ def _split_float(value: float) -> tuple[float, float]:
     return high, value - high
 
 
-def empty_token_major(like: Float[Tensor, "batch heads tokens _"], width: int) -> Tensor:
+def empty_token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Allocate a result. The interpreter, which truncates to bfloat16, writes float32, which is rounded."""
-    is_truncated = like.dtype == torch.bfloat16 and INTERPRETED.value
-    return token_major(like, width, torch.float32 if is_truncated else like.dtype)
+    is_truncated = dtype == torch.bfloat16 and INTERPRETED.value
+    return token_major(like, width, torch.float32 if is_truncated else dtype)
 
 
 @triton.jit

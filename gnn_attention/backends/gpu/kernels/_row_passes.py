@@ -162,7 +162,7 @@ def forward(
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr, HAS_R: tl.constexpr,
 ):  # fmt: skip
     """Compute out, lse and sums of features of a receiver, or of one chunk of its in-edges."""
     scale, cap, factor = _common.to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -176,9 +176,9 @@ def forward(
     running_max = tl.full([1, MP], float("-inf"), ACC)
     total = tl.zeros([1, MP], ACC)
     sums = tl.zeros([1, MP, DVP], ACC)
-    if NF:
+    feature_sums = tl.zeros([1, MP, FP], ACC)
+    if HAS_R:
         feature_query = _load(R, _offset(sample, head, row, r_b, r_h, r_t, 1), in_group, NF, FP, ACC)
-        feature_sums = tl.zeros([1, MP, FP], ACC)
     for start in range(begin, end, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         valid = edge < end
@@ -188,6 +188,7 @@ def forward(
         dot = tl.sum(query * key, 2)
         if NF:
             features = _load_features(FEATURES, TYPES, sample, edge, valid, f_b, f_e, F, NF, FP, ACC)
+        if HAS_R:
             dot += tl.sum(feature_query * features, 2)
         logit, _ = _logit(
             dot * scale, edge, valid & in_group, BIAS, bias_row, bias_e, cap, HAS_CAP, HAS_BIAS, ACC
@@ -240,7 +241,7 @@ def backward_dst(
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr, HAS_R: tl.constexpr,
 ):  # fmt: skip
     """Compute a receiver's gradients of q, bias and R from its in-edges, or from one chunk of them.
 
@@ -261,11 +262,12 @@ def backward_dst(
     # If lse is not finite, all gradients of the receiver are 0; those of its bias are also stored.
     is_counted = _common.is_finite(lse)
     sums = tl.zeros([1, MP, DP], ACC)
-    if NF:
+    feature_sums = tl.zeros([1, MP, FP], ACC)
+    if HAS_R:
         feature_query = _load(R, _offset(sample, head, row, r_b, r_h, r_t, 1), in_group, NF, FP, ACC)
+    if NF:
         start = _offset(sample, head, row, gs_b, gs_h, gs_t, 1)
         feature_grad = _load(GRAD_SUMS, start, in_group, NF, FP, ACC)
-        feature_sums = tl.zeros([1, MP, FP], ACC)
     for start in range(begin, end, EDGES):
         edge = start + tl.arange(0, EDGES)[:, None]
         in_row = edge < end
@@ -278,8 +280,9 @@ def backward_dst(
         grad_weight = tl.sum(grad * value, 2)
         if NF:
             features = _load_features(FEATURES, TYPES, sample, edge, is_needed, f_b, f_e, F, NF, FP, ACC)
-            dot += tl.sum(feature_query * features, 2)
             grad_weight += tl.sum(feature_grad * features, 2)
+        if HAS_R:
+            dot += tl.sum(feature_query * features, 2)
         logit, cap_slope = _logit(
             dot * scale, edge, valid, BIAS, bias_row, bias_e, cap, HAS_CAP, HAS_BIAS, ACC
         )
@@ -289,7 +292,7 @@ def backward_dst(
             grad_weight = tl.where(keep, grad_weight * factor, 0.0)
             weight = tl.where(keep, weight * factor, 0.0)
         grad_logit = tl.where(valid, slope * (grad_weight - delta), 0.0)
-        grad_dot = grad_logit * cap_slope
+        grad_dot = tl.where(valid, grad_logit * cap_slope, 0.0)
         place = slice_index * num_edges + edge
         if HAS_BIAS:
             tl.store(DBIAS + place, grad_logit, mask=in_row & in_group)
@@ -302,7 +305,7 @@ def backward_dst(
     sums = tl.where(is_counted[:, :, None], sums * scale, 0.0)
     start = _result_start(sample, head, row, member, dq_b, dq_h, dq_t, D, GROUP, SPLIT, ALIGN, CHUNKED)
     _store(DQ, start, sums, in_group, D, DP)
-    if NF:
+    if HAS_R:
         feature_sums = tl.where(is_counted[:, :, None], feature_sums * scale, 0.0)
         start = _result_start(sample, head, row, member, dr_b, dr_h, dr_t, NF, GROUP, SPLIT, 1, CHUNKED)
         _store(DR, start, feature_sums, in_group, NF, FP)
@@ -318,7 +321,7 @@ def backward_src(
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
     CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr,
+    NORMALISER: tl.constexpr, F: tl.constexpr, NF: tl.constexpr, FP: tl.constexpr, HAS_R: tl.constexpr,
 ):  # fmt: skip
     """Compute a sender's gradients of k and v from its out-edges, or from one chunk of them."""
     scale, cap, factor = _common.to_acc(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
@@ -352,6 +355,7 @@ def backward_src(
             query = _load(Q, _offset(sample, head, dst, q_b, q_h, q_t, ALIGN), valid, D, DP, ACC)
             grad = _load(GRAD, _offset(sample, head, dst, g_b, g_h, g_t, ALIGN), valid, DV, DVP, ACC)
             if NF:
+                # The pass over receivers stored both.
                 place = (sample * num_kv_heads * GROUP + head) * num_edges + edge
                 grad_dot = tl.load(DDOT + place, mask=valid, other=0.0)
                 weight = tl.load(WEIGHT + place, mask=valid, other=0.0)

@@ -1,11 +1,11 @@
 """Launches of the Triton kernels over rows of edges, which use online softmax and no atomics.
 
 The forward pass and the gradients of q and bias have a program for each receiver and some heads.
-The gradients of k and v have one for each sender, which sums over the query heads of a group in order.
-Every result is written by one program and summed in a fixed order, so results repeat bit for bit.
-Pairs without an edge contribute nothing, not even a NaN. In the backward pass, neither do receivers
-whose lse is not finite. The programs of one key/value head are launched together, so that its
-senders stay in the cache. Long rows have chunks (:class:`gnn_attention.backends.gpu.csr.Side`).
+The gradients of k and v have one for each sender, which sums over the query heads of a group in
+order. Every result is written by one program and summed in a fixed order, so results repeat bit for
+bit. Pairs without an edge contribute nothing, not even a NaN. In the backward pass, neither do
+receivers whose lse is not finite. The programs of one key/value head are launched together, so that
+its senders stay in the cache. Long rows have chunks (:class:`gnn_attention.backends.gpu.csr.Side`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Config(NamedTuple):
     num_stages: int
 
 
-# A key is the bytes of an element and the padded channels of all heads of a program. Each warp loads
-# a few KiB of k and of v at once. No register is spilled, even with all options.
+# A key is the bytes of an element and the padded channels of all heads of a program. Each warp
+# loads a few KiB of k and of v at once. With all options and 128 features it spills up to 8 bytes.
 CONFIGS = {key: Config(*config) for key, config in {
     (2, 16): (32, 1, 2), (2, 32): (32, 1, 2), (2, 64): (32, 1, 2), (2, 128): (16, 2, 2), (2, 256): (16, 2, 2),
     (2, 512): (16, 4, 2), (4, 16): (32, 1, 2), (4, 32): (32, 1, 2), (4, 64): (16, 2, 2), (4, 128): (16, 4, 2),
@@ -69,10 +69,9 @@ def forward(
     An isolated receiver has 0, and lse -inf. With features, out has the dtype of sums, like r.
     """
     q, r = problem.q, problem.r
-    out = empty_token_major(r if r.shape[3] else q, problem.v.shape[3])
-    sums = empty_token_major(r, r.shape[3])
-    # Without a softmax, the kernel writes no lse of rows in chunks.
-    lse = torch.zeros(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
+    out = empty_token_major(q, problem.v.shape[3], r.dtype if r.shape[3] else q.dtype)
+    sums = r.new_empty(*q.shape[:3], r.shape[3])
+    lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
     receiver_pass = _Pass(problem, sides[0], False, out)
     receiver_pass.run(_row_passes.forward, (), (out, sums), lse)
     return out if r.shape[3] else out.to(q.dtype), sums, lse
@@ -92,7 +91,8 @@ def backward(
     dbias = lse.new_empty(bias.shape)
     shape = *q.shape[:2], num_edges if r.shape[3] else 0
     ddot, weight = lse.new_empty(shape), lse.new_empty(shape)
-    dq, dk, dv, dr = (empty_token_major(x, x.shape[3]) for x in (q, k, v, r))
+    dq, dk, dv = (empty_token_major(x, x.shape[3], x.dtype) for x in (q, k, v))
+    dr = torch.empty_like(r, memory_format=torch.contiguous_format)
     receiver_pass = _Pass(problem, receivers, False, grad_out, dq)
     arguments = (*grads, lse, delta, dbias, ddot, weight, *strides(*grads), num_edges)
     receiver_pass.run(_row_passes.backward_dst, arguments, (dq, dr))
@@ -112,7 +112,9 @@ class _Pass:
         self.num_rows = (k if by_sender else q).shape[2]
         group_size = q.shape[1] // k.shape[1]
         constants = _common.constants(problem, *other_tensors)
-        num_channels = max(constants["DP"], constants["DVP"], constants["FP"])
+        num_channels = max(constants["DP"], constants["DVP"])
+        if constants["NF"]:
+            num_channels = min(MAX_CHANNELS, _common.padded_channels(num_channels + constants["FP"]))
         num_members = choose_num_members(self.num_rows, self.num_kv_heads, group_size, num_channels)
         # One program sums both gradients of a sender over all heads of the group.
         self.results_per_chunk = 1 if by_sender else group_size
@@ -159,7 +161,8 @@ class _Pass:
         constants = {"GROUP": self.results_per_chunk, "D": width, "DP": _common.padded_channels(width)}
         constants |= {"STEP": CHUNKS_PER_STEP, "ACC": self.constants["ACC"]}
         constants["HAS_LSE"] = lse is not None and self.constants["NORMALISER"] == "softmax"
-        grid = (self.side.long_row.numel() * self.results_per_chunk if width else 0, num_slices)
+        is_needed = result.numel() or lse is not None
+        grid = (self.side.long_row.numel() * self.results_per_chunk if is_needed else 0, num_slices)
         tensors = workspace, part_lse, result, result if lse is None else lse
         arguments = (*tensors, *strides(result), self.side.long_row, self.side.first_chunk, *sizes)
         _common.launch(_row_passes.combine_chunks, grid, arguments, constants, num_warps=4, num_stages=1)
