@@ -38,7 +38,7 @@ class Config(NamedTuple):
 
 
 # A key is the bytes of an element and the padded channels of all heads of a program. Each warp
-# loads a few KiB of k and of v at once. With all options and 128 features it spills up to 8 bytes.
+# loads a few KiB of k and of v at once. With all options and 128 features it spills up to 48 bytes.
 CONFIGS = {key: Config(*config) for key, config in {
     (2, 16): (32, 1, 2), (2, 32): (32, 1, 2), (2, 64): (32, 1, 2), (2, 128): (16, 2, 2), (2, 256): (16, 2, 2),
     (2, 512): (16, 4, 2), (4, 16): (32, 1, 2), (4, 32): (32, 1, 2), (4, 64): (16, 2, 2), (4, 128): (16, 4, 2),
