@@ -36,7 +36,7 @@ TARGETS: list[tuple[str, str, float | None, str, str]] = [  # the last is what b
     ("edge_features", "forward", 6.0, FASTER, GATHERS.format("2 wide and 2 narrow")),
     ("edge_features", "both", 5.0, FASTER, GATHERS.format("6 wide and 4 narrow")),
     ("edge_features", "forward", 8.0, SMALLER, "1 tensor has the size of q, and the allocator keeps freed memory."),
-    ("edge_features", "both", 8.0, SMALLER, "6 tensors have the size of q, and the allocator keeps freed memory."),
+    ("edge_features", "both", 8.0, SMALLER, "4 tensors have the size of q, and the allocator keeps freed memory."),
     ("bias", "both", 1.5, PLAIN, GATHERS.format("6") + " Plain rows gather 7, because they save no weights."),
     ("bias", "weights()", 0.5, "times the time of the forward pass", GATHERS.format("only k's") + " It copies each head of q and k."),
     ("jvp", "jvp", 4.0, "times the time of the forward pass", "5 products and exponentials of each tile follow the forward pass."),
