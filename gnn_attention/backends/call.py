@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
-from gnn_attention._support.autograd import unwrap
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.backends.edge_features import EdgeFeatures, map_by_type
@@ -270,48 +269,6 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def kernel_gradients(
-    run: Callable[[], Sequence[Tensor]],
-    formula: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    grads: Sequence[Tensor],
-) -> Sequence[Tensor | None]:
-    """Return the gradients of ``inputs``: by ``run()``, or by ``formula(*inputs)`` if they have derivatives.
-
-    ``formula`` computes what the kernel computes, by operators with derivatives of every order.
-    """
-    # Only ``create_graph=True`` enables gradients in a backward pass. Transforms foresee all derivatives.
-    needs_grad = [unwrap(x).requires_grad for x in inputs]
-    if not any(needs_grad) or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return run()
-    # An input may be another one or a function of it, whose gradient must not contain that of the first.
-    views = [x.view_as(x) if needed else x for x, needed in zip(inputs, needs_grad, strict=True)]
-    pairs = [(x, grad) for x, grad in zip(formula(*views), grads, strict=False) if x.requires_grad]
-    outputs, output_grads = zip(*pairs, strict=True)
-    variables = [x for x, needed in zip(views, needs_grad, strict=True) if needed]
-    new_grads = iter(torch.autograd.grad(outputs, variables, output_grads, create_graph=True))
-    return [next(new_grads) if needed else None for needed in needs_grad]
-
-
-class KernelFunction(torch.autograd.Function):
-    """A kernel ``run(*inputs)`` with gradients by ``run_backward(grads, inputs, outputs)`` or ``formula``."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Any, run_backward: Any, formula: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = run(*inputs)
-        ctx.save_for_backward(*inputs, *outputs)
-        ctx.functions = run_backward, formula, len(inputs)
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        run_backward, formula, size = ctx.functions
-        tensors = ctx.saved_tensors
-        inputs, outputs = tensors[:size], tensors[size:]
-        run = partial(run_backward, grads, inputs, outputs)
-        return None, None, None, *kernel_gradients(run, formula, inputs, grads)
-
-
 def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty tensor ``[B, H, T, width]`` that is laid out in memory as ``[B, T, H, width]``."""
     batch, heads, tokens, _ = like.shape
@@ -334,19 +291,9 @@ def _cache_key(q: Any, k: Any, v: Any, options: tuple[object, ...]) -> tuple[Any
     if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape
+    kinds = q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     may_be_forward_mode = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return (
-        _cache_key,
-        may_be_forward_mode,
-        options,
-        *sizes,
-        q.dtype,
-        k.dtype,
-        v.dtype,
-        q.device,
-        k.device,
-        v.device,
-    )
+    return _cache_key, may_be_forward_mode, options, *sizes, *kinds
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -21,10 +21,11 @@ from gnn_attention._support import memory
 from gnn_attention._support.autograd import derivative_order, has_forward_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend, Capabilities
-from gnn_attention.backends.call import AttentionCall, KernelFunction, any_needs_gradients, are_eager
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_eager
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
 from gnn_attention.backends.cpu.dense_blocks_eager import masked_attention
 from gnn_attention.backends.gpu import flash_varlen
+from gnn_attention.backends.kernel_function import KernelFunction
 from gnn_attention.graph import TokenGraph, memoized
 
 MAX_CONVERTED_PAIRS = 2**18  # Masks of more pairs are cached as bool, others in q's dtype.

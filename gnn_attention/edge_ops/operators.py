@@ -33,7 +33,7 @@ from gnn_attention.edge_softmax import SAFE_LOGIT
 from gnn_attention.graph import TokenGraph
 
 Edges = Sequence[Tensor]
-MAX_BAGS = 2**16  # Indices of this many edges fit into the cache.
+CHUNK = 2**16  # Sums over heads are computed for this many edges at once.
 
 
 def _products(q: Tensor, k: Tensor, tensors: Edges, scale: float) -> Tensor:
@@ -63,7 +63,7 @@ def _outgoing(weights: Tensor, x: Tensor, tensors: Edges, kv_heads: int) -> Tens
     if kv_heads == 1 and tensors[2].numel() and tensors[4].data_ptr() == tensors[2].data_ptr():
         # Each edge has its own sender, so the sums are over heads only.
         first_row = torch.arange(weights.shape[1], device=x.device) * x.shape[2]
-        chunks = (torch.split(y, MAX_BAGS, axis) for y, axis in ((tensors[2], 0), (weights, 2), (result, 2)))
+        chunks = (torch.split(y, CHUNK, axis) for y, axis in ((tensors[2], 0), (weights, 2), (result, 2)))
         for dst, values, part in zip(*chunks, strict=True):
             index = dst.long().unsqueeze(1) + first_row
             for sample, rows in enumerate(x.flatten(1, 2)):

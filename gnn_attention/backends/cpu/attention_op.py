@@ -22,11 +22,11 @@ from gnn_attention.backends.call import (
     AttentionCall,
     any_needs_gradients,
     are_eager,
-    kernel_gradients,
     token_major,
 )
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
+from gnn_attention.backends.kernel_function import kernel_gradients
 from gnn_attention.backends.plan.plan import Packed, Plan, unpack_plan
 from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.edge_ops.edge_lists import EdgeRows, merge_slices, split_slices

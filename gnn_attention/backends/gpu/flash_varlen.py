@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.call import AttentionCall, kernel_gradients, token_major
+from gnn_attention.backends.call import AttentionCall, token_major
 from gnn_attention.backends.cpu.dense_blocks_eager import attend_pieces
+from gnn_attention.backends.kernel_function import kernel_gradients
 from gnn_attention.backends.plan.plan import Plan, pack_plan
 from gnn_attention.edge_ops.edge_lists import sort_edges
 

@@ -13,16 +13,11 @@ import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.call import (
-    KernelFunction,
-    any_needs_gradients,
-    are_eager,
-    kernel_gradients,
-    token_major,
-)
+from gnn_attention.backends.call import any_needs_gradients, are_eager, token_major
 from gnn_attention.backends.dropout import drop_weights
 from gnn_attention.backends.gpu.csr import Side, unpack_sides
 from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.kernel_function import KernelFunction, kernel_gradients
 from gnn_attention.backends.plan.plan import Packed
 from gnn_attention.edge_ops import operators
 from gnn_attention.edge_ops.edge_lists import sort_by_row, with_own_senders
@@ -42,7 +37,8 @@ def attention(problem: Problem, sides: Packed) -> tuple[Tensor, Tensor, Tensor]:
         out, sums, lse = KernelFunction.apply(  # type: ignore[no-untyped-call]
             lambda *x: _run(*x, *options),
             lambda grads, x, y: (_run_backward if are_eager(grads) else _GRADIENTS)(*grads, *x, *y, *options),
-            *(partial(_attend_by_operators, options), *inputs),
+            partial(_attend_by_operators, options),
+            *inputs,
         )
     else:
         out, sums, lse = _run(*inputs, *options)
@@ -114,7 +110,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    *inputs, seed, edge_type, out, sums, lse = (saved := ctx.saved_tensors)[:11]
+    saved = ctx.saved_tensors
+    *inputs, seed, edge_type, out, sums, lse = saved[:11]
     tensors = list(saved[11:])
     options = seed, edge_type, tensors, *ctx.options
     run = partial(_GRADIENTS, *grads, *inputs, out, sums, lse, *options)

@@ -1,4 +1,4 @@
-"""What all kernels share: launches, arguments, and Triton functions for dropout and tanh.
+"""What all kernels share: launches, arguments, and Triton functions for normalisers, dropout and tanh.
 
 ``ACC`` is the dtype of sums: float64 if q is float64, else float32.
 """
@@ -161,6 +161,38 @@ def tanh(x):
     by_fraction = numerator / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
     result = tl.where(magnitude < 0.5, by_fraction, by_exponential)
     return tl.where(x < 0.0, -result, result)
+
+
+@triton.jit
+def weigh(logit, lse, NORMALISER: tl.constexpr):
+    """Return weights and their derivatives by the logits, without that of the lse of a softmax."""
+    if NORMALISER == "softmax":
+        weight = tl.exp(logit - lse)
+        slope = weight
+    elif NORMALISER == "sigmoid":
+        weight = tl.sigmoid(logit)
+        slope = weight * (1.0 - weight)
+    elif NORMALISER == "silu":
+        share = tl.sigmoid(logit)
+        weight = logit * share
+        slope = share + weight * (1.0 - share)
+    elif NORMALISER == "gelu":
+        root_half = tl.full(logit.shape, 0.7071067811865476, logit.dtype)
+        density = tl.full(logit.shape, 0.3989422804014327, logit.dtype) * tl.exp(-0.5 * logit * logit)
+        share = 0.5 + 0.5 * tl.erf(logit * root_half)
+        weight = logit * share
+        slope = share + logit * density
+    elif NORMALISER == "identity":
+        weight = logit
+        slope = tl.full(logit.shape, 1.0, logit.dtype)
+    else:
+        # The comparison keeps NaN.
+        weight = tl.where(logit <= 0.0, 0.0, logit)
+        slope = tl.where(logit <= 0.0, 0.0, 1.0).to(logit.dtype)
+        if NORMALISER == "relu2":
+            slope = 2.0 * weight
+            weight = weight * weight
+    return weight, slope
 
 
 @triton.jit

@@ -104,38 +104,6 @@ def _logit(
 
 
 @triton.jit
-def _weigh(logit, lse, NORMALISER: tl.constexpr):
-    """Return weights and their derivatives by the logits, without that of the lse of a softmax."""
-    if NORMALISER == "softmax":
-        weight = tl.exp(logit - lse)
-        slope = weight
-    elif NORMALISER == "sigmoid":
-        weight = tl.sigmoid(logit)
-        slope = weight * (1.0 - weight)
-    elif NORMALISER == "silu":
-        share = tl.sigmoid(logit)
-        weight = logit * share
-        slope = share + weight * (1.0 - share)
-    elif NORMALISER == "gelu":
-        root_half = tl.full(logit.shape, 0.7071067811865476, logit.dtype)
-        density = tl.full(logit.shape, 0.3989422804014327, logit.dtype) * tl.exp(-0.5 * logit * logit)
-        share = 0.5 + 0.5 * tl.erf(logit * root_half)
-        weight = logit * share
-        slope = share + logit * density
-    elif NORMALISER == "identity":
-        weight = logit
-        slope = tl.full(logit.shape, 1.0, logit.dtype)
-    else:
-        # The comparison keeps NaN.
-        weight = tl.where(logit <= 0.0, 0.0, logit)
-        slope = tl.where(logit <= 0.0, 0.0, 1.0).to(logit.dtype)
-        if NORMALISER == "relu2":
-            slope = 2.0 * weight
-            weight = weight * weight
-    return weight, slope
-
-
-@triton.jit
 def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.constexpr):
     """Return the random streams of dropout for some query heads of a sample."""
     stream = tl.zeros(head.shape, tl.uint64)
@@ -203,7 +171,7 @@ def forward(
             total = total * rescale + tl.sum(weight, 0, keep_dims=True)
             running_max = new_max
         else:
-            weight, _ = _weigh(logit, 0.0, NORMALISER)
+            weight, _ = _common.weigh(logit, 0.0, NORMALISER)
             weight = tl.where(valid, weight, 0.0)
             rescale = tl.full([1, MP], 1.0, ACC)
         if HAS_DROPOUT:
@@ -286,7 +254,7 @@ def backward_dst(
         logit, cap_slope = _logit(
             dot * scale, edge, valid, BIAS, bias_row, bias_e, cap, HAS_CAP, HAS_BIAS, ACC
         )
-        weight, slope = _weigh(logit, lse, NORMALISER)
+        weight, slope = _common.weigh(logit, lse, NORMALISER)
         if HAS_DROPOUT:
             keep = _common.keeps_edge(stream, row + dst_offset, src + src_offset, threshold)
             grad_weight = tl.where(keep, grad_weight * factor, 0.0)
@@ -364,7 +332,7 @@ def backward_src(
                     tl.sum(query * key, 2) * scale, edge, valid, BIAS, bias_row, bias_e,
                     cap, HAS_CAP, HAS_BIAS, ACC,
                 )  # fmt: skip
-                weight, slope = _weigh(logit, lse, NORMALISER)
+                weight, slope = _common.weigh(logit, lse, NORMALISER)
                 grad_weight = tl.sum(grad * value, 2)
                 if HAS_DROPOUT:
                     keep = _common.keeps_edge(stream, dst + dst_offset, row + src_offset, threshold)

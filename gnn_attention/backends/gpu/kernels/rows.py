@@ -150,7 +150,9 @@ class _Pass:
             launch_args = (*arguments, *workspaces, *[0] * (3 * len(results)))
             self._launch(kernel, grid, launch_args, first_slice, chunked=True)
             for workspace, result in zip(workspaces, results, strict=False):
-                self._combine(first_slice, workspace, workspaces[-1], result, lse)
+                # The first result has the lse of its rows, even if it has no channels.
+                if result.numel() or result is results[0]:
+                    self._combine(first_slice, workspace, workspaces[-1], result, lse)
 
     def _combine(
         self, first_slice: int, workspace: Tensor, part_lse: Tensor, result: Tensor, lse: Tensor | None
@@ -161,8 +163,7 @@ class _Pass:
         constants = {"GROUP": self.results_per_chunk, "D": width, "DP": _common.padded_channels(width)}
         constants |= {"STEP": CHUNKS_PER_STEP, "ACC": self.constants["ACC"]}
         constants["HAS_LSE"] = lse is not None and self.constants["NORMALISER"] == "softmax"
-        is_needed = result.numel() or lse is not None
-        grid = (self.side.long_row.numel() * self.results_per_chunk if is_needed else 0, num_slices)
+        grid = (self.side.long_row.numel() * self.results_per_chunk, num_slices)
         tensors = workspace, part_lse, result, result if lse is None else lse
         arguments = (*tensors, *strides(result), self.side.long_row, self.side.first_chunk, *sizes)
         _common.launch(_row_passes.combine_chunks, grid, arguments, constants, num_warps=4, num_stages=1)
