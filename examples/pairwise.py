@@ -1,4 +1,4 @@
-"""Message passing more general than attention, with attention and MLPs as special cases (notebook 13).
+"""Message passing more general than attention, with attention and MLPs as special cases (notebook 14).
 
 In general message passing, the message of an edge may depend on both of its ends. Here it also has a weight:
 ``update_dst = sum over src -> dst of weight * message(x_dst, x_src)``. A normaliser computes the weight from

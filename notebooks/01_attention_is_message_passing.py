@@ -381,7 +381,7 @@ print("quotient:", strict.update(messages.sum(0)), "  the mixed message of secti
 # %% [markdown]
 # No message in this table depends on another row. The exponentials overflow if logits are large. Libraries therefore subtract the largest
 # logit of each receiver first, which changes no quotient; to find it takes one more round of messages, aggregated by a maximum.
-# [Notebook 23](23_attention_from_primitives.ipynb) changes the parts of this formula, one at a time.
+# [Notebook 25](25_attention_from_primitives.ipynb) changes the parts of this formula, one at a time.
 #
 # **In short.** An attention mask is a graph. Along each of its edges a message travels, with a weight that the receiver shares
 # out among its in-edges. Dense matrices are one way to compute this, edge lists are another. What several heads do side by

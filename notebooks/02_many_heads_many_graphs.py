@@ -21,7 +21,7 @@
 #
 # **Afterwards you can** read a head's matrices, and say what changes when its graph does.
 #
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](03_four_perspectives.ipynb)
+# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](04_four_perspectives.ipynb)
 
 # %%
 import math
@@ -534,4 +534,4 @@ assert gain(runs["your graph"]) > 1, "the second copy is still a surprise"
 
 # %% [markdown]
 # ---
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](03_four_perspectives.ipynb)
+# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Four perspectives on one run](04_four_perspectives.ipynb)

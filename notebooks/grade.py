@@ -1,6 +1,6 @@
 """Grade filled-in copies of the notebooks.
 
-    python notebooks/grade.py 17_audit_a_leak-Ada.ipynb 09_the_zoo-Ada.ipynb
+    python notebooks/grade.py 19_audit_a_leak-Ada.ipynb 10_the_zoo-Ada.ipynb
 
 A copy is known by its title, or by a name that begins with the notebook's. Only the cells tagged "exercise" are
 taken from it; everything else, the checks too, comes from the notebook in this folder, and runs in a kernel of

@@ -1,0 +1,527 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Matrix multiplication is message passing
+#
+# Attention is *explained* with nodes and messages, and *computed* with matrix products. How can these be one thing? Because a
+# matrix product already **is** message passing: along a graph whose edges are the entries of the first factor.
+#
+# This notebook reads a product in two ways, finds both in attention, measures when matrices are the fast way to compute it and
+# when edges are, and clears up two things that the literature regularly gets wrong: who is left out of a sum, and whether
+# vectors are rows or columns.
+#
+# It follows the note *Multi-headed attention as matrix multiplication* ("the text" below). You need to know what a matrix
+# product is. [Notebook 01](01_attention_is_message_passing.ipynb) helps.
+#
+# **Afterwards you can** read any matrix as a weighted graph, and convert rows to columns.
+#
+# before: [Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](07_why_the_square_root.ipynb)
+
+# %%
+import math
+import timeit
+import warnings
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from torch import nn
+
+import gnn_attention as ga
+from gnn_attention import draw
+
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
+torch.manual_seed(0)
+torch.set_grad_enabled(False)  # nothing is trained here
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)  # so that times can be compared
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
+COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE])
+COLOURS.set_bad("#E4E4E4")  # where there is no edge
+plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
+plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
+
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, lit=None):
+    """A table of numbers: blue above zero, orange below, grey where it holds nan; the rows or cells of ``lit`` framed in orange."""
+    ax.imshow(table, cmap=COLOURS, vmin=-limit, vmax=limit)
+    ax.set_xticks(range(table.shape[1]), columns or range(table.shape[1]), fontsize=8)
+    ax.set_yticks(range(table.shape[0]), rows or range(table.shape[0]), fontsize=8)
+    ax.tick_params(length=0)
+    ax.set_title(title)
+    for row, numbers in enumerate(table.tolist()):
+        for column, number in enumerate(numbers):
+            if not math.isnan(number):
+                colour = "white" if number > 0.6 * limit else "black"
+                ax.text(
+                    column,
+                    row,
+                    f"{round(number, digits) + 0.0:.{digits}f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=colour,
+                )
+    if lit is not None:
+        row, column, height, breadth = lit
+        ax.add_patch(
+            plt.Rectangle(
+                (column - 0.5, row - 0.5), breadth, height, fill=False, edgecolor=RED, linewidth=2.5
+            )
+        )
+
+
+# %% [markdown]
+# ## 1. First reading: who is similar to whom
+#
+# $$(AB)_{ij} = a_i \cdot b_j$$
+#
+# Put the vectors $a_1 \dots a_n$ into the rows of $A$, and $b_1 \dots b_m$ into the columns of $B$. An entry of the product is
+# a row of $A$ times a column of $B$, and a dot product of two vectors measures how similar they are. So $AB$ is the table of
+# **all pairwise similarities** of two sets. They need not be of one size. Below are four words of English and six of German,
+# with a little noise: as vectors that mean something, words that mean the same point in the same direction.
+
+# %% tags=["S4.23"]
+GERMAN = ["das", "lama", "gibt", "keine", "worte", "aus"]
+ENGLISH = ["the", "llama", "no", "words"]
+german = torch.randn(6, 32)
+english = german[[0, 1, 3, 4]] + 0.3 * torch.randn(4, 32)
+
+similarity = english @ german.T
+assert similarity.shape == (4, 6)
+for i in range(4):
+    for j in range(6):
+        assert math.isclose(similarity[i, j], sum(english[i] * german[j]))
+
+alignment = (similarity / math.sqrt(32)).softmax(-1)
+figure, (left, right) = plt.subplots(1, 2, figsize=(12, 3.2))
+draw_table(left, similarity, "similarities: every row with every row", ENGLISH, GERMAN, limit=40, digits=0)
+draw_table(right, alignment, "each row shared out by a softmax: an alignment", ENGLISH, GERMAN, digits=2)
+plt.show()
+assert [GERMAN[column] for column in alignment.argmax(1).tolist()] == ["das", "lama", "keine", "worte"]
+
+# %% [markdown]
+# This is **cross-attention**: the receivers (English) and the senders (German) are different tokens. Its graph has two sides,
+# and here every receiver may hear every sender. It is how attention began, in translation.
+
+# %%
+cross = ga.patterns.cross(4, 6)
+translated = ga.attend(english[None, None], german[None, None], german[None, None], cross)[0, 0]
+assert torch.allclose(translated, alignment @ german)
+print(cross)
+
+# %% [markdown]
+# ## 2. Second reading: what everybody is told
+#
+# $$(AB)_{i,:} = \sum_j A_{ij} \, B_{j,:}$$
+#
+# Now the rows of $B$ are the states of nodes, and the row $i$ of $A$ holds weights. Row $i$ of the product is a weighted sum of
+# the rows of $B$: node $i$ hears node $j$ with the weight $A_{ij}$. **$A$ is a weighted graph.** Where it is zero there is no
+# edge, and nothing is heard. The product is one round of message passing; its three steps are in the loop below.
+
+# %%
+A = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.3, 0.7, 0.0], [0.2, 0.0, 0.8, 0.0]])
+B = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
+
+graph = ga.convert.from_mask(A != 0)  # mask[dst, src]
+heard = torch.zeros(4, 3)
+for src, dst in graph.edge_index.T.tolist():
+    message = A[dst, src] * B[src]  # message: along each edge
+    heard[dst] += message  # aggregate: a sum at each receiver
+assert torch.equal(heard, A @ B)  # update: what it heard
+
+figure, axes = plt.subplots(1, 3, figsize=(12, 2.9), width_ratios=[4, 3, 3])
+draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: who hears whom (row 2 framed)", lit=(2, 0, 1, 4))
+draw_table(axes[1], B, "B: the states")
+draw_table(axes[2], heard, "A @ B: what each has heard", lit=(2, 0, 1, 3))
+plt.show()
+
+weights = A[graph.edge_index[1], graph.edge_index[0]]
+draw.arcs(
+    graph,
+    weights=weights,
+    lit=[(1, 2), (2, 2)],
+    title="A as a graph: node 2 hears nodes 1 and 2 (line width = weight)",
+)
+
+# %% [markdown]
+# Much follows from this reading. The product $A_2 (A_1 B)$ is two rounds, and since $(A_2 A_1) B$ is the same, the graph
+# $A_2 A_1$ holds the ways of two hops. A matrix that is mostly zeros, a **sparse** one, is a graph with few edges. And the
+# identity is the graph in which everyone hears only itself.
+
+# %%
+two_rounds = A @ (A @ B)
+assert torch.allclose((A @ A) @ B, two_rounds)
+assert ga.convert.from_mask(A @ A != 0) == graph @ graph  # `@` of two graphs: two hops
+assert torch.equal(torch.eye(4) @ B, B)
+print("one hop ", graph.edge_index.T.tolist())
+print("two hops", (graph @ graph).edge_index.T.tolist())
+
+# %% [markdown]
+# ## 3. Attention is one of each
+#
+# $$S = \frac{Q K^\top}{\sqrt d} \;\text{(first reading)}, \quad A = \text{softmax}(S), \quad O = A V \;\text{(second reading)}$$
+#
+# The first product asks how similar every query is to every key. The softmax turns each row into shares. The second product is
+# message passing with these shares as weights. The shares are first found only up to a factor, $w_j \propto \exp(S_{ij})$; then
+# the row is divided by its sum.
+
+# %%
+n, width, d = 6, 16, 8
+states = torch.randn(n, width)
+W_Q, W_K, W_V = (torch.randn(width, d) / 2 for _ in range(3))
+Q, K, V = states @ W_Q, states @ W_K, states @ W_V
+
+S = Q @ K.T / math.sqrt(d)
+mass = S.exp()
+A = mass / mass.sum(1, keepdim=True)
+O = A @ V  # noqa: E741
+
+heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], torch.eye(d, width)[None])
+layer = ga.MessagePassingAttention(heads, backend="message_passing")
+assert torch.allclose(A, S.softmax(1))
+assert torch.allclose(layer(states, ga.patterns.full(n))[:, :d], O)
+print("edge by edge = by matrices")
+
+# %% [markdown]
+# ## 4. Loop or matrix?
+#
+# The same numbers can be computed in many ways. Here are four, for causal attention. The first visits every **edge**, the
+# second every **query**. The third has no loop: it computes the full table and removes the pairs without an edge. The fourth gathers and
+# scatters along the list of edges, as graph libraries do.
+
+
+# %%
+def by_edges_in_python(q, k, v, graph):
+    """One edge after the other."""
+    out, total = torch.zeros_like(v), torch.zeros(len(q))
+    for src, dst in graph.edge_index.T.tolist():
+        mass = math.exp(q[dst] @ k[src] / math.sqrt(q.shape[1]))
+        out[dst] += mass * v[src]
+        total[dst] += mass
+    return out / total[:, None]
+
+
+def by_queries(q, k, v, graph):
+    """One receiver after the other, as in the textbook's loop."""
+    mask, out = graph.mask(), []
+    for i in range(len(q)):
+        heard = mask[i]
+        weights = (k[heard] @ q[i] / math.sqrt(q.shape[1])).softmax(0)
+        out.append(weights @ v[heard])
+    return torch.stack(out)
+
+
+def by_matrices(q, k, v, graph):
+    """All pairs at once; what is no edge is thrown away."""
+    logits = q @ k.T / math.sqrt(q.shape[1])
+    return logits.masked_fill(~graph.mask(), -math.inf).softmax(-1) @ v
+
+
+# %%
+def by_gather_and_scatter(q, k, v, graph):
+    """All edges at once."""
+    src, dst = graph.edge_index
+    mass = ((q[dst] * k[src]).sum(-1) / math.sqrt(q.shape[1])).exp()
+    total = torch.zeros(len(q)).index_add(0, dst, mass)
+    return torch.zeros_like(v).index_add(0, dst, (mass / total[dst])[:, None] * v[src])
+
+
+WAYS = {by_edges_in_python: "o-", by_queries: "s-", by_gather_and_scatter: "^-", by_matrices: "D-"}
+
+
+def seconds(way, n, graph):
+    """The best of three runs, on heads of 64; what is made once for a graph is made before, or in the first of them."""
+    q, k, v = torch.randn(3, n, 64).unbind(0)
+    _ = graph.mask(), graph.edge_index
+    return min(timeit.repeat(lambda: way(q, k, v, graph), number=1, repeat=3))
+
+
+q, k, v = torch.randn(3, 40, 64).unbind(0)
+for graph in (ga.patterns.causal(40), ga.patterns.window(40, 5)):
+    for way in WAYS:
+        assert torch.allclose(way(q, k, v, graph), by_matrices(q, k, v, graph)), way
+
+# %% [markdown]
+# On the causal graph, half of all pairs are edges. We measure all four on one core. The times belong to the computer that made
+# this page, so they stand in the picture only; what is checked is who wins.
+
+# %% tags=["S3.4"]
+SIZES = [16, 32, 64, 128, 256, 512, 1024]
+times = {way: [] for way in WAYS}
+for size in SIZES:
+    for way in WAYS:
+        is_skipped = way is by_edges_in_python and size > 128
+        times[way].append(math.nan if is_skipped else seconds(way, size, ga.patterns.causal(size)))
+
+figure, ax = plt.subplots(figsize=(7.5, 4.2))
+for (way, look), colour in zip(WAYS.items(), (RED, ORANGE, GREEN, BLUE), strict=True):
+    ax.loglog(
+        SIZES,
+        [1000 * time for time in times[way]],
+        look,
+        color=colour,
+        label=way.__name__.replace("_", " "),
+        base=2,
+    )
+ax.set_yscale("log", base=10)
+ax.set(xlabel="tokens", ylabel="milliseconds", title="causal attention, four ways, one core")
+ax.legend(frameon=False)
+plt.show()
+assert times[by_matrices][-1] < times[by_queries][-1]
+assert times[by_matrices][-1] < times[by_gather_and_scatter][-1]
+assert times[by_queries][3] < times[by_edges_in_python][3]
+
+# %% [markdown]
+# The text that this section follows is right: on a graph that is nearly full, one large product beats every loop, although it
+# computes twice as much as is needed. Processors are built for products. Gathering copies 64 numbers to each end of every edge,
+# and copying is slow.
+#
+# But the table has $n^2$ cells, whatever the graph. Over a window every token hears at most 16, itself included, and the number
+# of edges grows like $n$. Now the edges win as soon as the text is long enough. The last curve is this library's own attention,
+# which takes the graph as it is and needs no table.
+
+
+# %%
+def by_attend(q, k, v, graph):
+    """The library's attention, free to choose its way."""
+    return ga.attend(q[None, None], k[None, None], v[None, None], graph)[0, 0]
+
+
+LONG = [64, 256, 1024, 4096]
+SPARSE = {by_queries: "s-", by_gather_and_scatter: "^-", by_matrices: "D-", by_attend: "v-"}
+long_times = {way: [seconds(way, size, ga.patterns.window(size, 16)) for size in LONG] for way in SPARSE}
+
+figure, ax = plt.subplots(figsize=(7.5, 4.2))
+for (way, look), colour in zip(SPARSE.items(), (ORANGE, GREEN, BLUE, "black"), strict=True):
+    ax.loglog(
+        LONG,
+        [1000 * time for time in long_times[way]],
+        look,
+        color=colour,
+        label=way.__name__.replace("_", " "),
+        base=2,
+    )
+ax.set_yscale("log", base=10)
+ax.set(xlabel="tokens", ylabel="milliseconds", title="attention over window(n, 16), one core")
+ax.legend(frameon=False)
+plt.show()
+assert long_times[by_gather_and_scatter][-1] < long_times[by_matrices][-1]
+assert long_times[by_attend][-1] < long_times[by_matrices][-1]
+
+# %% [markdown]
+# ## 5. A sum that leaves somebody out
+#
+# The text writes the output of token $i$ as a sum over **all others**, and then computes it with the full table:
+#
+# $$o_i = \sum_{j \neq i} w_j \, W_V v_j \qquad\text{and}\qquad O = A V$$
+#
+# These are different things: in $AV$ the sum has $j = i$ too. As masks it is a formula with a slip; as graphs it is plain to
+# see. The first is the graph without self loops, the second has them.
+
+# %% tags=["S3.6"]
+everyone, no_self_graph = ga.patterns.full(n), ga.patterns.no_self(n)
+assert no_self_graph == everyone - ga.patterns.self_loops(n)
+
+with_self, without = layer(states, everyone)[:, :d], layer(states, no_self_graph)[:, :d]
+assert torch.allclose(with_self, A @ V)
+assert not torch.allclose(without, A @ V, atol=0.1)
+
+diagonal = torch.full((n,), -math.inf).diag()
+assert torch.allclose(without, (S + diagonal).softmax(1) @ V)  # leave a pair out before the softmax
+print(f"largest difference between the two: {(with_self - without).abs().max():.2f}")
+
+# %% [markdown]
+# There are two ways to leave somebody out, and they differ again. **Without the edge**, the softmax never sees it, and the
+# others share its part. **Muted**: the full table is computed, and the diagonal of $A$ is then set to 0. Now the weights of a
+# row no longer add up to 1.
+
+# %% tags=["S3.6"]
+muted_weights = A.clone().fill_diagonal_(0.0)
+muted = muted_weights @ V
+assert not torch.allclose(muted, without, atol=0.1)
+assert torch.allclose(without, muted / muted_weights.sum(1, keepdim=True))
+print(
+    "what is left of each row's weights:",
+    [round(remainder, 2) for remainder in muted_weights.sum(1).tolist()],
+)
+print(f"largest difference between no edge and a muted one: {(without - muted).abs().max():.2f}")
+
+# %% [markdown]
+# ## 6. Rows or columns
+#
+# A vector can be a row or a column, and every text decides for itself. One more sentence of the same text: "row $i$ of $I W^Q$
+# is $W^Q \cdot v_i$". It mixes the two. With states as **rows**, row $i$ of $X W$ is $v_i W$; written with columns that is
+# $W^\top v_i$.
+
+# %%
+X, W = torch.randn(5, 8), torch.randn(8, 8)
+assert torch.allclose((X @ W)[2], X[2] @ W)
+assert torch.allclose((X @ W)[2], W.T @ X[2])
+assert not torch.allclose((X @ W)[2], W @ X[2], atol=0.1)
+
+linear = nn.Linear(8, 3, bias=False)  # torch: states in rows, and the weight stored for columns
+assert torch.allclose(linear(X), X @ linear.weight.T)
+print("nn.Linear(8, 3).weight is", list(linear.weight.shape), "and multiplies columns")
+
+# %% [markdown]
+# The whole of attention in both conventions, for the same tokens:
+#
+# $$\text{rows} \quad Y = \text{softmax}_{\text{rows}}\Big(\frac{X W_Q W_K^\top X^\top}{\sqrt d}\Big) X W_V W_O \qquad
+# \text{columns} \quad Y = W_O^\top W_V X \; \text{softmax}_{\text{columns}}\Big(\frac{X^\top W_K^\top W_Q X}{\sqrt d}\Big)$$
+#
+# (In the second line $W_Q$, $W_K$ and $W_V$ are the transposes of those in the first, and $W_O$ is the same.) With columns
+# everything is mirrored: keys stand before queries, the graph's table is `[src, dst]` (networkx's adjacency matrix, as it
+# were), and the columns of the weights add up to 1.
+
+
+# %%
+def by_columns(X, W_Q, W_K, W_V, W_O, adjacency):
+    """States in columns [width, T]; W_Q, W_K [d, width], W_V, W_O [value, width]; adjacency[src, dst]."""
+    scores = X.T @ W_K.T @ W_Q @ X / math.sqrt(len(W_Q))
+    weights = scores.masked_fill(~adjacency, -math.inf).softmax(0)
+    return W_O.T @ W_V @ X @ weights
+
+
+W_O = torch.randn(d, width) / 2
+heads = ga.StandardHeads.from_arrays(
+    W_Q[None], W_K[None], W_V[None], W_O[None]
+)  # layout="row" unless said otherwise
+tree = ga.patterns.tree([-1, 0, 0, 1, 1, 2])
+rows = ga.MessagePassingAttention(heads)(states, tree)
+columns = by_columns(states.T, W_Q.T, W_K.T, W_V.T, W_O, tree.mask().T)
+assert torch.allclose(rows, columns.T)
+
+mirrored = ga.StandardHeads.from_arrays(W_Q.T[None], W_K.T[None], W_V.T[None], W_O.T[None], layout="column")
+assert torch.equal(ga.MessagePassingAttention(mirrored)(states, tree), rows)
+print("the same updates; a loader must be told the layout, because a square matrix does not show it")
+
+# %% [markdown]
+# Four small things that texts leave open or get wrong, and that a graph settles at once:
+#
+# * The widths of queries and keys, and of values, need not be the same.
+# * Heads may stand side by side, without an output matrix: that is a layer too.
+# * Each head has an output matrix of its own. Has it an output bias of its own? One may cut $b_O$ into any parts that add up to it:
+#   the sum over heads cannot tell, so no part means anything.
+# * One text writes the sum in the softmax up to $i$ where it means $T$. For a causal mask that is the same, for others it is not.
+
+# %% tags=["S2.7", "S3.8", "S4.5", "S4.9"]
+wide_values = torch.randn(2, width, 7)  # queries and keys of 3 numbers, values of 7
+W = [torch.randn(2, width, 3), torch.randn(2, width, 3), wide_values]
+side_by_side = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W))(states, tree)
+assert side_by_side.shape == (n, 2 * 7)
+
+W_O, output_bias = torch.randn(2, 7, width), torch.randn(width)
+for split in (
+    output_bias,
+    torch.stack([output_bias, 0 * output_bias]),
+    torch.stack([5 * output_bias, -4 * output_bias]),
+):
+    biased = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W, W_O, b_O=split))(states, tree)
+    by_blocks = side_by_side[:, :7] @ W_O[0] + side_by_side[:, 7:] @ W_O[1] + output_bias
+    assert torch.allclose(biased, by_blocks)
+
+for name, graph in {
+    "causal": ga.patterns.causal(n),
+    "window, both sides": ga.patterns.window(n, 2, causal=False),
+}.items():
+    mass = S.exp() * graph.mask()  # [i, j]
+    up_to_i = mass / mass.tril().sum(1, keepdim=True)
+    over_all = mass / mass.sum(1, keepdim=True)
+    print(
+        f"{name}: up to i, the weights of a receiver sum to {up_to_i.sum(1).min():.2f} .. {up_to_i.sum(1).max():.2f}"
+    )
+    assert torch.allclose(up_to_i, over_all) == (name == "causal")
+
+# %% [markdown]
+# And one that no text mentions, because it is about what is *not* there. We have left positions out all along. So what tells the first
+# token from the last? Shuffle the tokens, and shuffle the graph with them: the updates come out shuffled, and nothing else
+# changes. A layer of attention has no order in it. **The graph is what breaks the symmetry**, unless it is the full one, over which not
+# even the graph knows where anybody stands.
+
+# %% tags=["S4.25"]
+attention, order = ga.MessagePassingAttention(heads), torch.randperm(n)
+for graph in (tree, ga.patterns.causal(n), ga.patterns.full(n)):
+    shuffled = ga.convert.from_mask(graph.mask()[order][:, order])
+    assert torch.allclose(attention(states[order], shuffled), attention(states, graph)[order])
+    same = shuffled == graph
+    print(f"{graph.name}: {'the same graph' if same else 'another graph'} when its tokens are shuffled")
+    assert same == (graph.name == f"full({n})")
+
+# %% [markdown]
+# ## 7. Exercises
+#
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/06_matrix_multiplication_is_message_passing.py).
+#
+# **1. Count the ways.** If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the ways of two edges from $j$ to $i$. In the
+# causal graph of 5 tokens (self loops included), how many ways of *three* edges lead from token 0 to token 4?
+
+# %% tags=["exercise"]
+answer = None  # your turn: a number
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+ones = ga.patterns.causal(5).mask().double()
+assert answer == (ones @ ones @ ones)[4, 0], "another number of ways; print the product of three masks"
+print("right:", answer, "ways")
+
+# %% [markdown]
+# **2. Do nothing.** Over which graph of 6 tokens is attention's mixed message $A V$ exactly $V$, whatever the queries and keys?
+
+# %% tags=["exercise"]
+answer = None  # your turn: a TokenGraph
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+for seed in range(3):
+    q, k, v = torch.randn(3, 1, 1, 6, 8, generator=torch.Generator().manual_seed(seed)).unbind(0)
+    assert torch.allclose(ga.attend(q, k, v, answer), v), "somebody hears somebody else"
+print("right:", answer.name)
+
+# %% [markdown]
+# **3. Load a foreign layer.** A colleague stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. With which `W_Q` does `x @ W_Q`
+# give his queries, for states in rows? Give all three.
+
+# %% tags=["exercise"]
+C_Q, C_K, C_V = torch.randn(3, 4, 16).unbind(0)
+answer = None  # your turn: (W_Q, W_K, W_V)
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+for ours, theirs in zip(answer, (C_Q, C_K, C_V), strict=True):
+    assert ours.shape == (16, 4), "it has another shape"
+    assert torch.allclose(states @ ours, torch.stack([theirs @ x for x in states])), "another query"
+print("right")
+
+# %% [markdown]
+# ## Sources
+#
+# * *Multi-headed attention as matrix multiplication*: the two readings, and the two slips of sections 5 and 6.
+# * *Attention: All you need to know*, far.in.net, 2025: the column convention. Its formula is printed once as
+#   $X^\top W_K W_Q X$; the transpose on $W_K$ belongs there.
+# * D. Bahdanau et al., [Neural Machine Translation by Jointly Learning to Align and
+#   Translate](https://arxiv.org/abs/1409.0473), 2014: alignments.
+# * J. Kepner and J. Gilbert (eds.), *Graph Algorithms in the Language of Linear Algebra*, SIAM, 2011: graphs as matrices.
+
+# %% [markdown]
+# ---
+# before: [Patterns and messages, in three forms](05_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](07_why_the_square_root.ipynb)

@@ -1,0 +1,533 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Attention, one case of message passing; an MLP, another
+#
+# Attention is message passing of a special kind. What is special about it, what does it cost, and what does it save? Widen it a
+# little and graph attention, convolutions on graphs and other layers come out. Change one function in it, the softmax, and let
+# the senders stand still: out comes the other half of a transformer, the MLP (the small network at each node). Then both halves
+# are the same operation over two graphs.
+#
+# You need [notebook 01](01_attention_is_message_passing.ipynb), and some of [notebook
+# 13](13_communication_and_computation.ipynb).
+#
+# **Afterwards you can** write graph layers and an MLP with the same two functions.
+#
+# before: [Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](16_induction_heads.ipynb)
+
+# %%
+import inspect
+import sys
+import textwrap
+import warnings
+
+import matplotlib.pyplot as plt
+import torch
+from pictures import write_numbers
+from torch import nn
+from torch.nn import functional
+
+import gnn_attention as ga
+
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm, on import, about progress bars nobody asked for
+from torch_geometric.nn import EdgeConv, GATConv, MessagePassing  # noqa: E402
+
+from gnn_attention import patterns  # noqa: E402
+
+sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+from examples import pairwise  # noqa: E402
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
+
+# %% [markdown]
+# ## 1. The general form
+#
+# $$y_i = \text{update}\Big(\sum_{j \to i} m(x_i, x_j)\Big)$$
+#
+# In general message passing the message of an edge may depend on **both of its ends**, in any way, and on nothing else. Is attention
+# of this form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the weight $w_{ij}$ has a denominator, in which *all*
+# in-neighbours of $i$ stand. Change the state of token 1, and the weight of another edge into token 3 changes:
+
+# %%
+width, n = 12, 7
+graph = patterns.window(n, 3) | patterns.sinks(n, 1)
+x = torch.randn(n, width, dtype=torch.float64)
+heads = ga.StandardHeads(width, 3).double()
+other = x.clone()
+other[1] = torch.randn(width, dtype=torch.float64)
+
+weights = []
+for states in (x, other):
+    q, (k, v) = heads.receive(states[None]), heads.send(states[None])
+    out, info = ga.attend(q, k, v, graph, return_info=True)
+    edge = graph.edge_index.T.tolist().index([0, 3])
+    weights.append(info.weights()[0, 0, edge].item())
+print("the weight of the edge 0 -> 3: {:.4f}; after a change of token 1: {:.4f}".format(*weights))
+assert weights[0] != weights[1]
+
+# %% [markdown]
+# But the denominator is a sum over in-edges as well, so it can travel with the rest. The strict form: the **message** is the pair of
+# $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, with the logit $a_{ij}$, which depends on the two ends alone; the **aggregation** is a sum; the
+# **update** is a quotient. In torch_geometric:
+
+
+# %%
+class StrictAttention(MessagePassing):
+    def forward(self, q, k, v, edge_index):
+        return self.propagate(edge_index, q=q, k=k, v=v)
+
+    def message(self, q_i, k_j, v_j):
+        mass = ((q_i * k_j).sum(-1, keepdim=True) / q_i.shape[-1] ** 0.5).exp()
+        return torch.cat([mass * v_j, mass], dim=-1)
+
+    def update(self, sums):
+        return sums[..., :-1] / sums[..., -1:]
+
+
+assert torch.allclose(StrictAttention()(q, k, v, graph.edge_index), out, rtol=0, atol=1e-12)
+print("strict message passing gives what ga.attend gives")
+
+# %% [markdown]
+# (No real kernel leaves it at that: $e^{a}$ overflows for large logits, so the largest is subtracted first, which changes no quotient.)
+#
+# A wider form keeps the two parts apart, and all layers of this notebook are of it:
+#
+# $$y_i = \sum_{j \to i} w_{ij} \, m(x_i, x_j), \qquad w_{ij} = \text{normaliser of the logits } a(x_i, x_{j'}) \text{ of all } j' \to i$$
+#
+# The examples have this as `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
+# normaliser that makes weights of logits. This is what it does along an edge:
+
+# %%
+print(textwrap.dedent(inspect.getsource(pairwise.PairwiseMessages.message)))
+
+# %% [markdown]
+# Four layers that were published under four names are choices of these parts. We write each as two functions and check it
+# against the layer that everybody uses.
+
+# %%
+attention = pairwise.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
+assert torch.allclose(attention(x, graph), ga.MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
+
+gat = GATConv(width, 5, add_self_loops=False, bias=False).double()
+W, a_src, a_dst = gat.lin.weight.T, gat.att_src[0, 0], gat.att_dst[0, 0]
+graph_attention = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: x_src @ W,
+    logit=lambda x_dst, x_src: functional.leaky_relu(x_dst @ W @ a_dst + x_src @ W @ a_src, 0.2),
+)
+assert torch.allclose(graph_attention(x, graph), gat(x, graph.edge_index), rtol=0, atol=1e-12)
+
+mlp = nn.Sequential(nn.Linear(2 * width, 32), nn.ReLU(), nn.Linear(32, 5)).double()
+usual = EdgeConv(mlp, aggr="add")  # before the parts are used: it draws their weights anew
+edge_convolution = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1))
+)
+assert torch.allclose(edge_convolution(x, graph), usual(x, graph.edge_index), rtol=0, atol=1e-12)
+
+mean = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: x_src, logit=lambda x_dst, x_src: torch.zeros_like(x_src[..., 0])
+)
+degree = graph.in_degree()[:, None]
+assert torch.allclose(mean(x, graph), graph.mask().double() @ x / degree, rtol=0, atol=1e-12)
+print("attention, graph attention, edge convolution, mean of the neighbours: all equal to their usual form")
+
+# %% [markdown]
+# | layer | the logit depends on | the weight is | the message depends on |
+# |---|---|---|---|
+# | mean of the neighbours | nothing: it is 0 | a softmax: 1 / number of in-neighbours | the sender |
+# | graph attention (GAT) | both ends, each for itself | a softmax over all in-neighbours | the sender |
+# | **attention** | **both ends, as a product** | **a softmax over all in-neighbours** | **the sender, linearly** |
+# | edge convolution | there is none | 1 | both ends |
+#
+# ## 2. What attention saves
+#
+# The message of attention does not depend on the receiver. So it can be made **once for each token** and not once for each
+# edge; the logit, a product of two halves, likewise. That is the whole secret of its speed. The same numbers in the general
+# form, where everything is done for each edge:
+
+# %%
+tokens = 64
+for name, g in {"causal": patterns.causal(tokens), "window(64, 8)": patterns.window(tokens, 8)}.items():
+    shapes = []
+    layer = pairwise.PairwiseMessages.of(heads)
+    layer.message_of.register_forward_hook(
+        lambda module, ends, said, shapes=shapes: shapes.append(said.shape[-3])
+    )
+    layer(torch.randn(tokens, width, dtype=torch.float64), g)
+    assert shapes == [g.num_edges]
+    print(f"{name:>14}: {shapes[0]:>5} messages are made, where attention makes {tokens}")
+
+# %% [markdown]
+# ## 3. What attention gives up
+#
+# A sender says the same to everyone, only louder or softer. In one head all that leaves a token lies on one line (rank 1); with
+# $H$ heads it lies in a space of at most $H$ dimensions. A message of both ends knows no such limit. What one token sends to
+# ten listeners, as ten rows:
+
+# %% tags=["S4.18"]
+listeners, sender = 10, 4
+
+
+def sent(layer, graph, states):
+    """What travels along the edges out of one sender, [listener, width]."""
+    recorded_messages = []
+    hook = layer.register_message_forward_hook(
+        lambda module, inputs, output: recorded_messages.append(output)
+    )
+    layer(states, graph)
+    hook.remove()
+    return recorded_messages[0][graph.edge_index[0] == sender]
+
+
+states, everyone = torch.randn(listeners, 12, dtype=torch.float64), patterns.full(listeners)
+ranks = {}
+for number in (1, 2, 3, 6):
+    layer = pairwise.PairwiseMessages.of(ga.StandardHeads(12, number).double())
+    ranks[f"{number} head{'s' * (number > 1)}"] = int(torch.linalg.matrix_rank(sent(layer, everyone, states)))
+layer = pairwise.PairwiseMessages(pairwise.BothEnds(12, 32, 12).double())
+ranks["both ends"] = int(torch.linalg.matrix_rank(sent(layer, everyone, states)))
+print(ranks)
+assert list(ranks.values()) == [1, 2, 3, 6, 10]
+
+# %% [markdown]
+# Does that matter? Here is a task in which it does. A sender knows 8 numbers in a row. There are 8 listeners, numbered from 0,
+# and each must be told the row *turned* by as many places as its number. A message of both ends can be turned for its listener,
+# and that can be written down:
+
+# %%
+ROW = 8
+turned = torch.stack([torch.eye(ROW).roll(places, 1) for places in range(ROW)])  # [listener, from, to]
+everyone, names = (
+    patterns.cross(ROW, 2),
+    torch.eye(ROW),
+)  # 8 listeners, 2 senders; a listener's state is its number
+
+
+def rows_and_answers(samples, generator):
+    """What the two senders know, and what each listener should be told."""
+    row = torch.randn(samples, ROW, generator=generator)
+    knows = functional.pad(row, (0, 1))  # one place more: is it the silent sender?
+    silent = functional.one_hot(torch.tensor(ROW), ROW + 1).float().expand(samples, -1)
+    return torch.stack([knows, silent], dim=1), torch.einsum("sf,lft->slt", row, turned)
+
+
+turning = pairwise.PairwiseMessages(
+    message=lambda x_dst, x_src: torch.einsum("...l,...f,lft->...t", x_dst, x_src[..., :ROW], turned)
+)
+senders, answers = rows_and_answers(1024, torch.Generator().manual_seed(0))
+turned_messages = turning((senders, names.expand(1024, -1, -1)), everyone)
+assert torch.allclose(turned_messages, answers, atol=1e-6)
+print("a message of both ends: every listener is told exactly what it should be")
+
+# %% [markdown]
+# Attention has to make do with the same messages for all. (There is a second, silent sender, so that a listener can turn down a
+# head: the softmax must listen to somebody.) With $H$ heads what the 8 listeners are told has rank at most $H + 1$. Whatever
+# its heads have learned, they cannot be better than the best approximation of that rank, which the singular values give. And a
+# plain way to do it is to let each head serve one listener, which leaves $1 - H / 8$ of the error. We train and see.
+
+
+# %%
+def error_after_training(number, seed, steps=300):
+    """Train attention on fresh rows in every step; the mean squared error on 2048 more (to answer 0 always gives 1)."""
+    torch.manual_seed(seed)
+    heads = ga.StandardHeads(ROW, number, head_dim=8, value_dim=8, source_width=ROW + 1)
+    layer, generator = ga.MessagePassingAttention(heads, backend="dense"), torch.Generator().manual_seed(seed)
+
+    def error(samples):
+        senders, answers = rows_and_answers(samples, generator)
+        return (layer((senders, names.expand(samples, -1, -1)), everyone) - answers).pow(2).mean()
+
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        error(64).backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        return error(2048).item()
+
+
+COUNTS = (1, 2, 4, 8)
+errors = {number: [error_after_training(number, seed) for seed in range(2)] for number in COUNTS}
+energy = torch.linalg.svdvals(answers).pow(2)  # [sample, singular value], largest first
+least = {number: (energy[:, number + 1 :].sum() / energy.sum()).item() for number in COUNTS}
+
+# %%
+figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+ax.plot(
+    COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H listeners"
+)
+ax.plot(COUNTS, list(least.values()), ":", color=RED, label="no rank H + 1 can be below this")
+for seed, marker in enumerate("os"):
+    ax.plot(
+        COUNTS,
+        [values[seed] for values in errors.values()],
+        marker,
+        color=BLUE,
+        label=None if seed else "attention, trained",
+    )
+ax.plot(COUNTS, [0.0] * 4, "D", color=ORANGE, markersize=5, label="a message of both ends")
+ax.set(xlabel="heads", ylabel="mean squared error", xticks=COUNTS, ylim=(-0.05, 1.05))
+ax.legend(frameon=False, fontsize=9)
+plt.show()
+for number, values in errors.items():
+    print(
+        f"{number} heads: error {values[0]:.2f} and {values[1]:.2f}; bound {least[number]:.2f}; 1 - H / 8 = {1 - number / 8:.2f}"
+    )
+    assert min(values) > least[number] - 0.02
+
+# %% [markdown]
+# Trained heads do as well as that plain way or a little better, and stay far from the bound until every listener has its own.
+# Heads in parallel are how transformers live with the limit. The other way is in their second half: a token may be told more
+# than it needs, and pick out its part afterwards, in the MLP.
+#
+# ## 4. The other half
+#
+# An MLP of one hidden layer, $y = W_2 \, \phi(W_1 x + b_1) + b_2$, written as a sum over its hidden neurons:
+#
+# $$y = \sum_{j} \phi(x \cdot p_j + b_j) \; m_j \;+\; b_2
+#   \qquad p_j = \text{row } j \text{ of } W_1, \quad m_j = \text{column } j \text{ of } W_2$$
+#
+# Each neuron has a **pattern** $p_j$, which is compared with the token by a dot product, and a **message** $m_j$, which it adds
+# to the token's state, weighted by how well the pattern fits. It is a *sender*. The neurons are nodes that never change, every
+# token hears all of them, and the function $\phi$ (GELU, say, which leaves large numbers as they are and makes nearly 0 of
+# those well below zero) stands where attention has its softmax.
+
+# %%
+model, vocabulary = ga.model.load_trained()
+block = model.blocks[1]
+nodes = pairwise.StaticNodes.of(block.mlp)  # of nn.Sequential(Linear, GELU, Linear)
+pieces = [piece.replace(" ", "␣") for piece in vocabulary.pieces("Llamas do not output words")]
+
+with torch.no_grad():
+    run = ga.trace.record(model, torch.tensor([vocabulary.encode("Llamas do not output words")]))
+    state = block.mlp_norm(run.phases[-1].before)[0]
+    assert torch.allclose(nodes(state), block.mlp(state), atol=1e-4)
+    assert torch.allclose(nodes(state), run.phases[-1].update[0], atol=1e-4)
+print(
+    f"{len(pieces)} tokens hear {len(nodes.patterns)} static nodes: {len(pieces) * len(nodes.patterns)} edges, the same update"
+)
+
+# %% [markdown]
+# So this is what the two phases of a layer are, side by side:
+#
+# | | attention | MLP |
+# |---|---|---|
+# | senders | the tokens, another text each time | static nodes, learned once |
+# | pattern, message | computed from the sender's state | parameters |
+# | edges | the mask | all (a bipartite graph: nodes to tokens) |
+# | weights | softmax: shares of 1 | GELU: each for itself |
+#
+# The last row is a real difference. Under the softmax senders **compete**: one more that fits well lowers the weights of the
+# others, and somebody is always heard. Under GELU a token may hear many nodes, or nearly none. Left: the weights of the nodes
+# that weigh most, in the last MLP of the trained model. Right: for each token, its 512 weights in order of size.
+
+# %%
+with torch.no_grad():
+    weights = functional.gelu(state @ nodes.patterns.T + nodes.bias)  # [token, node]
+strongest = weights.abs().amax(0).topk(14).indices
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 4.2), layout="constrained", width_ratios=[1.25, 1])
+top = float(weights.abs().max())
+left.imshow(weights[:, strongest], cmap="Blues", vmin=0, vmax=1.2 * top, aspect="auto")
+left.set_yticks(range(len(pieces)), pieces)
+left.set_xticks(range(14), strongest.tolist(), rotation=60, fontsize=9)
+left.set(xlabel="static node", title="weights of the edges from node to token")
+left.tick_params(length=0)
+write_numbers(left, weights[:, strongest], least=0.3, dark=0.7 * top)
+for row in weights:
+    right.plot(row.sort(descending=True).values, color=BLUE, alpha=0.4)
+right.axhline(0, color=GREY, linewidth=1)
+right.set(
+    xlabel="nodes, in order of weight",
+    ylabel="weight",
+    title="a few nodes get large weights, most almost none",
+)
+plt.show()
+loud, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)
+print(
+    f"weights beyond ±0.5: {loud:.0%}; the weights of a token add up to something from {sums.min():.0f} to {sums.max():.0f}"
+)
+
+# %% [markdown]
+# What does a node say? Its message is as wide as a state, so the unembedding turns it into tokens, just as it does with a
+# state. Here are the nodes that the last token of the sentence hears loudest, and the tokens that their messages make more
+# likely.
+
+# %%
+with torch.no_grad():
+    for node in weights[-1].topk(4).indices.tolist():
+        likely = model.unembedding(nodes.messages[node] * model.norm.weight).topk(5).indices
+        words = ", ".join(repr(vocabulary.decode([token])) for token in likely.tolist())
+        print(f"node {node:>3}, weight {weights[-1, node]:.1f}: more likely become {words}")
+
+# %% [markdown]
+# ## 5. A graph for the MLP
+#
+# If an MLP is message passing over a complete bipartite graph, it can have a *sparser* graph as well: each token hears some of
+# the nodes. (Choose the nodes in groups, with a small network that decides for each token, and it is called a *mixture of
+# experts*.) Let every token hear only the $k$ nodes that weigh most for it. How much of the update is left?
+
+# %%
+with torch.no_grad():
+    full_update, distances = nodes(state), []
+    counts = [8, 16, 32, 64, 128, 256, 512]
+    for k in counts:
+        chosen = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.abs().topk(k).indices, True)
+        sparse = ga.convert.from_mask(chosen)  # [token, node]: from nodes to tokens
+        distances.append(
+            ((nodes(state, sparse) - full_update).norm() / (full_update - nodes.update_bias).norm()).item()
+        )
+
+figure, ax = plt.subplots(figsize=(6.2, 3.2), layout="constrained")
+ax.plot(counts, distances, "o-", color=BLUE)
+ax.set(
+    xscale="log",
+    xticks=counts,
+    xlabel="nodes heard by each token",
+    ylabel="error of the update",
+    ylim=(-0.03, 1),
+)
+ax.set_xticks(counts, counts)
+ax.minorticks_off()
+plt.show()
+for k, error in zip(counts, distances, strict=True):
+    print(f"{k:>3} of 512 nodes: error {error:.0%}")
+assert distances[-1] < 1e-5
+assert sorted(distances, reverse=True) == distances
+assert distances[0] < 0.6
+assert distances[counts.index(64)] > 0.2
+below_zero = (
+    (weights.clamp(max=0) @ nodes.messages).norm() / (full_update - nodes.update_bias).norm()
+).item()
+print(f"what all nodes with weights below zero say together is {below_zero:.0%} as long as the whole update")
+
+# %% [markdown]
+# Eight nodes of 512 do about half of it. The rest is slow to come: it is the many weights just below zero, each next to nothing
+# and together a good part. This model was trained to hear all its nodes; one that is trained to hear few (or under ReLU, which
+# is zero for whatever does not fit) can leave the others out without a loss.
+
+# %% [markdown]
+# ## 6. In between
+#
+# Both changes can be made one at a time.
+#
+# **Softmax, but senders that stand still.** Hold a context fixed, and its tokens are static nodes, with a pattern and a message
+# each: that is what a cache is. Adding learned nodes of this kind to the real ones is *persistent memory*, or *prefix tuning*.
+
+# %%
+heads = ga.StandardHeads(width, 3).double()
+context, newcomers = torch.randn(9, width, dtype=torch.float64), torch.randn(4, width, dtype=torch.float64)
+cached = [pairwise.StaticNodes.of_context(heads, context, head) for head in range(3)]
+
+heard = ga.MessagePassingAttention(heads)((context, newcomers), patterns.cross(4, 9))
+assert torch.allclose(sum(nodes(newcomers) for nodes in cached), heard, rtol=0, atol=1e-12)
+print("attention to a context = static nodes under a softmax, summed over heads")
+
+# %% [markdown]
+# **GELU, but senders from the context.** For each receiver this is an MLP whose two matrices have been written by the tokens it
+# hears: a *contextual MLP*. The edges are still those of the mask.
+
+# %%
+contextual = pairwise.PairwiseMessages.of(heads, normaliser="gelu")
+causal = patterns.causal(9)
+update = contextual(context, causal)
+
+i, mlp_sum = 5, torch.zeros(width, dtype=torch.float64)
+for head in range(3):
+    by = pairwise.StaticNodes.of_context(heads, context[: i + 1], head, "gelu")  # whom token 5 hears
+    W_1, W_2 = by.patterns, by.messages.T
+    mlp = nn.Sequential(
+        nn.Linear(width, i + 1, bias=False), nn.GELU(), nn.Linear(i + 1, width, bias=False)
+    ).double()
+    mlp[0].weight.data, mlp[2].weight.data = W_1.data, W_2.data
+    mlp_sum = mlp_sum + mlp(context[i])
+assert torch.allclose(update[i], mlp_sum, rtol=0, atol=1e-12)
+print(f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for every token it hears")
+
+# %% [markdown]
+# ## 7. Exercises
+#
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/14_one_limiting_case.py).
+#
+# **1. The plain mean.** For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?
+# Give a tensor of shape `[1, 12, 4]`.
+
+# %% tags=["exercise"]
+answer = None  # your turn: a tensor [1, 12, 4]
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+W_K, W_V, W_O = torch.randn(1, 12, 4), torch.randn(1, 12, 4), torch.randn(1, 4, 12)
+layer = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(answer, W_K, W_V, W_O))
+states = torch.randn(n, 12)
+expected = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:, None]
+assert torch.allclose(layer(states, graph), expected, atol=1e-4), (
+    "some token still hears one sender more than another"
+)
+print("right")
+
+# %% [markdown]
+# **2. A message of both ends.** Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how a token
+# differs from those it hears. (On a road map this is how heat flows.)
+
+# %% tags=["exercise"]
+answer = None  # your turn: a function of x_dst and x_src
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+mask = graph.mask().float()
+expected = mask @ states - mask.sum(1, keepdim=True) * states
+assert torch.allclose(pairwise.PairwiseMessages(answer)(states, graph), expected, atol=1e-5), (
+    "not the sum of differences"
+)
+print("right: a message of attention has no place for it, since it would depend on who hears it")
+
+# %% [markdown]
+# **3. Static nodes by hand.** Two static nodes under ReLU that compute $|x|$ for a state of one number: give their patterns and
+# messages, each a tensor of shape `[2, 1]`.
+
+# %% tags=["exercise"]
+answer = None  # your turn: (patterns, messages)
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+numbers = torch.linspace(-3, 3, 13)[:, None]
+nodes = pairwise.StaticNodes(*answer, normaliser="relu")
+assert torch.allclose(nodes(numbers), numbers.abs()), "not |x|"
+print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
+
+# %% [markdown]
+# ## Sources
+#
+# * P. Battaglia et al., [Relational inductive biases, deep learning, and graph networks](https://arxiv.org/abs/1806.01261),
+#   2018, and J. Gilmer et al., [Neural Message Passing](https://arxiv.org/abs/1704.01212), 2017: the general form.
+# * P. Veličković et al., [Graph Attention Networks](https://arxiv.org/abs/1710.10903), 2018. Y. Wang et al., [Dynamic Graph CNN
+#   for Learning on Point Clouds](https://arxiv.org/abs/1801.07829), 2019: edge convolution.
+# * *Attention: All you need to know*, far.in.net, 2025 (S4): one message for all receivers (S4.18), the contextual MLP (S4.21),
+#   after a remark of A. Karpathy's that an MLP is attention over fixed keys and values.
+# * M. Geva et al., [Transformer Feed-Forward Layers Are Key-Value Memories](https://arxiv.org/abs/2012.14913), 2021. S.
+#   Sukhbaatar et al., [Augmenting Self-attention with Persistent Memory](https://arxiv.org/abs/1907.01470), 2019. X. Li and P.
+#   Liang, [Prefix-Tuning](https://arxiv.org/abs/2101.00190), 2021.
+
+# %% [markdown]
+# ---
+# before: [Communication and computation](13_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](16_induction_heads.ipynb)

@@ -1,0 +1,22 @@
+# %% [markdown]
+# # Solutions of [notebook 06](../06_matrix_multiplication_is_message_passing.ipynb)
+
+# %% [markdown]
+# **1. Count the ways.**
+
+# %%
+# the choices of two stops, with repetition, among five
+answer = 15
+
+# %% [markdown]
+# **2. Do nothing.**
+
+# %%
+# the identity matrix, as a graph
+answer = ga.patterns.self_loops(6)
+
+# %% [markdown]
+# **3. Load a foreign layer.**
+
+# %%
+answer = (C_Q.T, C_K.T, C_V.T)
